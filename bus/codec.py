@@ -1,5 +1,6 @@
 """MessagePack encoding and decoding of typed messages, with errors that name the field."""
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -64,13 +65,30 @@ def decode_kept(message: type[T], value: bytes | None) -> T | None:
         return None
 
 
+_MISFIT = re.compile("Expected `([^`]+)`, got `([^`]+)`")
+_WORDS = {
+    "float": "a number", "int": "a whole number", "str": "a text", "bool": "true or false", "array": "a list", "object": "a map",
+}  # fmt: skip
+
+
+def in_words(text: str) -> str:
+    """A decoder's text of a value of the wrong type, in the words of people."""
+    return _MISFIT.sub(_said, text)
+
+
+def _said(misfit: re.Match[str]) -> str:
+    wanted, got = (" or ".join(_WORDS.get(kind, kind) for kind in kinds.split(" | ")) for kinds in misfit.groups())
+    return f"must be {wanted}, not {got}"
+
+
 def explain(error: Exception) -> str:
     """The text of a decoding error for the sender: the field, and what was expected there."""
     text = str(error)
     if isinstance(error, msgspec.ValidationError):
+        found, text = text.startswith("Expected"), in_words(text)
         if text.endswith("at `key` in `$`"):
             return f"the names of fields must be texts: {text.partition(' - at')[0]}"
-        if text.startswith("Expected") and " - at " not in text:
-            return f"the body must be a map of fields: {text}"
+        if found and " - at " not in text:
+            return f"the body must be a map of fields: it {text}"
         return text.replace("at `$.", "at field `").replace("at `$`", "at the top level")
     return f"not valid MessagePack: {text}"

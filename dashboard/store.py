@@ -237,6 +237,12 @@ def ask(app: str, inputs: Any, needs: dict[str, Any], traceparent: str) -> Answe
     return _ask(send)
 
 
+def classes_of(app: str) -> list[str]:
+    """The names of the app's classes, in the order of its scores; empty: there are none. Raises Refused, NoData."""
+    rows = _ask(lambda nats, prefix: _client(nats, prefix).apps(app=app))
+    return list(rows[0].get("labels", [])) if rows else []
+
+
 def cancel_registration(registration: str) -> None:
     """Stop a registration (`infaas.Client.cancel_registration`). Raises Refused, NoData."""
     _ask(lambda nats, prefix: _client(nats, prefix).cancel_registration(registration))

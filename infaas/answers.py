@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from bus.tensors import Array
 
 
+SHOWN = 5  # classes or numbers, in words
+
+
 class Answer(Struct, frozen=True, kw_only=True, dict=True):
     """The answer to a query (docs/contract.md, section 2). Latencies in ms, cost in US$ of this query.
 
@@ -23,7 +26,8 @@ class Answer(Struct, frozen=True, kw_only=True, dict=True):
     batch: items in the batch that computed the answer. Fields with a default are set only if they apply. query: name of this query,
     for feedback. Of an app with several models: members: `model@version` of those whose output is in the answer; missing: how many of
     the asked ones are not; confidence: the share of the asked ones that agree, confidences: of each item.
-    labels: the name of each item's class, if the model was registered with names of its classes.
+    labels: the name of each item's class, if the model was registered with names of its classes. target, unit: what a regressor's numbers
+    are, as given at registration.
     """
 
     id: str | None
@@ -51,6 +55,32 @@ class Answer(Struct, frozen=True, kw_only=True, dict=True):
     query: str | None = None
     confidences: list[float] | None = None
     labels: list[str] | None = None
+    target: str | None = None
+    unit: str | None = None
+
+    def __repr__(self) -> str:
+        """Two lines: what is answered, and by whom, at what price."""
+        who = self.variant or ", ".join(self.members or ()) or "the app's default"
+        named = [
+            f"{name} {value:.4g}" for name in ("accuracy", "confidence") if (value := getattr(self, name)) is not None
+        ]
+        missed = [f"missed {', '.join(self.missed)}"] * bool(self.missed)
+        about = [f"{self.latency_ms:.3g} ms", *named, f"US$ {1000 * self.cost:.3g} per 1,000", *missed]
+        return f"Answer: {self.words()}\nby {who}: {'; '.join(about)}"
+
+    def words(self) -> str:
+        """What is answered, in the words of the model's owner: classes, or numbers with their unit; of many items the first."""
+        if self.labels is not None:
+            return ", ".join(self.labels[:SHOWN]) + ", …" * (len(self.labels) > SHOWN)
+        parts = []
+        for name, array in self.outputs.items():
+            flat, what = array.reshape(-1), self.target or name
+            figures = [f"{one:.6g}" if isinstance(one, float) else str(one) for one in flat[:SHOWN].tolist()]
+            shape = f" {array.dtype}{list(array.shape)}" * (flat.size > SHOWN)
+            parts.append(
+                f"{what} {', '.join(figures)}{', …' * (flat.size > SHOWN)}{f' {self.unit}' if self.unit else ''}{shape}"
+            )
+        return "; ".join(parts)
 
     @cached_property
     def outputs(self) -> "dict[str, Array]":

@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import msgspec
 
+from bus.messages.catalog import TensorSpec
 from bus.messages.jobs import JobStatus
 from bus.messages.public import ObjectRef, RegistrationStatus, TensorView
 from bus.port import Buffer, Bus, BusError, Forbidden, ObjectStore
 from bus.subjects import Subjects
 from infaas.answers import Answer, read_answer, read_map
-from infaas.errors import BadInput, InfaasError, NotConnected, Refused, RegistrationFailed
+from infaas.errors import BadInput, InfaasError, NotConnected, Refused, RegistrationFailed, Timeout
 from infaas.exchange import FIRST_SILENCE, Exchange, Settle
+from infaas.inputs import opened
 from infaas.queries import (
     INPUTS,
     MAX_INLINE,
@@ -39,6 +41,7 @@ from infaas.queries import (
     input_parts,
     trace_headers,
 )
+from infaas.tables import as_inputs, is_plain
 
 if TYPE_CHECKING:
     from infaas.following import OnProgress as OnJobProgress
@@ -130,8 +133,9 @@ class Client:
     ) -> Answer | Refused:
         """Send one online query with all items of x (its first axis). The outputs keep the order of the items.
 
-        app: the app to query; None: query a registered `model` without an app. x: an array, a nested list, or a map of input names to
-        these. needs: the requirements, all optional: latency_ms, accuracy (0..1, at least), mae or rmse (at most, in the unit of the labels), cost (US$ per 1,000 queries, at most),
+        app: the app to query; None: query a registered `model` without an app. x: what `register` took: an array, a nested list, a map of
+        input names to these; a DataFrame, a Series, texts, rows (a list of maps) or columns (a map of lists), by the names of the app's
+        columns; or a picture of Pillow, the bytes of its file, or its path, which is brought to the model's size, 0 to 1. needs: the requirements, all optional: latency_ms, accuracy (0..1, at least), mae or rmse (at most, in the unit of the labels), cost (US$ per 1,000 queries, at most),
         model, version, variant, context, priority (1 highest .. 9), deadline (Unix seconds), id (the answer returns it). timeout:
         seconds to wait; default: until the deadline, or 30 s. raise_refused=False returns the Refused instead of raising it.
         traceparent: W3C trace context of the caller; default: that of OpenTelemetry's current span, if the program has one. The
@@ -159,7 +163,7 @@ class Client:
         wanted = check_needs(needs)
         subject = self.subjects.query("_" if app is None else check_name(app, "app"))
         timeout = reply_within(needs.get("deadline")) if timeout is None else timeout
-        parts = input_parts(x)
+        parts = input_parts(await self._fitted(app, x, needs.get("model")))
         latency = _number(needs.get("latency_ms"))
         if len(parts) == 1 and isinstance(parts[0], bytes):
             whole = Prepared(subject, head(wanted, parts[0]), timeout, latency)
@@ -227,7 +231,7 @@ class Client:
         if item:
             fields["item"] = item
         if inputs is not None:
-            fields["inputs"] = msgspec.Raw(encode_inputs(inputs))
+            fields["inputs"] = msgspec.Raw(encode_inputs(await self._fitted(app, inputs, None)))
         await self._request(self.subjects.feedback(check_name(app, "app")), fields, timeout=FEEDBACK_TIMEOUT)
 
     # -- lists and explanations
@@ -391,6 +395,16 @@ class Client:
         await following.cancel(self.bus, self.subjects, check_name(job, "job"))
 
     # -- internals
+
+    async def _fitted(self, app: str | None, x: Any, model: str | None) -> Any:
+        """Inputs as the app takes them, by the signature that the system tells of it. Raises BadInput."""
+        if is_plain(x):
+            return x
+        try:
+            rows = await (self.models(model=model) if app is None else self.apps(app=app))
+        except (Refused, Timeout):  # not every client may read lists; what does not fit is then refused
+            rows = []
+        return as_inputs(opened(x), msgspec.convert(rows[-1].get("inputs", []) if rows else [], list[TensorSpec]))
 
     async def _list(self, what: str, **about: str | None) -> list[dict[str, Any]]:
         items = (await self._request(self.subjects.list(what), about)).get("items")

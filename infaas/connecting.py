@@ -123,13 +123,13 @@ class Connecting:
             options = merged(from_environment, self.login).options()
             bus = await NatsBus.connect(place.nats, name="infaas client", timeout=self.timeout, **options)
         except (BusError, OSError) as error:
-            known = "user or password" in str(error)
-            remedy = (
-                "use the URL that `infaas up` printed"
-                if known
-                else "start a system with `infaas up`, or name a running one"
-            )
-            raise NotConnected(f"{error}; {remedy}") from error
+            if "user or password" in str(error):
+                raise NotConnected(f"{error}; use the URL that `infaas up` printed") from error
+            if not self.url and place.data_dir is None and not os.environ.get("INFAAS_NATS_URL"):
+                raise NotConnected(
+                    f"no system runs in {Path.cwd()}: pass --data-dir (data_dir=) or INFAAS_NATS_URL, or start one with `infaas up`"
+                ) from error
+            raise NotConnected(f"{error}; start a system with `infaas up`, or name a running one") from error
         return await Client(bus, prefix=self.prefix or place.prefix, owns_bus=True).open()
 
     def __await__(self) -> "Generator[Any, None, Client]":

@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 
 from infaas.errors import BadInput
 from infaas.samples import CHECKED, arrays_of, by_name, check_finite, columns_of, float32_of, labels_of, numbered
+from infaas.tables import table_of
 from infaas.trial import Trial, try_file
 
 Array = np.ndarray[Any, Any]
@@ -26,7 +27,7 @@ class Converted(Struct, frozen=True, kw_only=True):
     """A model's file, and what its samples are called.
 
     inputs: by the model's input names, [n, ...] each. labels: class numbers, or targets. classes: names of the classes, in the order of
-    the scores; empty: there are none. note: what was done, for people. trial: of the file, on the first sample; None: it was not tried.
+    the scores; empty: there are none. columns: of a table that is the only input. note: what was done, for people. trial: of the file, on the first sample; None: it was not tried.
     """
 
     path: Path
@@ -34,6 +35,7 @@ class Converted(Struct, frozen=True, kw_only=True):
     labels: Array
     metric: str = ""
     classes: list[str] = []
+    columns: list[str] = []
     note: str = ""
     trial: Trial | None = None
 
@@ -51,7 +53,7 @@ def convert(
     """Convert a model to a file in `directory`, and try it on the first sample.
 
     model: a scikit-learn, XGBoost, LightGBM, torch or Keras object, an onnx.ModelProto, or a path of a file. x: an array, a mapping of input
-    names to arrays, or a DataFrame; y: labels or targets. metric: None: labels and outputs tell it. allow_nan: samples may
+    names to arrays, a DataFrame, rows (a list of maps) or columns (a map of lists), a Series or texts; y: labels or targets. metric: None: labels and outputs tell it. allow_nan: samples may
     hold NaN. names: of the classes, in the order of the scores; an estimator knows its own. Raises BadInput.
     """
     kind = _FILE if isinstance(model, (str, Path)) else kind_of(model)
@@ -60,14 +62,50 @@ def convert(
             f"model: a {type(model).__module__}.{type(model).__name__} cannot be converted; pass a scikit-learn, XGBoost, LightGBM, "
             f"torch or Keras model, an ONNX model or a file, or {SERVE_IT}"
         )
+    if kind in ("sklearn", "xgboost", "lightgbm") or (isinstance(x, list) and x and isinstance(x[0], Mapping)):
+        x = _framed(x)
     if not allow_nan:
         check_finite(by_name(x))
     found = _KINDS[kind](model, x, y, directory, metric)
+    if hasattr(x, "columns") and len(found.inputs) == 1:
+        found = structs.replace(found, columns=[str(name) for name in x.columns])
     trial = try_file(found.path, found.inputs)
     if found.metric:
         return structs.replace(found, trial=trial)
     labels, classes, metric = numbered(found.labels, metric, names, trial)
     return structs.replace(found, labels=labels, classes=classes, metric=metric, trial=trial)
+
+
+def _framed(x: Any) -> Any:
+    """Rows and columns as a DataFrame, which is what models of tables were fitted with; anything else as it is. Raises BadInput."""
+    table = None if hasattr(x, "columns") else table_of(x)
+    if table is None:
+        return x
+    _need("pandas", "sklearn")
+    import pandas as pd  # noqa: PLC0415
+
+    try:
+        return pd.DataFrame(table)
+    except ValueError as error:
+        raise BadInput(f"x: these columns are no table ({_short(error)})") from error
+
+
+def check_given(model: Any, x: Any, y: Any, metric: str | None, options: Mapping[str, Any]) -> None:
+    """What can be told before a conversion: raises BadInput for a model that is not fitted, too few or many labels, and words that do not fit."""
+    samples = next(iter(x.values())) if isinstance(x, Mapping) and x else x
+    if hasattr(samples, "__len__") and hasattr(y, "__len__") and len(samples) != len(y):
+        raise BadInput(f"y: {len(y)} labels for {len(samples)} samples: give each sample one")
+    if hasattr(model, "fit") and kind_of(model) in ("sklearn", "xgboost", "lightgbm"):
+        from sklearn.exceptions import NotFittedError  # noqa: PLC0415
+        from sklearn.utils.validation import check_is_fitted  # noqa: PLC0415
+
+        try:
+            check_is_fitted(model)
+        except NotFittedError:
+            raise BadInput(f"model: this {type(model).__name__} is not fitted: call its fit(x, y) first") from None
+    classes = metric in ("top1", "top5") or (metric is None and hasattr(model, "predict_proba"))
+    if classes and (word := next((name for name in ("unit", "target") if options.get(name)), None)):
+        raise BadInput(f"{word}: is of a regressor's number, and this model gives classes: leave it out")
 
 
 def kind_of(model: Any) -> str | None:

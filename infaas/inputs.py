@@ -1,4 +1,4 @@
-"""Inputs from .npy and .npz files and from JSON. None of these formats can run code."""
+"""Inputs from .npy and .npz files and from JSON, none of which can run code; and pictures' files."""
 
 import io
 import json
@@ -154,3 +154,14 @@ def _why(path: Path, error: Exception) -> str:
             "save numbers or strings, e.g. np.save(path, array.astype('float32'))"
         )
     return f"{path} is no .npy or .npz file: {error}"
+
+
+def opened(x: Any) -> Any:
+    """Paths as the bytes of their files, one or a list; anything else as it is. Raises BadInput."""
+    paths = x if isinstance(x, (list, tuple)) else [x]
+    if not paths or not all(isinstance(one, Path) for one in paths):
+        return x
+    try:
+        return [one.read_bytes() for one in paths]
+    except OSError as error:
+        raise BadInput(f"cannot read {error.filename}: {error.strerror}") from error

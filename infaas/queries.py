@@ -14,6 +14,7 @@ from bus.port import Buffer
 from bus.subjects import valid_name
 from bus.tensors import BadTensor, from_array
 from infaas.errors import BadInput, Refused
+from infaas.tables import did_you_mean
 
 KEY_BYTES = 16
 MAX_INLINE = 2**20  # bytes of a body. Larger inputs are sent by reference.
@@ -170,8 +171,9 @@ def check_name(name: Any, what: str) -> str:
 
 def check_needs(needs: Mapping[str, Any]) -> Mapping[str, Any]:
     """The requirements as they are sent. A misspelt name raises TypeError, as for any Python function. Raises Refused if an error is wrong."""
-    if unknown := needs.keys() - Needs.__annotations__.keys():
-        raise TypeError(f"no requirement {', '.join(sorted(unknown))}: use {', '.join(Needs.__annotations__)}")
+    if unknown := sorted(needs.keys() - Needs.__annotations__.keys()):
+        meant = did_you_mean(unknown[0], Needs.__annotations__)
+        raise TypeError(f"no requirement {', '.join(unknown)}: use {', '.join(Needs.__annotations__)}{meant}")
     errors = {name: needs[name] for name in sorted(ERRORS) if needs.get(name) is not None}
     if not errors:
         return needs

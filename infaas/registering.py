@@ -20,6 +20,8 @@ from bus.port import Bus, BusError, Forbidden
 from bus.subjects import WITHOUT_APP, Subjects
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout, denied
 from infaas.following import Follower, asked, read, started
+from infaas.queries import check_name
+from infaas.tables import did_you_mean
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -75,6 +77,9 @@ async def register(
     from infaas.conversion import whole_onnx  # noqa: PLC0415  (numpy takes long to import)
     from infaas.samples import validation_file  # noqa: PLC0415
 
+    if unknown := sorted(stated.keys() - set(Register.__struct_fields__)):
+        meant = did_you_mean(unknown[0], Register.__struct_fields__)
+        raise TypeError(f"register has no option {unknown[0]}{meant}")
     url = str(model_file) if str(model_file).startswith(("http://", "https://")) else None
     path = Path(model_file)
     request = Register(
@@ -258,7 +263,7 @@ async def register_model(
     upload, variants: the client's `register` of files, and `variants`. say: gets what was understood, before anything is uploaded.
     options: as for `register`. Raises BadInput, and what `register` raises.
     """
-    from infaas.conversion import convert  # noqa: PLC0415  (numpy takes long to import)
+    from infaas.conversion import check_given, convert  # noqa: PLC0415  (numpy takes long to import)
     from infaas.trial import understood  # noqa: PLC0415
 
     if y is None:
@@ -268,6 +273,11 @@ async def register_model(
     if "validation" in options or "model" in options:
         wrong = "validation" if "validation" in options else "model"
         raise BadInput(f"{wrong}: is for files; with x and y, name the model by name= and leave validation out")
+    if app != WITHOUT_APP:
+        check_name(app, "app")
+    if name is not None:
+        check_name(name, "name")
+    check_given(model, x, y, metric, options)
     with tempfile.TemporaryDirectory(prefix="infaas-") as directory:
         converted = await asyncio.to_thread(
             convert, model, x, y, Path(directory), metric, names=labels, allow_nan=allow_nan
@@ -294,6 +304,7 @@ async def register_model(
             metric=converted.metric,
             labels=classes,
             allow_nan=allow_nan,
+            columns=converted.columns,
             **options,
         )
     return await document_of(variants, status)

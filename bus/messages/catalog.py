@@ -10,12 +10,17 @@ from msgspec import Struct, field
 from bus.fields import PART, SHARE, TOKEN, Number
 
 
-class TensorSpec(Struct, frozen=True, kw_only=True):
-    """One input or output of a model. shape: without the batch axis; -1 marks an axis of variable length."""
+class TensorSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One input or output of a model. shape: without the batch axis; -1 marks an axis of variable length.
+
+    In its owner's words: columns: names along the last axis, of a table that is one input, or of a regressor's target. unit: of its numbers.
+    """
 
     name: str
     datatype: str
     shape: list[int]
+    columns: list[str] = []
+    unit: str = ""
 
 
 class Signature(Struct, frozen=True, kw_only=True):
@@ -23,6 +28,12 @@ class Signature(Struct, frozen=True, kw_only=True):
 
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
+
+    @property
+    def target(self) -> tuple[str, str]:
+        """The name and the unit of what a regressor predicts; empty where its owner has given none."""
+        found = next((one for one in self.outputs if one.columns or one.unit), None)
+        return ("", "") if found is None else (", ".join(found.columns), found.unit)
 
 
 class ProfileRow(Struct, frozen=True, kw_only=True):

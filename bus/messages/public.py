@@ -118,7 +118,7 @@ class Answer(Struct, frozen=True, gc=False):
     Of an app with several models: members: `model@version` of those whose output is in the answer. missing: how many of the asked ones
     are not. confidence: the share of the asked members that agree with the answer, the least of all items; confidences: of each item,
     where there are several. labels: the name of each item's class, if the model has names of its classes. zeros: whether a simulated device
-    has made up the outputs, which are zeros; `reason` says why.
+    has made up the outputs, which are zeros; `reason` says why. target, unit: of a regressor's numbers, as given at registration.
     """
 
     id: str | None
@@ -147,10 +147,12 @@ class Answer(Struct, frozen=True, gc=False):
     confidences: list[float] | UnsetType = UNSET
     labels: list[str] | UnsetType = UNSET
     zeros: bool | UnsetType = UNSET
+    target: str | UnsetType = UNSET
+    unit: str | UnsetType = UNSET
 
 
 class Closest(Struct, frozen=True, kw_only=True, gc=False):
-    """The variant that comes closest to requirements that no variant meets. metric: of its accuracy."""
+    """The variant that comes closest to requirements that no variant meets. metric: of its accuracy. unit: of an error."""
 
     model: str
     variant: str
@@ -158,6 +160,7 @@ class Closest(Struct, frozen=True, kw_only=True, gc=False):
     latency_ms: float
     cost: float
     metric: str = "top1"
+    unit: str = ""
 
 
 class Error(Struct, frozen=True, kw_only=True, gc=False):
@@ -259,6 +262,16 @@ class Register(Struct, frozen=True, kw_only=True):
         "What a query gets that states no accuracy: own, a variant at most 0.5 points below its model, or any. Default: what the app "
         "has, at first own.",
     ] = None
+    target: Annotated[
+        str | None, Length(MOST_TASK, least=1), "What a regressor's number is, as price. Answers and lists then say so."
+    ] = None
+    unit: Annotated[
+        str | None, Length(MOST_TASK, least=1), "Its unit, as EUR. Answers, errors and lists then say so."
+    ] = None
+    columns: Annotated[
+        list[str],
+        "Names of the columns of a table that is the model's only input, in their order. Queries may then name them.",
+    ] = []
 
 
 class RegistrationAccepted(Struct, frozen=True, kw_only=True):
@@ -326,7 +339,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     time, and meets all needs, chosen or not.
 
     stage: of a pipeline, the vertex for which it was considered. metric: of the accuracy; error: that it stands for, in the unit of the
-    labels, if the metric is mae or rmse. cost_per_1000: US$ for 1,000 items in its usual batches, by which variants are ordered. cost: US$ per
+    labels (`unit`), if the metric is mae or rmse. cost_per_1000: US$ for 1,000 items in its usual batches, by which variants are ordered. cost: US$ per
     1,000 such queries that are each alone in their batch, which a query's `cost` limits.
     """
 
@@ -347,6 +360,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     error: float | None = None
     cost: float = 0.0
     fits: bool = False
+    unit: str = ""
 
 
 class MemberShare(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ import streamlit as st
 
 from bus.messages.catalog import TensorSpec
 from dashboard import decisions, formats, inputs, widgets
-from dashboard.store import NoData, ask, explain, query
+from dashboard.store import NoData, ask, classes_of, explain, query
 from dashboard.widgets import show_empty
 from infaas.answers import Answer
 from infaas.errors import BadInput, Refused
@@ -171,7 +171,8 @@ def _outputs(answer: Answer) -> None:
         if array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind == "f":
             _scores(output, array, answer.labels)
         elif array.size <= 200:
-            st.markdown(f"**{output}**: `{json.dumps(_plain(array))}`")
+            said = f", {', '.join(answer.labels[:MAX_SCORES])}" if answer.labels else f" {answer.unit or ''}".rstrip()
+            st.markdown(f"**{answer.target or output}**: `{json.dumps(_plain(array))}`{said}")
         else:
             st.markdown(f"**{output}**: {array.dtype} of shape {list(array.shape)}")
 
@@ -195,7 +196,9 @@ def _scores(output: str, array: Any, labels: list[str] | None) -> None:
     best = np.argsort(-row, kind="stable")[:MAX_SCORES]
     name = f", {labels[item]}" if labels and item < len(labels) else ""
     st.markdown(f"**{output}**: class **{best[0]}{name}**")
-    shown = pd.DataFrame({"class": best, "score": row[best]})
+    classes = classes_of(app) if labels and app is not None else []
+    names = [classes[at] for at in best] if len(classes) == len(row) else best
+    shown = pd.DataFrame({"class": names, "score": row[best]})
     low, high = min(0.0, float(np.nanmin(row))), max(1e-9, float(np.nanmax(row)))
     if low >= 0 and high <= 1:
         high = 1.0
@@ -205,7 +208,7 @@ def _scores(output: str, array: Any, labels: list[str] | None) -> None:
         width=520,
         key=f"scores-{output}",
         column_config={
-            "class": widgets.number_column("class", "%d", width="small", alignment="left"),
+            "class": st.column_config.Column("class", width="small", alignment="left"),
             "score": st.column_config.ProgressColumn("score", format="%.4g", min_value=low, max_value=high),
         },
     )

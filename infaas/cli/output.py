@@ -234,7 +234,8 @@ def number(value: float) -> str:
 def quality_of(item: Mapping[str, Any]) -> Any:
     """A listed variant's accuracy; where its metric is an error, that in the unit of the labels, with its name."""
     error = item.get("error")
-    return item.get("accuracy") if error is None else f"{item['metric']} {number(error)}"
+    unit = f" {item['unit']}" if item.get("unit") else ""
+    return item.get("accuracy") if error is None else f"{item['metric']} {number(error)}{unit}"
 
 
 def hardware_of(item: Mapping[str, Any]) -> str | None:
@@ -270,7 +271,8 @@ def _offer(closest: dict[str, Any]) -> str:
     ]
     error = error_of(closest.get("accuracy"), str(closest.get("metric")))
     if error is not None:
-        figures[0] = f"{closest['metric']} {number(error)}"
+        unit = f" {closest['unit']}" if closest.get("unit") else ""
+        figures[0] = f"{closest['metric']} {number(error)}{unit}"
     return f"{closest.get('variant')} ({', '.join(figures)})"
 
 

@@ -47,7 +47,8 @@ COLUMNS = (
 # What a registration says of the model and its app: fields of its message. Those of a user's own process as well come first.
 OF_ANY = ("inputs_key", "labels_key", "task", "latency_ms", "slo_target", "accuracy")
 RegisterOptions: Any = options_class(
-    "RegisterOptions", options_of(Register, *OF_ANY, "version", "dry_run", "contended", "contexts", "allow_nan")
+    "RegisterOptions",
+    options_of(Register, *OF_ANY, "version", "dry_run", "contended", "contexts", "allow_nan", "target", "unit"),
 )
 NO_OPTIONS = RegisterOptions()
 

@@ -16,13 +16,17 @@ import msgspec
 from msgspec.structs import replace
 
 from bus.codec import decode_kept
-from bus.messages.catalog import AppRecord, ModelRecord, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import ERRORS, AppRecord, ModelRecord, Signature, TensorSpec, VariantRecord
+from bus.messages.public import Register
 from bus.messages.scaling import PipelineReplicas
 from bus.subjects import WITHOUT_APP
 
 _Record = TypeVar("_Record", AppRecord, ModelRecord, VariantRecord)
 _DECODERS: dict[type, Any] = {kind: msgspec.msgpack.Decoder(kind) for kind in (AppRecord, ModelRecord, VariantRecord)}
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+DEEPEST = 4  # pipelines within pipelines that are looked into
 
 
 def app_key(app: str) -> str:
@@ -208,6 +212,21 @@ class Catalog:
             if app.app == WITHOUT_APP or app.links.get(model) == name or self.misfit(app, record) is None
         }
 
+    def classes_of(self, app: AppRecord, depth: int = 0) -> list[str]:
+        """The names of an app's classes, in the order of its scores: of its models, or of the stage that gives a pipeline's answer.
+
+        Empty where there are none, or models differ.
+        """
+        if app.pipeline is None:
+            found = [one.labels for link in app.links.items() if (one := self.model(*link)) is not None]
+            return found[0] if found and all(labels == found[0] for labels in found) else []
+        made = {vertex.name: vertex.app for vertex in app.pipeline.vertices}
+        for text in app.pipeline.output.values():
+            stage = self.app(made.get(text.partition("|")[0].partition(".")[0].strip(), ""))
+            if stage is not None and depth < DEEPEST and (labels := self.classes_of(stage, depth + 1)):
+                return labels
+        return []
+
     def apps_linking(self, model: str) -> frozenset[str]:
         """The apps that link any version of this model."""
         return frozenset(self._linking.get(model, ()))
@@ -249,6 +268,19 @@ def signature_difference(app: Signature, model: Signature) -> str | None:
     return None
 
 
+def worded(signature: Signature, request: Register, known: Signature | None) -> Signature:
+    """The signature with its owner's words: names of columns, of a regressor's target, and the unit. What is not said is as in `known`."""
+    inputs, outputs = signature.inputs, signature.outputs
+    columns = request.columns or (known.inputs[0].columns if known is not None and len(known.inputs) == 1 else [])
+    if len(inputs) == 1 and inputs[0].shape == [len(columns)]:
+        inputs = [replace(inputs[0], columns=columns)]
+    name, unit = ("", "") if known is None else known.target
+    name, unit = request.target or name, request.unit or unit
+    if (name or unit) and request.metric in ERRORS:
+        outputs = [replace(outputs[0], columns=[name] if name else [], unit=unit), *outputs[1:]]
+    return Signature(inputs=inputs, outputs=outputs)
+
+
 def _key(spec: TensorSpec) -> tuple[str, str, list[int]]:
     return (spec.name, spec.datatype, spec.shape)
 
@@ -264,6 +296,7 @@ def _meaning_difference(own: ModelRecord, other: ModelRecord) -> str | None:
         for what, verb, mine, theirs in (
             ("classes", "are", _named(own.labels), _named(other.labels)),
             ("metric", "is", own.metric, other.metric),
+            ("unit", "is", own.signature.target[1] or "not named", other.signature.target[1] or "not named"),
         )
         if mine != theirs
     ]

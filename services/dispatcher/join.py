@@ -136,6 +136,7 @@ def _reply_of(answer: Answer) -> PartReply:
         missed=answer.missed,
         reason="" if answer.reason is UNSET else answer.reason,
         zeros=answer.zeros is True,
+        labels=answer.labels or [],
         members=answer.members or [],
         missing=None if answer.missing is UNSET else answer.missing,
         confidence=None if answer.confidence is UNSET else answer.confidence,

@@ -4,8 +4,9 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from bus.messages.public import Answer, Code, Error, Tensor
-from bus.tensors import from_array
-from services.core.ensemble.base import Combined
+from bus.tensors import from_array, to_array
+from services.core.ensemble.base import Combined, Member
+from services.core.ensemble.outputs import class_names
 from services.dispatcher.needs import missed_by
 from services.dispatcher.query import Join
 
@@ -31,6 +32,9 @@ def answer_of(join: Join, combined: Combined | None, max_inline: int, now: float
         accuracy = sum(known) / len(known) if known else None
     if sum(len(tensor.data) for tensor in outputs.values()) > max_inline:
         return Error(code="too_large", message="the members' outputs together are too large for a message")
+    group = join.plan.group
+    signature = group.app.app.signature
+    target, unit = ("", "") if signature is None else signature.target
     missed = missed_by(ask, query.arrived, now, cost)
     if ask.accuracy and (accuracy is None or accuracy < ask.accuracy):
         missed.append("accuracy")
@@ -55,8 +59,19 @@ def answer_of(join: Join, combined: Combined | None, max_inline: int, now: float
         zeros=one.zeros or UNSET if one is not None else UNSET,
         query=query.uid.hex(),
         confidence=1.0 if combined is None and ask.confidence is not None else UNSET,
+        labels=(None if any(reply.zeros for reply in replies) else _labels(outputs, group.members)) or UNSET,
+        target=target or UNSET,
+        unit=unit or UNSET,
     )
     return answer if combined is None else _judged(answer, join, combined)
+
+
+def _labels(outputs: dict[str, Tensor], members: list[Member]) -> list[str] | None:
+    """The names of the items' classes, where all members have the same ones."""
+    first = members[0].labels if members else []
+    if not first or any(one.labels != first for one in members):
+        return None
+    return class_names([to_array(tensor, name) for name, tensor in outputs.items()], first)
 
 
 def shares_of(join: Join, combined: Combined) -> list[float]:

@@ -77,6 +77,7 @@ def _apps(ask: ListRequest, catalog: Catalog, slo_target: float) -> list[dict[st
             "stage_of": sorted(stages.get(app.app, ())),
             "inputs": _specs(app.signature.inputs) if app.signature else [],
             "outputs": _specs(app.signature.outputs) if app.signature else [],
+            "labels": catalog.classes_of(app),
             "created": app.created,
         }
         for app in sorted(catalog.apps, key=lambda app: app.app)
@@ -85,7 +86,8 @@ def _apps(ask: ListRequest, catalog: Catalog, slo_target: float) -> list[dict[st
 
 
 def _specs(specs: list[Any]) -> list[dict[str, Any]]:
-    return [{"name": s.name, "datatype": s.datatype, "shape": s.shape} for s in specs]
+    """columns, unit: as its owner has named them, where it has."""
+    return [msgspec.to_builtins(spec) for spec in specs]
 
 
 def _models(ask: ListRequest, catalog: Catalog) -> list[dict[str, Any]]:
@@ -104,6 +106,9 @@ def _models(ask: ListRequest, catalog: Catalog) -> list[dict[str, Any]]:
                 "serving": serving,
                 "task": model.task,
                 "metric": model.metric,
+                "inputs": _specs(model.signature.inputs),
+                "outputs": _specs(model.signature.outputs),
+                "labels": model.labels,
                 "format": model.format,
                 "variants": len(catalog.variants_at(model.model, model.version)),
                 "created": model.created,
@@ -154,6 +159,7 @@ def _variants(ask: ListRequest, view: ClusterView, hops: Mapping[str, MeasuredHo
                     "model_accuracy": record.model_accuracy,
                     "metric": record.metric,
                     "error": error_of(record.accuracy, record.metric),
+                    "unit": record.signature.target[1],
                     "contexts": record.contexts,
                     "agreement": record.agreement,
                     "load_ms": record.profile.load_ms,

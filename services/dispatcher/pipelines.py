@@ -78,6 +78,16 @@ class PipelineRun(Struct, eq=False):
         self.costs[name] = share(max(0.0, left), self.least[name], dearest(to_come, self.served, visited))
         return self.costs[name]
 
+    @property
+    def labels(self) -> list[str]:
+        """The names of the items' classes, of the first output whose stage has some."""
+        replies = {name: part.reply for name, part in self.parts.items() if part.reply is not None}
+        for refs in self.served.outputs.values():
+            made = next((replies[ref.vertex] for ref in refs if ref.vertex in replies), None)
+            if made is not None and made.labels:
+                return made.labels
+        return []
+
     def find(self, refs: list[Reference], name: str) -> Raw | Tensor | TensorRef:
         """The first of these tensors that is there. name: what it becomes. Raises BadTensor."""
         for vertex, tensor in refs:
@@ -321,6 +331,7 @@ class Pipelines(Struct, eq=False):
         spent = {name: reply.queue_ms + reply.compute_ms for name, reply in replies.items()}
         path = run.served.graph.longest_path(spent, spent)[1]
         seconds, cost = now - query.arrived, join.cost
+        target, unit = run.served.app.signature.target if run.served.app.signature is not None else ("", "")
         # A stage's share of latency and cost is its own; of accuracy and confidence, each stage owes the whole.
         owed = [what for what in ("accuracy", "confidence") if any(what in reply.missed for reply in replies.values())]
         known = [reply.accuracy for reply in replies.values() if reply.accuracy is not None]
@@ -351,6 +362,9 @@ class Pipelines(Struct, eq=False):
             confidence=min(sure) if sure else UNSET,
             confidences=_confidences(replies.values()),
             query=query.uid.hex(),
+            labels=run.labels or UNSET,
+            target=target or UNSET,
+            unit=unit or UNSET,
         )
         if run.served.learns:
             self.predictions.add(prediction_of(join, self.predictions, now))

@@ -134,6 +134,7 @@ class PartReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     missing: int | None = None
     confidence: float | None = None
     confidences: list[float] = []
+    labels: list[str] = []
 
 
 class QueryPart(Struct, eq=False):

@@ -311,6 +311,7 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
         accuracy=record.accuracy,
         metric=record.metric,
         error=error_of(record.accuracy, record.metric),
+        unit=record.signature.target[1],
         latency_ms=seconds * 1000.0,
         load_ms=load_ms,
         cost_per_1000=float(app.cost[i]),
@@ -332,7 +333,8 @@ def _unmet(i: int, app: AppView, ask: Ask, now: float) -> str:
     if app.accuracy[i] < ask.accuracy:
         error, most = error_of(record.accuracy, record.metric), error_of(ask.accuracy, record.metric)
         if error is not None and most is not None:
-            return f"{record.metric} {error:.4g} is above {most:.4g}"
+            unit = record.signature.target[1]
+            return f"{record.metric} {error:.4g} is above {most:.4g}{' ' * bool(unit)}{unit}"
         return f"accuracy {app.accuracy[i]:.4f} is below {ask.accuracy:g}"
     if not app.accurate(ask)[i]:
         return f"accuracy {app.accuracy[i]:.4f} is below its model's own, {record.model_accuracy or 0.0:.4f}: state an accuracy to use it"

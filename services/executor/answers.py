@@ -56,6 +56,8 @@ def answer_of(
         UNSET,  # confidences
         UNSET if result.labels is None else result.labels[i],
         True if result.note else UNSET,  # zeros
+        loaded.target[0] or UNSET,
+        loaded.target[1] or UNSET,  # its unit
     )
 
 

@@ -31,6 +31,7 @@ from bus.messages.public import Tensor, TensorView
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
 from bus.tensors import BadTensor, check_finite, datatype_of, dtype_of, fit, from_array, to_array
+from services.core.ensemble.outputs import class_names
 from services.core.settings import ExecutorSettings
 from services.executor.backends.base import BackendError, Handle, plain
 from services.executor.commands import (
@@ -134,20 +135,9 @@ def split(outputs: list[Array], names: tuple[str, ...], queries: list[QueuedQuer
 
 def named_classes(outputs: list[Array], labels: list[str], queries: list[QueuedQuery]) -> list[list[str]] | None:
     """The name of each item's class, by query: of class numbers, else of the largest score. None: no output tells the class."""
-    n = len(labels)
-    for array in outputs:
-        if array.dtype.kind in "iu" and array.size == len(array):
-            numbers = array.reshape(-1)
-            break
-        if array.dtype.kind == "f" and n > 1 and array.size == n * len(array):
-            numbers = array.reshape(-1, n).argmax(axis=1)
-            break
-        if array.dtype.kind == "f" and n == 2 and array.size == len(array):
-            numbers = array.reshape(-1) > 0.5
-            break
-    else:
+    names = class_names(outputs, labels)
+    if names is None:
         return None
-    names = [labels[int(number)] if 0 <= number < n else str(number) for number in numbers.tolist()]
     found, at = [], 0
     for query in queries:
         found.append(names[at : at + query.items])

@@ -71,6 +71,7 @@ class Loaded:
     tally: BatchTally = field(default_factory=BatchTally)
     table: LatencyTable = field(init=False)
     queue: EdfQueue = field(init=False)
+    target: tuple[str, str] = field(init=False)  # what its number is, and the unit
     cores: list[int] = field(default_factory=list)  # as it was ordered
     ready: bool = False
     running: int = 0
@@ -104,6 +105,7 @@ class Loaded:
 
     def __post_init__(self) -> None:
         self.table = LatencyTable(self.record)
+        self.target = self.record.signature.target
         self.queue = EdfQueue(self.table, max(1, self.record.max_batch))
         self._reset()
 

@@ -12,7 +12,7 @@ from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
 from bus.messages.work import CancelWork, ModelInspected, VariantBuilt, VariantFailed, WorkFinished, WorkProgress
 from bus.subjects import WITHOUT_APP, Subjects
 from services.core.actor import NOTHING, Do, Effect, Envelope, Handler, Publish, Record, Undelivered
-from services.core.catalog import Catalog
+from services.core.catalog import Catalog, worded
 from services.core.placement import REMOTE, is_container
 from services.core.requests import Commands
 from services.core.settings import RegistrarSettings
@@ -283,6 +283,10 @@ class Registrations:
         if registration is None:
             return []
         request = registration.record.request
+        known = self.catalog.model(request.model, registration.version) or self.catalog.app(request.app)
+        report = replace(
+            report, signature=worded(report.signature, request, None if known is None else known.signature)
+        )
         obstacle = None if registration.extends else self._misfit(registration, report)
         if obstacle is not None:
             return self._end(registration, now, obstacle)

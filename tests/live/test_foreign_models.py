@@ -3,9 +3,11 @@
 Estimators are scikit-learn's on its own data, networks are architectures of torch and of the onnx package.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -274,3 +276,62 @@ def test_nan_is_refused_where_nobody_allowed_it(client: infaas.Infaas, tmp_path:
         client.query("finite", foreign.x[:2], timeout=60.0)
     assert refused.value.code == "bad_request"
     assert client.query("finite", x[:2], timeout=60.0).output.shape[0] == 2
+
+
+def posted(url: str, body: Any) -> dict[str, Any]:
+    request = Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urlopen(request, timeout=60) as reply:
+        found: dict[str, Any] = json.load(reply)
+        return found
+
+
+def test_every_door_takes_rows_and_speaks_the_owners_words(
+    client: infaas.Infaas, system: Whole, tmp_path: Path
+) -> None:
+    foreign, frame = table(tmp_path), pytest.importorskip("pandas").DataFrame
+    options: dict[str, Any] = {"app": "words", "timeout": LIMIT_S, "say": lambda _: None}
+    client.register(foreign.model, foreign.x.to_dict("records"), foreign.y, name="words", **options)
+    rows = foreign.x[:4].to_dict("records")
+
+    def heard(app: str) -> None:
+        for asked in (foreign.x[:4], rows, foreign.x[:4].to_dict("list")):
+            assert client.query(app, asked, timeout=60.0).labels == foreign.expected
+        told = posted(f"{system.gateway}/v2/models/{app}/infer", {"rows": rows})["parameters"]
+        assert (told["labels"], told["classes"]) == (",".join(foreign.expected), "no,yes")
+        with urlopen(f"{system.gateway}/v2/models/{app}", timeout=60) as reply:
+            assert json.load(reply)["properties"]["labels"] == "no,yes"
+
+    heard("words")
+    with pytest.raises(BadInput, match="column 'town' is missing: the app takes age, town; is it 'twon'"):
+        client.query("words", [{"age": 1, "twon": "here"}])
+    graph = {"name": "whole", "latency_ms": 20_000}
+    output = client.apps(app="words")[0]["outputs"][0]["name"]
+    vertex = {"name": "first", "app": "words", "inputs": {"age": "$.age", "town": "$.town"}}
+    client.admin("set-pipeline", pipeline=graph, vertex=[vertex], output={"scores": f"first.{output}"})
+    heard("whole")
+    client.register(foreign.model, foreign.x, foreign.y, name="words-too", **options)
+    client.admin("set-selection", app="words", policy="majority", cache_mb=1.0)
+    heard("words")
+    priced = regression(tmp_path)
+    x = frame(priced.x, columns=[f"c{number}" for number in range(priced.x.shape[1])])
+    done = client.register(
+        priced.model, priced.x, priced.y, app="prices", target="price", unit="EUR", timeout=LIMIT_S, say=lambda _: None
+    )
+    assert {one["unit"] for one in done["variants"]} == {"EUR"}
+    answer = client.query("prices", x[:1], timeout=60.0)
+    assert (answer.target, answer.unit) == ("price", "EUR")
+    assert repr(answer).startswith("Answer: price ")
+    assert " EUR\nby prices-" in repr(answer)
+    told = posted(f"{system.gateway}/v2/models/prices/infer", {"rows": priced.x[:1].tolist()})["parameters"]
+    assert (told["target"], told["unit"]) == ("price", "EUR")
+    with pytest.raises(BadInput, match="unit: is of a regressor's number"):
+        client.register(foreign.model, foreign.x, foreign.y, app="no", unit="EUR")
+    with pytest.raises(BadInput, match="y: 3 labels for 60 samples"):
+        client.register(foreign.model, foreign.x, foreign.y[:3], app="no")
+    with pytest.raises(BadInput, match="this Ridge is not fitted"):
+        client.register(type(priced.model)(), priced.x, priced.y, app="no")
+    with pytest.raises(Refused, match="field `app` is 'a b'"):
+        client.register(priced.model, priced.x, priced.y, app="a b")
+    with pytest.raises(TypeError, match="register has no option laten_ms; did you mean latency_ms"):
+        client.register(priced.model, priced.x, priced.y, app="no", laten_ms=3)
+    assert client.apps(app="no") == []

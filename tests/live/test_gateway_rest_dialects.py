@@ -274,7 +274,7 @@ def test_a_selection_is_set_over_http_and_a_wrong_one_refused(place: Place) -> N
         ({"policy": "exp5"}, "policy: must be one of"),
         ({"policy": "exp4", "members": ["nobody"]}, "members: app several does not link nobody; it links logreg"),
         ({"policy": "exp4", "members": "logreg"}, "members"),
-        ({"policy": "exp4", "members": [1]}, "members: Expected `str`"),
+        ({"policy": "exp4", "members": [1]}, "members: must be a text"),
         ({"policy": "exp4", "eta": "0.1"}, "eta"),
         ({"cache_mb": -1}, "cache_mb: must be at least 0"),
     ):

@@ -201,6 +201,22 @@ def _vote(shares: NDArray[np.float64], stack: Array) -> Array:
 # -- labels
 
 
+def class_names(outputs: Iterable[Array], labels: Sequence[str]) -> list[str] | None:
+    """The name of each item's class: of class numbers, else of the largest score. None: no output tells the class, or there are no names."""
+    n = len(labels)
+    for array in outputs if n else ():
+        if array.dtype.kind in "iu" and array.size == len(array):
+            numbers = array.reshape(-1)
+        elif array.dtype.kind == "f" and n > 1 and array.size == n * len(array):
+            numbers = array.reshape(-1, n).argmax(axis=1)
+        elif array.dtype.kind == "f" and n == 2 and array.size == len(array):
+            numbers = array.reshape(-1) > 0.5
+        else:
+            continue
+        return [labels[int(number)] if 0 <= number < n else str(number) for number in numbers.tolist()]
+    return None
+
+
 def _loss(label: Any, member: Member, outputs: Outputs, members: Sequence[Member]) -> float:
     counts = _counts(outputs, member.metric)
     array = outputs[counts.name]

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from math import isfinite, prod
 
+from msgspec.structs import replace
+
 from bus.datatypes import SIZES
 from bus.messages.catalog import (
     AppRecord,
@@ -68,12 +70,12 @@ def signature_of(record: PipelineRecord, apps: Apps) -> Signature:
         for field, text in vertex.inputs.items():
             for tensor in _queries(text):
                 spec = _input(apps, vertex, field)
-                inputs.setdefault(tensor, TensorSpec(name=tensor, datatype=spec.datatype, shape=spec.shape))
+                inputs.setdefault(tensor, replace(spec, name=tensor))
     outputs = []
     for field, text in record.output.items():
         given = _given(apps, by_name, references(text)[0], inputs)
         assert given is not None, "it was checked before"
-        outputs.append(TensorSpec(name=field, datatype=given.datatype, shape=given.shape))
+        outputs.append(replace(given, name=field))
     return Signature(inputs=list(inputs.values()), outputs=outputs)
 
 

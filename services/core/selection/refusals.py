@@ -149,6 +149,7 @@ def _offer(ask: Ask, app: AppView, view: ClusterView, *, servable: bool = False)
         latency_ms=1000.0 * offered_s(group, ask.items, ask.length),
         cost=float(app.charge(ask.items, ask.length)[place]),
         metric=record.metric,
+        unit=record.signature.target[1],
     )
 
 

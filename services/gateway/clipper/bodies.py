@@ -196,6 +196,7 @@ class ClipperPrediction(Struct, frozen=True, kw_only=True, omit_defaults=True):
     query_id: int
     output: Annotated[Any, "Of this item; a map of names where the model has several outputs."]
     default: bool
+    label: Annotated[str | UnsetType, "The name of its class, where the model has such names."] = UNSET
     default_explanation: Annotated[str | UnsetType, "Why the output is the default."] = UNSET
     model: str | UnsetType = UNSET
     version: str | UnsetType = UNSET

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
-from msgspec import to_builtins
+from msgspec import UNSET, to_builtins
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -103,8 +103,12 @@ class ClipperQueryApi:
         self.counts.add(app.app, len(items), micros, default=bool(answer.default))
         if answer.query is not None:
             self._remember(ids, answer.query)
-        outputs = zip(ids, _outputs(answer, app, len(items)), strict=True)
-        replies = [ClipperPrediction(query_id=one, output=output, **_explanation(answer)) for one, output in outputs]
+        names: list[Any] = answer.labels or [UNSET] * len(items)
+        outputs = zip(ids, _outputs(answer, app, len(items)), names, strict=True)
+        replies = [
+            ClipperPrediction(query_id=one, output=output, label=label, **_explanation(answer))
+            for one, output, label in outputs
+        ]
         found: Any = {"batch_predictions": replies} if batch else replies[0]
         return JsonReply({**to_builtins(found), "ignored": ignored} if ignored else found)
 

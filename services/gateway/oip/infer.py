@@ -3,9 +3,9 @@
 A body is JSON, with raw tensors behind it where the request says so (Triton's binary data extension).
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
@@ -18,6 +18,7 @@ from bus.port import Buffer
 from bus.tensors import from_array, pack_texts
 from bus.values import TensorFields, from_bytes, from_list, to_list
 from infaas.answers import Answer
+from infaas.tables import as_inputs
 from services.gateway.errors import BadRequest, RequestFailed
 from services.gateway.json_checks import UNKNOWN, find_duplicate, json_fault, may_have_more_names, quotes
 from services.gateway.oip.models import ModelTarget
@@ -48,10 +49,14 @@ class WantedOutput(Struct, frozen=True, gc=False):
 class InferJson(Struct, frozen=True, gc=False):
     """The request's JSON."""
 
-    inputs: list[GivenInput]
+    inputs: list[GivenInput] = []
     id: str | None = None
     parameters: dict[str, Any] | None = None
     outputs: list[WantedOutput] | None = None
+    rows: Annotated[
+        list[Any] | None,
+        "In place of `inputs`: the items as maps of the app's columns to values, as lists of numbers or as texts.",
+    ] = None
 
 
 class InferRequest(NamedTuple):
@@ -73,26 +78,28 @@ _encode = msgspec.json.Encoder().encode
 def read(body: bytes, head_length: int | None, signature: Signature | None) -> InferRequest:
     """The request in a body. head_length: bytes of JSON in front of raw data, as the header says. Raises BadRequest, BadTensor."""
     if head_length is None:
-        return _read(body, memoryview(b""))
+        return _read(body, memoryview(b""), signature)
     if not 0 <= head_length <= len(body):
         raise BadRequest(f"Inference-Header-Content-Length is {head_length}: the body has {len(body)} bytes")
     whole = memoryview(body)
     if head_length == 0:
         return _raw(whole, signature)
-    return _read(body[:head_length], whole[head_length:])
+    return _read(body[:head_length], whole[head_length:], signature)
 
 
-def _read(text: bytes, binary: memoryview) -> InferRequest:
+def _read(text: bytes, binary: memoryview, signature: Signature | None) -> InferRequest:
     try:
         head = _head(text)
     except DECODE_ERRORS as error:
         raise BadRequest(json_fault(error)) from error
-    if not head.inputs:
+    if head.rows and head.inputs:
+        raise BadRequest("rows: are given in place of inputs; leave one of them out")
+    if not head.inputs and not head.rows:
         raise BadRequest("inputs is empty: give a tensor for each of the model's inputs")
     wanted = head.outputs or ()
     if len(head.inputs) > MAX_TENSORS or len(wanted) > MAX_TENSORS:
         raise BadRequest(f"inputs and outputs have at most {MAX_TENSORS} tensors each")
-    inputs: dict[str, TensorFields] = {}
+    inputs: dict[str, TensorFields] = {} if head.rows is None else _from_rows(head.rows, signature)
     at = 0
     for given in head.inputs:
         if given.name in inputs:
@@ -117,6 +124,13 @@ def _read(text: bytes, binary: memoryview) -> InferRequest:
     return InferRequest(inputs, head.id, parameters, wanted_outputs(head.outputs, raw=raw), raw)
 
 
+def _from_rows(rows: list[Any], signature: Signature | None) -> dict[str, TensorFields]:
+    """The items as the app takes them. Raises BadInput, BadTensor."""
+    found = as_inputs(rows, [] if signature is None else signature.inputs)
+    named = found if isinstance(found, Mapping) else {"x": found}
+    return {name: msgspec.structs.asdict(from_array(array)) for name, array in named.items()}
+
+
 def _misplaced(text: bytes) -> str:
     """A sentence about a need beside `parameters`, where nothing reads it; "" when there is none."""
     others = (name for name in _fields(text) if name not in InferJson.__struct_fields__)
@@ -125,6 +139,8 @@ def _misplaced(text: bytes) -> str:
 
 def _quotes(head: InferJson) -> int:
     """The number of quotation marks of the request's JSON, if it has no duplicate names and no fields that are not read."""
+    if head.rows is not None:
+        return UNKNOWN
     count = 2 + 4 * (head.id is not None) + 2 * (head.outputs is not None)
     for parameters in (
         head.parameters,
@@ -212,8 +228,10 @@ def flag(parameters: Mapping[str, Any], name: str, where: str, default: bool = F
     return value
 
 
-def write(asked: InferRequest, model: str, answer: Answer, more: Mapping[str, Any]) -> tuple[bytes, list[Buffer]]:
-    """The reply: its JSON, and the raw tensors behind it. more: parameters beside those of the answer. Raises BadTensor."""
+def write(
+    asked: InferRequest, model: str, answer: Answer, more: Mapping[str, Any], classes: Sequence[str] = ()
+) -> tuple[bytes, list[Buffer]]:
+    """The reply: its JSON, and the raw tensors behind it. more: parameters beside those of the answer. classes: of the app. Raises BadTensor."""
     outputs: list[dict[str, Any]] = []
     binary: list[Buffer] = []
     for name in asked.outputs or answer.tensors:
@@ -228,7 +246,7 @@ def write(asked: InferRequest, model: str, answer: Answer, more: Mapping[str, An
     head = {"model_name": model, "model_version": answer.version}
     if asked.id is not None:
         head["id"] = asked.id
-    return _encode({**head, "parameters": {**parameters_of(answer), **more}, "outputs": outputs}), binary
+    return _encode({**head, "parameters": {**parameters_of(answer, classes), **more}, "outputs": outputs}), binary
 
 
 def output_of(answer: Answer, name: str) -> TensorView:

@@ -1,13 +1,14 @@
 """The protocol's models: names `<app>`, `<app>.<model>` or `<app>.<model>.<variant>`, and what is registered under them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from bus.messages.catalog import Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import Signature, TensorSpec, VariantRecord, scored_shape
 from bus.subjects import valid_name
 from services.core.catalog import Catalog
 from services.gateway.errors import RequestFailed
+from services.gateway.oip.parameters import joined
 
 MAX_NAME = 3 * 64 + 2  # characters of the longest name: three tokens and the dots between them
 
@@ -55,13 +56,17 @@ PIPELINE = "infaas_pipeline"  # other apps answer together
 
 
 class ServedModel(NamedTuple):
-    """What the catalogue has under a name. variants: those that may answer. versions: of all its models. A pipeline has neither."""
+    """What the catalogue has under a name. variants: those that may answer. versions: of all its models. A pipeline has neither.
+
+    classes: their names, in the order of the scores; empty: there are none, or models differ.
+    """
 
     name: str
     signature: Signature
     versions: list[str]
     variants: tuple[VariantRecord, ...]
     platform: str
+    classes: Sequence[str] = ()
 
 
 def find(catalog: Catalog, target: ModelTarget) -> ServedModel | None:
@@ -70,7 +75,11 @@ def find(catalog: Catalog, target: ModelTarget) -> ServedModel | None:
     if app is None or (target.model is not None and target.model not in app.links):
         return None
     if app.pipeline is not None and app.signature is not None:
-        return None if target.version is not None else ServedModel(app.app, app.signature, [], (), PIPELINE)
+        return (
+            None
+            if target.version is not None
+            else ServedModel(app.app, app.signature, [], (), PIPELINE, catalog.classes_of(app))
+        )
     models = [target.model] if target.model is not None else sorted(app.links)
     versions = sorted({version for model in models for version in catalog.versions_for(app, model)}, key=_in_order)
     if target.version is not None:
@@ -90,17 +99,21 @@ def find(catalog: Catalog, target: ModelTarget) -> ServedModel | None:
     platform = MODELLESS
     if target.variant is not None:
         platform = PLATFORMS.get(variants[0].framework, variants[0].framework)
-    return ServedModel(name, signature, versions, variants, platform)
+    classes = variants[0].labels if all(one.labels == variants[0].labels for one in variants) else []
+    return ServedModel(name, signature, versions, variants, platform, classes)
 
 
 def metadata(known: ServedModel) -> dict[str, Any]:
-    """The reply to `GET /v2/models/<m>`."""
+    """The reply to `GET /v2/models/<m>`. properties: the owner's words as texts, which gRPC has, too."""
+    target, unit = known.signature.target
+    words = {"labels": joined(known.classes), "target": target, "unit": unit}
     return {
         "name": known.name,
         "versions": known.versions,
         "platform": known.platform,
         "inputs": [_metadata(spec) for spec in known.signature.inputs],
-        "outputs": [_metadata(spec) for spec in known.signature.outputs],
+        "outputs": [_metadata(spec, known.classes) for spec in known.signature.outputs],
+        "properties": {name: text for name, text in words.items() if text},
     }
 
 
@@ -159,8 +172,12 @@ def index(catalog: Catalog, *, ready: bool) -> Iterator[dict[str, str]]:
                 yield {"name": f"{app.app}.{model}.{variant.variant}", "version": version, **state}
 
 
-def _metadata(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": spec.datatype, "shape": [-1, *spec.shape]}
+def _metadata(spec: TensorSpec, classes: Sequence[str] = ()) -> dict[str, Any]:
+    """columns, unit, labels (of each score): where they are known."""
+    scored = scored_shape(spec.shape) == [len(classes)]
+    words = {"columns": spec.columns, "unit": spec.unit, "labels": classes if scored else ()}
+    more = {name: word for name, word in words.items() if word}
+    return {"name": spec.name, "datatype": spec.datatype, "shape": [-1, *spec.shape], **more}
 
 
 def _config(spec: TensorSpec) -> dict[str, Any]:

@@ -4,8 +4,9 @@ Parameters are the fields of a query's `Requirements` (contract, section 6). `pr
 the highest priority and 0 the default; microseconds that the request may take, 0 for no limit, in place of a deadline.
 """
 
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bus.fields import fields_of
@@ -89,8 +90,19 @@ def ignored(parameters: Mapping[str, Any]) -> str:
     )
 
 
-def parameters_of(answer: Answer) -> dict[str, Any]:
-    """The reply's parameters; those that do not apply are left out. missed, members, confidences: separated by commas."""
+MOST_CLASSES = 100  # that an answer names; the metadata names all
+
+
+def joined(names: Sequence[str]) -> str:
+    """Names as one text, which is all that a parameter holds: with commas between them, or as a JSON list where one has a comma."""
+    return json.dumps(names, ensure_ascii=False) if any("," in name for name in names) else ",".join(names)
+
+
+def parameters_of(answer: Answer, classes: Sequence[str] = ()) -> dict[str, Any]:
+    """The reply's parameters; those that do not apply are left out. classes: of the app, in the order of its scores.
+
+    missed, members, confidences: separated by commas; labels (each item's class), classes: as `joined`.
+    """
     found: dict[str, Any] = {
         "model": answer.model,
         "variant": answer.variant,
@@ -107,7 +119,11 @@ def parameters_of(answer: Answer) -> dict[str, Any]:
     }
     if answer.accuracy is None:
         del found["accuracy"]
-    for name in ("query", "confidence", "missing", "default", "reason"):
+    if answer.labels is not None:
+        found["labels"] = joined(answer.labels)
+        if 0 < len(classes) <= MOST_CLASSES:
+            found["classes"] = joined(classes)
+    for name in ("query", "confidence", "missing", "default", "reason", "target", "unit"):
         value = getattr(answer, name)
         if value is not None:
             found[name] = value

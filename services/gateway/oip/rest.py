@@ -117,7 +117,11 @@ class Rest:
         )
         unread = ignored(asked.parameters)
         head, binary = infer.write(
-            asked, request.path_params["model"], infer.answer_of(asked, answer), {"ignored": unread} if unread else {}
+            asked,
+            request.path_params["model"],
+            infer.answer_of(asked, answer),
+            {"ignored": unread} if unread else {},
+            [] if answer.labels is None or app is None else service.catalog.classes_of(app),
         )
         headers = [_BINARY, (_LENGTH, b"%d" % len(head))] if binary else [_JSON]
         if traceparent is not None:

@@ -186,7 +186,7 @@ class RafiqiApi:
                 raise
             text = f"no answer within {CLASSIFY_TIMEOUT_S:g} s: {failure.message}"
             raise RequestFailed(500, text, code="deadline") from failure
-        found = _predictions(answer, self._labels(answer))
+        found = _predictions(answer, self._labels(app, answer))
         return JsonReply(found[0] if len(found) == 1 else found)
 
     def _found(self, name: str) -> tuple[str | None, TensorSpec]:
@@ -200,9 +200,11 @@ class RafiqiApi:
             raise RequestFailed(None, f"{name} has several inputs: use POST /v2/models/{name}/infer")
         return (None if app is None else name), signature.inputs[0]
 
-    def _labels(self, answer: Answer) -> list[str]:
-        record = self._service.catalog.model(answer.model, answer.version)
-        return [] if record is None else record.labels
+    def _labels(self, app: str | None, answer: Answer) -> list[str]:
+        catalog = self._service.catalog
+        record = catalog.model(answer.model, answer.version)
+        whole = None if app is None else catalog.app(app)  # several models, or stages, have answered
+        return record.labels if record is not None else [] if whole is None else catalog.classes_of(whole)
 
 
 def _unknown_model(name: str) -> RequestFailed:

@@ -90,7 +90,7 @@ class InferenceService:
         return INFERENCE.ModelReadyResponse(ready=known and (await self._service.readiness()).ready)
 
     def ModelMetadata(self, request: Any) -> Any:  # noqa: N802
-        return INFERENCE.ModelMetadataResponse(**models.metadata(self._known(request)))
+        return _fitted(INFERENCE.ModelMetadataResponse, models.metadata(self._known(request)))
 
     def ModelConfig(self, request: Any) -> Any:  # noqa: N802
         return _fitted(INFERENCE.ModelConfigResponse, {"config": models.config(self._known(request))})
@@ -138,9 +138,11 @@ class InferenceService:
         asked = infer.read(request, raw)
         target = models.target_of(request.model_name, request.model_version)
         service = self._service
-        needed = requirements(asked, target, service.catalog.app(target.app), service.now(), call.deadline)
+        app = service.catalog.app(target.app)
+        needed = requirements(asked, target, app, service.now(), call.deadline)
         answer = await service.query(target.app, asked.inputs, needed, traceparent=call.traceparent, protocol="grpc")
-        return infer.write(asked, request.model_name, answer_of(asked, answer))
+        classes = [] if answer.labels is None or app is None else service.catalog.classes_of(app)
+        return infer.write(asked, request.model_name, answer_of(asked, answer), classes)
 
 
 def _fitted(message: Any, values: dict[str, Any]) -> Any:

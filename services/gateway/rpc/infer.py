@@ -204,12 +204,12 @@ def read(request: Any, raw: list[Any]) -> InferRequest:
     return InferRequest(inputs, request.id or None, parameters, wanted_outputs(wanted, raw=wants_raw), wants_raw)
 
 
-def write(asked: InferRequest, model: str, answer: Answer) -> bytes:
-    """The bytes of the ModelInferResponse. Its outputs are all raw, or none: raw where one of them is wanted so or can only be sent so."""
+def write(asked: InferRequest, model: str, answer: Answer, classes: Sequence[str] = ()) -> bytes:
+    """The bytes of the ModelInferResponse. classes: of the app. Its outputs are all raw, or none: raw where one of them is wanted so or can only be sent so."""
     response = INFERENCE.ModelInferResponse(model_name=model, model_version=answer.version)
     if asked.id is not None:
         response.id = asked.id
-    values = parameters_of(answer)
+    values = parameters_of(answer, classes)
     if unread := ignored(asked.parameters):
         values["ignored"] = unread
     for name, value in values.items():
@@ -255,12 +255,10 @@ def _value(parameter: Any, where: str) -> Any:
 
 
 def _set(parameter: Any, value: Any) -> None:
-    """The value in the oneof's field for its type."""
+    """The value in the oneof's field for its type; a fraction as a text, since KServe's clients know no double."""
     if isinstance(value, bool):
         parameter.bool_param = value
     elif isinstance(value, int) and -_INT64 <= value < _INT64:
         parameter.int64_param = value
-    elif isinstance(value, int | float):
-        parameter.double_param = value
     else:
         parameter.string_param = str(value)

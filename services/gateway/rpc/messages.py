@@ -166,7 +166,8 @@ ModelReadyResponse: 1 ready bool
 ServerMetadataRequest
 ServerMetadataResponse: 1 name string; 2 version string; 3 extensions *string
 ModelMetadataRequest: 1 name string; 2 version string
-ModelMetadataResponse: 1 name string; 2 versions *string; 3 platform string; 4 inputs *.TensorMetadata; 5 outputs *.TensorMetadata
+ModelMetadataResponse: 1 name string; 2 versions *string; 3 platform string; 4 inputs *.TensorMetadata; 5 outputs *.TensorMetadata; \
+6 properties {string}
 ModelMetadataResponse.TensorMetadata: 1 name string; 2 datatype string; 3 shape *int64
 InferParameter: 1 bool_param?parameter_choice bool; 2 int64_param?parameter_choice int64; \
 3 string_param?parameter_choice string; 4 double_param?parameter_choice double; 5 uint64_param?parameter_choice uint64

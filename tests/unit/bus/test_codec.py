@@ -204,7 +204,7 @@ def test_hot_messages_are_arrays_and_references_round_trip() -> None:
     [
         (b"", "MessagePack"),
         (b"\xc1", "MessagePack"),
-        (msgpack.packb([1, 2]), "Expected `object`, got `array`"),
+        (msgpack.packb([1, 2]), "it must be a map, not a list"),
         (msgpack.packb({"accuracy": "high"}), "`accuracy`"),
         (msgpack.packb({"inputs_ref": {"bucket": "b"}}), "`key`"),
         (msgpack.packb({"inputs_ref": {"bucket": 1, "key": "k"}}), "`inputs_ref.bucket`"),

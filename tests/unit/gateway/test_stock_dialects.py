@@ -119,10 +119,10 @@ def test_a_classification_that_takes_too_long_fails_after_ten_seconds(stage: Ech
     [
         ("", 400, "nothing to change: give quanta and batchSize, or one of them"),
         ("?workers=3", 400, "workers: nothing reads it here; there are quanta, batchSize"),
-        ("?quanta=soon", 400, "quanta: Expected `float"),
+        ("?quanta=soon", 400, "quanta: must be a number"),
         ("?quanta=0", 400, "quanta: must be at least 0.5 and at most 10000"),
         ("?quanta=nan", 400, "quanta: must be at least 0.5 and at most 10000"),
-        ("?quanta=5&batchSize=1.5", 400, "batchSize: Expected `int"),
+        ("?quanta=5&batchSize=1.5", 400, "batchSize: must be a whole number"),
         ("?batchSize=0", 400, "batchSize: must be at least 1 and at most 1024"),
         ("?batchSize=1000000", 400, "batchSize: must be at least 1 and at most 1024"),
         ("?quanta=5&model_name=nobody", 404, "there is no model 'nobody'"),

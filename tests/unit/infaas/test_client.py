@@ -2,18 +2,22 @@
 
 import asyncio
 import inspect
+import re
 import time
 from contextlib import asynccontextmanager
 
 import msgpack
 import numpy as np
 import pytest
+from msgspec import convert
 
 from bus.memory import Broker
+from bus.messages.catalog import TensorSpec
 from infaas.blocking import Infaas
 from infaas.client import Client
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 from infaas.queries import Needs
+from infaas.tables import as_inputs
 from tests.support.clients.responders import Responder, answer, item_sums, refusal, until
 
 
@@ -47,6 +51,64 @@ async def test_a_query_sends_what_it_was_given_and_returns_the_answer():
         assert body.pop("inputs") == {"datatype": "FP32", "shape": [2, 3], "data": np.ones(6, "<f4").tobytes()}
         assert len(body.pop("retry_key")) == 16
         assert body == {"latency_ms": 20, "accuracy": 0.5, "context": "me", "priority": 2, "id": "q7"}
+
+
+TWO = [{"name": "age", "datatype": "FP32", "shape": [1]}, {"name": "town", "datatype": "BYTES", "shape": [1]}]
+TEXT = [{"name": "text", "datatype": "BYTES", "shape": [1]}]
+TABLE = [{"name": "x", "datatype": "FP32", "shape": [2], "columns": ["a", "b"]}]
+PICTURE = [{"name": "x", "datatype": "FP32", "shape": [3, 2, 2]}]
+
+
+def given(kind):
+    if kind in ("frame", "row", "series"):
+        pandas = pytest.importorskip("pandas")
+        frame = pandas.DataFrame({"town": ["here"], "age": [3], "other": [1]})
+        return {"frame": frame, "row": frame.iloc[0], "series": frame["town"]}[kind]
+    if kind == "picture":
+        return pytest.importorskip("PIL.Image").new("RGB", (4, 4), (255, 255, 255))
+    return kind
+
+
+@pytest.mark.parametrize(
+    ("specs", "x", "sent"),
+    [
+        (TWO, "frame", {"age": [3.0], "town": "here"}),
+        (TWO, "row", {"age": [3.0], "town": "here"}),
+        (TWO, [{"age": 3, "town": "here"}], {"age": [3.0], "town": "here"}),
+        (TWO, {"age": [3], "town": ["here"]}, {"age": [3.0], "town": "here"}),
+        (TEXT, "series", {"text": "here"}),
+        (TEXT, ["here"], {"text": "here"}),
+        (TABLE, [{"b": 2, "a": 1}], {"x": [1.0, 2.0]}),
+        (TABLE, np.array([1, 2]), {"x": [1.0, 2.0]}),
+        (PICTURE, "picture", {"x": [1.0] * 12}),
+    ],
+)
+async def test_a_query_takes_what_register_took(specs, x, sent):
+    async with with_client(lambda body, n: answer({}, labels=["yes"])) as (client, peer, broker):
+        await Responder(broker.connect(), lambda body, n: {"items": [{"app": "a", "inputs": specs}]}).listen(
+            "infaas.list.apps"
+        )
+        said = await client.query("a", given(x) if isinstance(x, str) else x)
+        heard = {name: one["data"] for name, one in peer.heard[0]["inputs"].items()}
+        assert {name: data[4:].decode() if isinstance(sent[name], str) else np.frombuffer(data, "<f4").tolist() for name, data in heard.items()} == sent  # fmt: skip
+        assert repr(said) == "Answer: yes\nby adder-v1: 1.5 ms; accuracy 0.9; US$ 1 per 1,000"
+
+
+@pytest.mark.parametrize(
+    ("specs", "x", "said"),
+    [
+        (TWO, [{"agee": 3, "town": "x"}], "column 'age' is missing: the app takes age, town; is it 'agee'?"),
+        (TWO, {"age": ["old"], "town": ["x"]}, "column 'age' holds 'old' in row 0, and the app takes numbers: convert"),
+        (TWO, {"age": [1], "town": [3]}, "column 'town' holds numbers, and the app takes texts: convert it"),
+        (TWO, {"age": [1, 2], "town": ["x"]}, "the columns differ in length: age 2, town 1"),
+        (TWO, [{"age": 1, "town": "x"}, {"age": 1}], "row 1 has no 'town'"),
+        (TWO, [1, 2], "the app takes 2 columns, age, town: give a DataFrame"),
+        (TABLE, [1, 2, 3], "x has shape [3]: the model takes [n, 2]"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_the_remedy(specs, x, said):
+    with pytest.raises(BadInput, match=re.escape(said)):
+        as_inputs(x, convert(specs, list[TensorSpec]))
 
 
 async def test_many_at_once_each_get_their_own():

@@ -10,10 +10,11 @@ import pytest
 from bus.memory import Broker
 from bus.messages.public import RESENT
 from bus.port import Delivery
-from infaas.connecting import DEFAULT_NATS, DEFAULT_SQL, locate
+from infaas.connecting import DEFAULT_NATS, DEFAULT_SQL, connect, locate
 from infaas.errors import BadInput, NotConnected, Timeout
 from infaas.exchange import Exchange
 from tests.support.clients.responders import Responder, until
+from tests.support.servers.nats import free_port
 
 QUICK = 0.03  # s of silence before sending again
 
@@ -201,3 +202,11 @@ def test_named_directories_need_a_system_else_the_default_ports(tmp_path: Path) 
     assert locate(None, {}).nats == DEFAULT_NATS
     with pytest.raises(NotConnected, match="infaas up --data-dir"):
         locate(tmp_path / "nothing", {"INFAAS_NATS_URL": "nats://env"})
+
+
+async def test_where_no_system_runs_is_said_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("INFAAS_NATS_URL", "INFAAS_SQL_DSN", "INFAAS_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("infaas.connecting.DEFAULT_NATS", f"nats://127.0.0.1:{free_port()}")
+    with pytest.raises(NotConnected, match=f"no system runs in {tmp_path}: pass --data-dir .* or INFAAS_NATS_URL"):
+        await connect()

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, PipelineRecord
+from bus.messages.catalog import AppRecord, PipelineRecord, Signature, TensorSpec
 from infaas.answers import Answer
+from infaas.errors import BadInput
 from infaas.queries import Needs
 from services.core.catalog import Catalog, key_of
 from services.gateway.errors import BadRequest
 from services.gateway.oip.infer import read
-from services.gateway.oip.models import ModelTarget, config, find, index, metadata
+from services.gateway.oip.models import ModelTarget, ServedModel, config, find, index, metadata
 from services.gateway.oip.parameters import RESERVED, ignored, parameters_of, requirements_of
 from tests.support.simulated.fleet import SIGNATURE, catalogue, variant
 
@@ -150,6 +151,37 @@ def known() -> Catalog:
     return found
 
 
+NAMED = Signature(
+    inputs=[TensorSpec(name="x", datatype="FP32", shape=[2], columns=["a", "b"])],
+    outputs=[TensorSpec(name="p", datatype="FP32", shape=[2])],
+)
+
+
+def test_answers_and_metadata_have_the_owners_words() -> None:
+    told = parameters_of(replace(ANSWER, labels=["churn", "no"], target="price", unit="EUR"), ["no", "churn"])
+    assert (told["labels"], told["classes"], told["target"], told["unit"]) == ("churn,no", "no,churn", "price", "EUR")
+    assert parameters_of(replace(ANSWER, labels=["a, b", "c"]))["labels"] == '["a, b", "c"]'
+    found = metadata(ServedModel("m", NAMED, [], (), "", ["no", "churn"]))
+    assert found["inputs"][0]["columns"] == ["a", "b"]
+    assert (found["outputs"][0]["labels"], found["properties"]) == (["no", "churn"], {"labels": "no,churn"})
+    price = replace(NAMED, outputs=[TensorSpec(name="y", datatype="FP32", shape=[1], columns=["price"], unit="EUR")])
+    assert metadata(ServedModel("m", price, [], (), ""))["properties"] == {"target": "price", "unit": "EUR"}
+
+
+def test_rows_are_items_by_the_apps_columns() -> None:
+    for rows in ([{"b": 2, "a": 1}], [[1, 2]], [1, 2]):
+        asked = read(json.dumps({"rows": rows, "parameters": {"accuracy": 0.5}}).encode(), None, NAMED)
+        assert asked.inputs == {"x": {"datatype": "FP32", "shape": [1, 2], "data": b"\0\0\x80\x3f\0\0\0\x40"}}
+        assert asked.parameters == {"accuracy": 0.5}
+    for body, said in (
+        ({"rows": [{"a": 1}]}, "column 'b' is missing"),
+        ({"rows": [[1, 2], [3]]}, "as many values"),
+        ({"rows": [[1, 2]], "inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}, "in place of"),
+    ):
+        with pytest.raises((BadRequest, BadInput), match=said):
+            read(json.dumps(body).encode(), None, NAMED)
+
+
 def test_a_pipeline_is_a_model_without_versions() -> None:
     found = find(known(), ModelTarget("twice", None, None, None))
     assert found is not None
@@ -157,6 +189,7 @@ def test_a_pipeline_is_a_model_without_versions() -> None:
         "name": "twice",
         "versions": [],
         "platform": "infaas_pipeline",
+        "properties": {},
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
         "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 1]}],
     }

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.catalog import TensorSpec
+from infaas.errors import BadInput
+from infaas.tables import layout
 from services.gateway.errors import BadRequest
-from services.gateway.rafiqi.images import layout, tensor_of
+from services.gateway.rafiqi.images import tensor_of
 from services.gateway.rafiqi.rest import label_of, top
 
 GRAY = TensorSpec(name="x", datatype="FP32", shape=[16])
@@ -47,7 +49,7 @@ def test_bodies_are_arrays_bytes_or_lists_else_they_say_so() -> None:
     assert array(tensor_of(json.dumps(list(range(16))).encode(), GRAY)).tolist() == [list(map(float, range(16)))]
     assert tensor_of(json.dumps([[0] * 16] * 2).encode(), GRAY)["shape"] == [2, 16]
     for shape in ([17], [2, 3, 4, 5], [5, 4, 4], []):
-        with pytest.raises(BadRequest, match="no image"):
+        with pytest.raises(BadInput, match="no image"):
             layout(TensorSpec(name="x", datatype="FP32", shape=shape))
 
 

@@ -125,8 +125,8 @@ def test_needs_are_passed_on_and_the_answer_is_told(client: triton.InferenceServ
     assert (reply.id, reply.model_name, reply.model_version) == ("7", "fp32.m-fp32", "1")
     told = {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in reply.parameters.items()}
     assert told == {
-        "model": "m-fp32", "variant": "fp32-v1", "hardware": "cpu", "accuracy": 0.9, "latency_ms": 1.5, "queue_ms": 0.5,
-        "compute_ms": 1.0, "batch": 1, "cost": 0.001, "cached": False, "simulated": False, "missed": "latency,cost", "ignored": "tag",
+        "model": "m-fp32", "variant": "fp32-v1", "hardware": "cpu", "accuracy": "0.9", "latency_ms": "1.5", "queue_ms": "0.5",
+        "compute_ms": "1.0", "batch": 1, "cost": "0.001", "cached": False, "simulated": False, "missed": "latency,cost", "ignored": "tag",
     }  # fmt: skip
 
 

@@ -94,6 +94,8 @@ REGISTER: dict[str, Any] = {
     "--contended": {"contended": True},
     "--contexts 2": {"contexts": 2},
     "--allow-nan": {"allow_nan": True},
+    "--target price": {"target": "price"},
+    "--unit EUR": {"unit": "EUR"},
 }
 
 
