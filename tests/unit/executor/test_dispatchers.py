@@ -216,6 +216,22 @@ def test_a_dispatcher_that_was_cut_off_hears_again_what_its_executor_has_recorde
     assert published(alone.tell(Withdraw("d1", "i", [], 0, again=True), silent), DoneBatch) == []
 
 
+def test_a_dispatcher_that_was_cut_off_is_told_again_what_others_got() -> None:
+    alone = Alone()
+    alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW))
+    alone.take("u", NOW + 30)
+    silent = NOW + SILENCE + 0.1
+    alone.actor.dispatchers.check(silent)
+    assert [back.reason for _, back in published(alone.tell(Stopping(1.0), silent), HandBack)] == ["gone", "taken"]
+    alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=silent), silent)
+    asks = Withdraw("d1", "i", [], 0, again=True)
+    [(subject, back)] = published(alone.tell(asks, silent), HandBack)
+    assert (subject, back.reason) == ("infaas.resubmit.d1", "taken")
+    for later in (0.6, HEARD + 0.1):
+        alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=silent + later), silent + later)
+    assert published(alone.tell(asks, silent + 2.0), HandBack) == [], "it has been there for long enough to ask"
+
+
 # -- which batches' outcomes a dispatcher has stored
 
 
