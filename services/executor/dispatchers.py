@@ -77,6 +77,7 @@ class KnownDispatchers(Struct, eq=False):
     queue: str
     worker: str
     silence: float
+    _leaves: bool = False
     _known: dict[str, KnownDispatcher] = {}
     _seq: int = 0  # the highest of those that are forgotten: one that comes back takes no seq for an earlier one
     _over: set[bytes] = set()
@@ -131,7 +132,7 @@ class KnownDispatchers(Struct, eq=False):
             loaded.queue.levels,
         )
         dispatcher.pending.append((done, routes, loaded))
-        if not dispatcher.alive:  # or stopped: then it hears when it goes on that these have ended
+        if self._leaves or not dispatcher.alive:  # or stopped: then it hears when it goes on that these have ended
             dispatcher.recorded = done.seq
             return (*self._outcomes(done, routes, loaded), Publish(dispatcher.subject, done))
         return (Publish(dispatcher.subject, done),)
@@ -199,6 +200,11 @@ class KnownDispatchers(Struct, eq=False):
             yield from self.report_done(
                 route.dispatcher, loaded, [route], batch, span, cost, codes, now, counted=query.fetched
             )
+
+    def leave(self) -> list[Effect]:
+        """This executor ends, and a dispatcher may have died unheard: record what none has stored yet. The database keeps one row a uid."""
+        self._leaves = True
+        return [effect for dispatcher in self._known.values() for effect in self._record_missing(dispatcher)]
 
     def heartbeat(self, heartbeat: DispatcherHeartbeat, now: float) -> Iterable[Effect]:
         """A dispatcher lives, and has stored so much. If it leaves, its outcomes are taken over at once."""
@@ -299,11 +305,12 @@ class KnownDispatchers(Struct, eq=False):
             if not dispatcher.has_ended(back.route):
                 effects.extend(self.to_any(back, headers))
         dispatcher.unheard.clear()
-        for done, routes, loaded in dispatcher.pending:
-            if done.seq > dispatcher.recorded:
-                effects.extend(self._outcomes(done, routes, loaded))
+        return [*effects, *self._record_missing(dispatcher)]
+
+    def _record_missing(self, dispatcher: KnownDispatcher) -> list[Effect]:
+        found = [one for one in dispatcher.pending if one[0].seq > dispatcher.recorded]
         dispatcher.recorded = dispatcher.seq
-        return effects
+        return [effect for one in found for effect in self._outcomes(*one)]
 
     def _hand_on(self, name: str, dispatcher: KnownDispatcher, now: float) -> list[Effect]:
         """Give a dead dispatcher's queries with parts to others, as soon as any are heard. It has ended those that were over when it last heard itself."""

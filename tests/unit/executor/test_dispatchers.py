@@ -216,6 +216,17 @@ def test_a_dispatcher_that_was_cut_off_hears_again_what_its_executor_has_recorde
     assert published(alone.tell(Withdraw("d1", "i", [], 0, again=True), silent), DoneBatch) == []
 
 
+def test_an_executor_that_ends_records_what_no_dispatcher_has_stored_which_may_have_died() -> None:
+    alone = Alone()
+    alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW))
+    alone.take("u", NOW + 30)
+    assert rows(alone.run()) == []
+    alone.take("v", NOW + 30)
+    run = alone.begin()
+    assert len(rows(alone.tell(Stopping(1.0)))) == 1
+    assert len(rows(alone.end(run))) == 1, "what it was running then"
+
+
 def test_a_dispatcher_that_was_cut_off_is_told_again_what_others_got() -> None:
     alone = Alone()
     alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW))
