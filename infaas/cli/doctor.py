@@ -120,16 +120,22 @@ async def check_system(system: SystemAddress) -> list[Finding]:
         return [nats, Finding("nats login", "failed", str(error), remedy), *parts]
     try:
         subjects = Subjects(system.prefix)
-        heartbeats = await _listen(bus, subjects)
+        heartbeats, jetstream, outcomes, sql, registrar = await asyncio.gather(  # each may wait for one that hangs
+            _listen(bus, subjects),
+            run_async_check("jetstream", lambda: _jetstream(bus)),
+            run_async_check("outcomes", lambda: _outcomes(bus, subjects)),
+            run_async_check("sql", lambda: _sql(system.sql)),
+            run_async_check("registrar", lambda: _registrar(bus, subjects)),
+        )
         return [
             nats,
-            await run_async_check("jetstream", lambda: _jetstream(bus)),
-            await run_async_check("outcomes", lambda: _outcomes(bus, subjects)),
-            await run_async_check("sql", lambda: _sql(system.sql)),
+            jetstream,
+            outcomes,
+            sql,
             await run_async_check("dispatchers", lambda: _dispatchers(heartbeats)),
             await run_async_check("workers", lambda: _workers(heartbeats)),
             await run_async_check("clock", lambda: _clock(heartbeats)),
-            await run_async_check("registrar", lambda: _registrar(bus, subjects)),
+            registrar,
             *await _look_at_parts(system, parts),
         ]
     finally:

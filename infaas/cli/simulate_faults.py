@@ -184,6 +184,4 @@ def _print_many(document: Mapping[str, Any], count: int) -> None:
     print(f"seeds {document['seeds']}: {document['sound']:,} of {count:,} sound; {hours}, {speed}")
     for invariant, seeds in sorted(document["failing"].items(), key=lambda one: -len(one[1])):
         print(f"{invariant}, {len(seeds)} seeds: {', '.join(map(str, seeds))}")
-        print(f"    as seed {seeds[0]}: {_violated(document['examples'][invariant])}")
-    if document["failing"]:
-        print("infaas simulate --faults SEED shrinks one of them")
+        print(f"    {_violated(document['examples'][invariant])}; shrunk by infaas simulate --faults {seeds[0]}")

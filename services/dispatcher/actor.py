@@ -328,8 +328,8 @@ class Dispatcher:
         """An executor could not serve a query after all."""
         back: HandBack = self.clocks.back(envelope.message)
         route, now = back.route, envelope.now
-        if back.reason == "orphaned":
-            return self.resent.orphaned(envelope)
+        if back.reason in ("orphaned", "sought"):
+            return self.resent.handed_on(envelope)
         dispatched = self.in_flight.dispatched.get(route.uid)
         if dispatched is not None and dispatched.attempt != route.attempt:
             return NOTHING  # it has been dispatched elsewhere since

@@ -8,14 +8,16 @@ executor hands on of a dispatcher that has died: that may have ended it, unheard
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 
+from msgspec import Raw
 from msgspec.structs import replace
 
+from bus.codec import decode
 from bus.messages.fleet import DispatcherHeartbeat
-from bus.messages.flow import DoneBatch, Echo, HandBack, ResentKnown, ResentSought
+from bus.messages.flow import DoneBatch, Echo, HandBack, ResentKnown, ResentSought, Route
 from bus.messages.public import RESENT, Error, QueryHead
 from bus.subjects import Subjects
-from services.core.actor import NOTHING, Effect, Envelope, Handler, Inlet, Publish
-from services.core.outcomes import RecentAnswers
+from services.core.actor import NOTHING, Effect, Envelope, Handler, Inlet, Publish, Will
+from services.core.outcomes import GRACE, SILENT, RecentAnswers
 from services.dispatcher.composites import Composites
 from services.dispatcher.inflight import InFlight
 from services.dispatcher.query import Admission
@@ -100,6 +102,7 @@ class Resent:
         self._told: set[bytes] = set()  # that were begun here although others were silent, which know it
         self._others: dict[str, float] = {}  # dispatchers, and when each was last heard
         self._least: dict[str, float] = {}  # seconds by which their heartbeats are late at least
+        self._at: dict[str, float] = {}  # when each had last heard itself, by its own clock
         self._young: set[bytes] = set()  # ended by executors
         self._old: set[bytes] = set()
 
@@ -155,14 +158,34 @@ class Resent:
         if reached < now:
             envelope = replace(envelope, now=reached)
         sought = self._asked[uid] = Sought(envelope, now, age or 0.0, waited=waited, answered=answered)
-        return (self._ask(uid, sought),)
+        return (self._ask(uid, sought), Will(uid, self._asks_again(uid, sought)))
 
-    def orphaned(self, envelope: Envelope) -> Iterable[Effect]:
-        """A query with parts whose dispatcher is gone. What that has left or willed itself, nobody else has. An executor may not know that it has ended."""
+    def _asks_again(self, uid: bytes, sought: Sought) -> Publish:
+        """What to say of a query if this dispatcher is killed before others have answered: another one asks in its stead."""
+        one = sought.envelope
+        app, at = one.subject[self._prefix :], one.now - sought.age
+        route = Route(uid, 0, 0, one.reply, at, at, self._name, "", app, 1, one.message.id)
+        return Publish(self._subjects.resubmit(), HandBack(route, "sought", Raw(one.body)), "", one.headers)
+
+    def _asked_again(self, back: HandBack, headers: Mapping[str, str] | None, now: float) -> Iterable[Effect]:
+        """A dispatcher was killed while it asked for a query: it comes again, to this one."""
+        route, body = back.route, bytes(back.body)
+        head, subject = decode(QueryHead, body), self._subjects.query(route.app)
+        age = str(max(0, round(1000.0 * (now - route.arrived))))
+        return self._query(Envelope(now, head, subject, route.reply_to, body, {**(headers or {}), RESENT: age}))
+
+    def handed_on(self, envelope: Envelope) -> Iterable[Effect]:
+        """A query with parts whose dispatcher is gone, or one that this had asked others for. What it has left or willed itself, nobody else has. An executor
+        may not know that it has ended.
+        """
         back: HandBack = envelope.message
         uid, now = back.route.uid, envelope.now
+        if back.reason == "sought":
+            return self._asked_again(back, envelope.headers, now)
         if self.has(uid) or uid in self._asked or self._said.get((uid, 0)) is not None:
             return NOTHING
+        if self._at.get(back.route.dispatcher, 0.0) > back.route.deadline + GRACE + SILENT:
+            return NOTHING  # it has ended it, which this executor did not hear
         if envelope.subject != self._own or back.route.dispatcher in self._left:
             return self._adopt(envelope, now)
         sought = self._asked[uid] = Sought(envelope, now, 0.0, waited=False, answered=False)
@@ -181,7 +204,7 @@ class Resent:
                 sought.reached = envelope.now
                 sought.first = sought.first or envelope.now
             if sought.first and self._nobody_has(sought, echo.at):
-                effects.extend(self._begin(uid, envelope.now))
+                effects += (*self._found(uid), *self._begin(uid, sought, envelope.now))
             elif sought.reached and any(
                 s > sought.reached for name, s in self._others.items() if name not in sought.heard
             ):
@@ -198,8 +221,12 @@ class Resent:
             for name, seen in self._others.items()
         )
 
-    def _begin(self, uid: bytes, now: float) -> list[Effect]:
-        sought = self._asked.pop(uid)
+    def _found(self, uid: bytes) -> tuple[Effect, ...]:
+        """Nobody is asked for it any more."""
+        sought = self._asked.pop(uid, None)
+        return () if sought is None or type(sought.envelope.message) is HandBack else (Will(uid, None),)
+
+    def _begin(self, uid: bytes, sought: Sought, now: float) -> list[Effect]:
         if self.has(uid) or (sought.answered and sought.age < TWICE_S):
             return []  # an executor has handed it on, or has replied and stands still
         silent = [name for name in self._others if name not in sought.heard]
@@ -233,9 +260,11 @@ class Resent:
             return NOTHING
         now = envelope.now
         self._others[heartbeat.dispatcher] = self._when(heartbeat, now)
+        self._at[heartbeat.dispatcher] = heartbeat.at
         if any(now - seen > FORGET_S for seen in self._others.values()):
             self._others = {name: seen for name, seen in self._others.items() if now - seen <= FORGET_S}
             self._least = {name: least for name, least in self._least.items() if name in self._others}
+            self._at = {name: at for name, at in self._at.items() if name in self._others}
         return NOTHING
 
     def _when(self, heartbeat: DispatcherHeartbeat, now: float) -> float:
@@ -270,20 +299,19 @@ class Resent:
         known: ResentKnown = envelope.message
         sought = self._asked.get(known.uid)
         if known.what == "taken":
-            self._asked.pop(known.uid, None)
             if sought is not None or (known.uid in self._told and self._name < known.dispatcher):
-                return NOTHING  # of two that have begun it at the same time, as neither heard the other, one goes on
+                # Of two that have begun it at the same time, as neither heard the other, one goes on.
+                return self._found(known.uid)
             return self.forget(known.uid, envelope.now)
         if sought is None:
             return NOTHING
         if known.what == "has":
-            del self._asked[known.uid]
             self.ends["had"] += 1
-            return NOTHING
+            return self._found(known.uid)
         sought.answered |= known.what == "answered"
         sought.heard.add(known.dispatcher)
         if sought.waited and not sought.answered and sought.heard >= self._others.keys():
-            return self._begin(known.uid, envelope.now)
+            return (*self._found(known.uid), *self._begin(known.uid, sought, envelope.now))
         return NOTHING
 
 

@@ -135,7 +135,7 @@ class Silence:
         if echo.at > self._early or how == "early":
             lost |= self.line.came(echo, now)
         again = [*self._say_again(now), self.alive(now)] if lost else ()
-        silent = self.in_flight.remove_silent(echo.at) if how is None else ()
+        silent = self.in_flight.remove_silent(echo.at) if how is None and not self.line.waits(now) else ()
         for query in silent:
             if len(self._spoken) >= KEPT:
                 del self._spoken[next(iter(self._spoken))]

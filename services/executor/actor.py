@@ -486,7 +486,8 @@ class Executor:
 
     def _stopping(self, _: Envelope) -> Iterable[Effect]:
         """Queries that have not begun go back to the dispatchers. Running ones are answered within the grace."""
-        return [effect for loaded in self.instances.values() for effect in self._hand_on(loaded)]
+        left = [effect for loaded in self.instances.values() for effect in self._hand_on(loaded)]
+        return [*self.dispatchers.leave(), *left]
 
 
 def make_executor(

@@ -38,7 +38,7 @@ class KnownDispatcher(Struct, eq=False):
     recorded here, as it was silent: it may only have been cut off, and then hears of them again.
 
     parents: queries of which parts came here and that have not ended, each with its body. adopts: it takes over such queries of others. unheard: what was
-    handed back to it while it was not there.
+    handed back to it while it was not there. given: what others got in its stead.
     """
 
     subject: str
@@ -52,6 +52,7 @@ class KnownDispatcher(Struct, eq=False):
     adopts: bool = False
     parents: dict[bytes, tuple[Route, Raw]] = {}
     unheard: list[tuple[HandBack, Any]] = []
+    given: deque[Route] = field(default_factory=lambda: deque(maxlen=AGAIN))
     pending: deque[tuple[DoneBatch, list[Route], Loaded]] = field(default_factory=lambda: deque(maxlen=BATCHES))
 
     def hears(self, at: float, now: float, least: float) -> None:
@@ -76,6 +77,7 @@ class KnownDispatchers(Struct, eq=False):
     queue: str
     worker: str
     silence: float
+    _leaves: bool = False
     _known: dict[str, KnownDispatcher] = {}
     _seq: int = 0  # the highest of those that are forgotten: one that comes back takes no seq for an earlier one
     _over: set[bytes] = set()
@@ -130,19 +132,23 @@ class KnownDispatchers(Struct, eq=False):
             loaded.queue.levels,
         )
         dispatcher.pending.append((done, routes, loaded))
-        if not dispatcher.alive:  # or stopped: then it hears when it goes on that these have ended
+        if self._leaves or not dispatcher.alive:  # or stopped: then it hears when it goes on that these have ended
             dispatcher.recorded = done.seq
             return (*self._outcomes(done, routes, loaded), Publish(dispatcher.subject, done))
         return (Publish(dispatcher.subject, done),)
 
     def say_again(self, name: str) -> Iterable[Effect]:
-        """The last batches whose outcomes this dispatcher has not stored: its connection may have broken. All of them, so that none is missing."""
+        """The last batches whose outcomes this dispatcher has not stored, and what others got in its stead: its connection may have broken. All of them, so
+        that none is missing.
+        """
         dispatcher = self._known.get(name)
         if dispatcher is None:
             return NOTHING
         last = [done for done, _, _ in islice(reversed(dispatcher.pending), AGAIN)]
         again = (replace(done, started=done.finished, storing=None) for done in reversed(last))
-        return [Publish(dispatcher.subject, done) for done in again]
+        gone = list(dispatcher.given)
+        dispatcher.given.clear()
+        return [*(self._taken(name, route) for route in gone), *(Publish(dispatcher.subject, done) for done in again)]
 
     def report_batch(
         self, loaded: Loaded, queries: list[QueuedQuery], batch: int, span: tuple[float, float], cost: float,
@@ -195,6 +201,11 @@ class KnownDispatchers(Struct, eq=False):
                 route.dispatcher, loaded, [route], batch, span, cost, codes, now, counted=query.fetched
             )
 
+    def leave(self) -> list[Effect]:
+        """This executor ends, and a dispatcher may have died unheard: record what none has stored yet. The database keeps one row a uid."""
+        self._leaves = True
+        return [effect for dispatcher in self._known.values() for effect in self._record_missing(dispatcher)]
+
     def heartbeat(self, heartbeat: DispatcherHeartbeat, now: float) -> Iterable[Effect]:
         """A dispatcher lives, and has stored so much. If it leaves, its outcomes are taken over at once."""
         dispatcher = self._of(heartbeat.dispatcher, now)
@@ -204,6 +215,8 @@ class KnownDispatchers(Struct, eq=False):
             while dispatcher.pending and dispatcher.pending[0][0].seq <= seq:
                 dispatcher.pending.popleft()
         dispatcher.adopts = heartbeat.adopts
+        if dispatcher.given and now - dispatcher.since > HEARD:
+            dispatcher.given.clear()  # it has asked for what it missed, if it missed anything
         if heartbeat.leaving:
             return self._take_over(heartbeat.dispatcher, dispatcher, now)
         dispatcher.alive = True
@@ -270,7 +283,7 @@ class KnownDispatchers(Struct, eq=False):
         """This dispatcher did not get this: its heartbeats, or their absence, will say who does."""
         dispatcher = self._known.get(back.route.dispatcher)
         if dispatcher is None or (not dispatcher.alive and not dispatcher.has_ended(back.route)):
-            return to_any(self.subjects, back, headers)
+            return self.to_any(back, headers)
         if dispatcher.alive:
             dispatcher.unheard.append((back, headers))
         return []
@@ -290,13 +303,14 @@ class KnownDispatchers(Struct, eq=False):
         effects = self._hand_on(name, dispatcher, now)
         for back, headers in dispatcher.unheard:
             if not dispatcher.has_ended(back.route):
-                effects.extend(to_any(self.subjects, back, headers))
+                effects.extend(self.to_any(back, headers))
         dispatcher.unheard.clear()
-        for done, routes, loaded in dispatcher.pending:
-            if done.seq > dispatcher.recorded:
-                effects.extend(self._outcomes(done, routes, loaded))
+        return [*effects, *self._record_missing(dispatcher)]
+
+    def _record_missing(self, dispatcher: KnownDispatcher) -> list[Effect]:
+        found = [one for one in dispatcher.pending if one[0].seq > dispatcher.recorded]
         dispatcher.recorded = dispatcher.seq
-        return effects
+        return [effect for one in found for effect in self._outcomes(*one)]
 
     def _hand_on(self, name: str, dispatcher: KnownDispatcher, now: float) -> list[Effect]:
         """Give a dead dispatcher's queries with parts to others, as soon as any are heard. It has ended those that were over when it last heard itself."""
@@ -308,9 +322,19 @@ class KnownDispatchers(Struct, eq=False):
         for uid, (route, body) in dispatcher.parents.items():
             if route.deadline + GRACE > dispatcher.at and not self.is_over(uid):
                 subject = self.subjects.resubmit(heir(uid, adopting))
-                effects += [Publish(subject, HandBack(route, "orphaned", body)), taken(self.subjects, name, route)]
+                effects += [Publish(subject, HandBack(route, "orphaned", body)), self._taken(name, route)]
         dispatcher.parents.clear()
         return effects
+
+    def to_any(self, back: HandBack, headers: Any) -> list[Effect]:
+        """Hand back a query of a dispatcher that is dead. It is told, as it may only have been stopped."""
+        return [Publish(self.subjects.resubmit(), back, "", headers), self._taken(back.route.dispatcher, back.route)]
+
+    def _taken(self, name: str, route: Route) -> Publish:
+        """Tell a dispatcher that is silent, if it only was stopped, that another one has this query now."""
+        if (dispatcher := self._known.get(name)) is not None:
+            dispatcher.given.append(route)
+        return Publish(self.subjects.resubmit(name), HandBack(route, "taken", NO_BODY))
 
     def _outcomes(self, done: DoneBatch, routes: list[Route], loaded: Loaded) -> list[Effect]:
         return [
@@ -327,16 +351,6 @@ class KnownDispatchers(Struct, eq=False):
             )
             for i, route in enumerate(routes)
         ]
-
-
-def to_any(subjects: Subjects, back: HandBack, headers: Any) -> list[Effect]:
-    """Hand back a query of a dispatcher that is dead. It is told, as it may only have been stopped."""
-    return [Publish(subjects.resubmit(), back, "", headers), taken(subjects, back.route.dispatcher, back.route)]
-
-
-def taken(subjects: Subjects, dispatcher: str, route: Route) -> Publish:
-    """Tell a dispatcher that is silent, if it only was stopped, that another one has this query now."""
-    return Publish(subjects.resubmit(dispatcher), HandBack(route, "taken", NO_BODY))
 
 
 def heir(uid: bytes, dispatchers: Iterable[str]) -> str:

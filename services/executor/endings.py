@@ -13,7 +13,7 @@ from services.core.actor import Effect, Envelope, Handler, Inlet, Publish, Undel
 from services.core.deadlines import EarliestDeadline
 from services.core.outcomes import GRACE, PART_GRACE, SPEAKS, RecentAnswers, SentAnswer, default_at
 from services.executor.answers import answer_headers
-from services.executor.dispatchers import KnownDispatchers, to_any
+from services.executor.dispatchers import KnownDispatchers
 from services.executor.instances import Loaded
 from services.executor.queue import QueuedQuery
 
@@ -159,7 +159,7 @@ class Endings:
         """Its dispatcher ends it, or if that is dead, another one. The dead one is told, as it may only have been stopped."""
         back = HandBack(route, reason, body, text)
         if not self._dispatchers.alive(route.dispatcher):
-            return to_any(self._subjects, back, headers)
+            return self._dispatchers.to_any(back, headers)
         return self._hand(back, headers)
 
     def _hand(self, back: HandBack, headers: Any) -> list[Effect]:

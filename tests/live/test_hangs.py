@@ -7,8 +7,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.support.servers.processes import environ, eventually, pids_of
@@ -82,6 +84,25 @@ def test_a_process_that_is_stopped_for_good_is_replaced_and_all_doors_tell_it(sy
         return sum(float(line.rpartition(" ")[2]) for line in hangs) >= 1 and 'infaas_ready{process="up"} 1.0' in lines
 
     assert eventually(counted, LONG), get(metrics_of(system))
+
+
+def test_the_history_says_why_an_executor_ended(system: Whole) -> None:
+    """One that is stopped once goes on until its successor is ready; one that is stopped again is ended, or goes on and leaves if that is ready."""
+    assert eventually(lambda: whole_again(system), LONG)
+    first, began = pids_of(system.directory, "executor"), datetime.now(UTC)
+
+    def gone() -> bool:
+        stop(first)
+        return not set(first) & set(pids_of(system.directory, "executor"))
+
+    def told() -> bool:
+        with psycopg.connect(system.sql) as connection:
+            found = connection.execute("SELECT reason FROM infaas.worker_events WHERE time > %s", (began,)).fetchall()
+        return any("it did not turn for 2 s (stopped by a signal) and was ended" in reason for (reason,) in found)
+
+    assert eventually(gone, LONG)
+    assert eventually(told, LONG)
+    assert eventually(lambda: whole_again(system), LONG)
 
 
 def test_a_database_that_is_stopped_is_told_by_all_and_stops_no_query(system: Whole) -> None:

@@ -77,20 +77,29 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
 
 @pytest.fixture
 def host(secured: Secured, tmp_path: Path) -> Iterator[Host]:
-    others = [  # they make the buckets and streams that it waits for
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", "infaas.cli.run", name],
-            env=environ(**secured.environ(name), INFAAS_BUS__URL=secured.url, INFAAS_DATA_DIR=str(tmp_path / name)),
-            stderr=subprocess.DEVNULL,
-        )
-        for name in ("registrar", "jobs")
-    ]
+    logs = {name: tmp_path / f"{name}.log" for name in ("registrar", "jobs")}
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        variables = environ(**secured.environ(name), INFAAS_BUS__URL=secured.url, INFAAS_DATA_DIR=str(tmp_path / name))
+        with logs[name].open("ab") as log:
+            return subprocess.Popen([sys.executable, "-P", "-m", "infaas.cli.run", name], env=variables, stderr=log)
+
+    others = {name: start(name) for name in logs}  # they make the buckets and streams that it waits for
     made = Host(secured, tmp_path)
+
+    def well() -> bool:
+        for name, process in others.items():
+            if (
+                process.poll() is not None
+            ):  # a server that is slow ends their start; whoever runs them starts them again
+                others[name] = start(name)
+        return made.well()
+
     try:
-        assert eventually(made.well), f"{made.said}{made.log}"
+        assert eventually(well), "".join([made.said, made.log, *(log.read_text() for log in logs.values())])
         yield made
     finally:
-        for process in (made.process, *others):
+        for process in (made.process, *others.values()):
             process.kill()
             process.wait()
 

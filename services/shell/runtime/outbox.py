@@ -162,7 +162,7 @@ class Outbox:
     async def _send(self) -> None:
         pause = 0.1
         while True:
-            if not self._ready:
+            while not self._ready:  # what woke it may have had nothing to send
                 self._idle.set()
                 self._wake.clear()
                 await self._wake.wait()

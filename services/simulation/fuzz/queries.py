@@ -145,7 +145,9 @@ class QueryChecks:
             query.row = row
             if query.replies:
                 self._compare(query, row, now)
-        elif _said(query.row) != _said(row) and not (query.replies and (query.crossed or query.at_once)):
+        elif _said(query.row) != _said(row) and not (
+            query.replies and (query.crossed or query.overtaken or query.at_once)
+        ):
             words = f"one row says {_said(query.row)}, a later one {_said(row)}"
             self._violations.add("one-row", now, words, query.number)
 

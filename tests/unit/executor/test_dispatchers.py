@@ -216,6 +216,33 @@ def test_a_dispatcher_that_was_cut_off_hears_again_what_its_executor_has_recorde
     assert published(alone.tell(Withdraw("d1", "i", [], 0, again=True), silent), DoneBatch) == []
 
 
+def test_an_executor_that_ends_records_what_no_dispatcher_has_stored_which_may_have_died() -> None:
+    alone = Alone()
+    alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW))
+    alone.take("u", NOW + 30)
+    assert rows(alone.run()) == []
+    alone.take("v", NOW + 30)
+    run = alone.begin()
+    assert len(rows(alone.tell(Stopping(1.0)))) == 1
+    assert len(rows(alone.end(run))) == 1, "what it was running then"
+
+
+def test_a_dispatcher_that_was_cut_off_is_told_again_what_others_got() -> None:
+    alone = Alone()
+    alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW))
+    alone.take("u", NOW + 30)
+    silent = NOW + SILENCE + 0.1
+    alone.actor.dispatchers.check(silent)
+    assert [back.reason for _, back in published(alone.tell(Stopping(1.0), silent), HandBack)] == ["gone", "taken"]
+    alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=silent), silent)
+    asks = Withdraw("d1", "i", [], 0, again=True)
+    [(subject, back)] = published(alone.tell(asks, silent), HandBack)
+    assert (subject, back.reason) == ("infaas.resubmit.d1", "taken")
+    for later in (0.6, HEARD + 0.1):
+        alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=silent + later), silent + later)
+    assert published(alone.tell(asks, silent + 2.0), HandBack) == [], "it has been there for long enough to ask"
+
+
 # -- which batches' outcomes a dispatcher has stored
 
 

@@ -133,6 +133,18 @@ async def test_a_successor_with_memory_of_its_own_sends_what_the_one_before_it_c
     assert Kept(system.memory).left() == {}
 
 
+async def test_a_successor_of_one_that_left_nothing_sends_its_own() -> None:
+    system = System()
+    await system.broker.connect().ensure_stream(STREAM)
+    new = system.start()
+    await asyncio.sleep(0)  # it waits for something to send
+    new.inherit(Kept(mmap.mmap(-1, SIZE)))
+    await asyncio.sleep(0)
+    add(new, UIDS[0])
+    await new.close(30.0)
+    assert await system.stored() == UIDS[:1]
+
+
 async def test_without_room_events_go_their_way_as_without_such_memory() -> None:
     system = System()
     kept = Kept(system.memory)
