@@ -46,6 +46,7 @@ _OFTEN = {
         "Submit an offline job: compute the outputs for a file of inputs.",
         ("job submit",),
     ),
+    "apply": Command("infaas.cli.apply:apply", "Make apps, models and pipelines as a file says. Shows a plan first."),
     "status": Command("infaas.cli.doctor:status", "Show the whole system at a glance."),
     "open": Command("infaas.cli.up:open_page", "Open the dashboard, or the gateway's page, in a browser."),
     "logs": Command("infaas.cli.parts:logs", "Show what the services of a system on this machine log."),
@@ -70,6 +71,7 @@ _MORE = {
         "infaas.cli.container:container", "Serve a Python class of your own, in a process of its own."
     ),
     "bench": Command("infaas.cli.bench:bench", "Send load to a running system and measure its answers."),
+    "export": Command("infaas.cli.apply:export", "Print a running system as a file for `infaas apply`."),
     "sql": Command("infaas.cli.sql:sql", "Query the recorded history with SQL, or open psql."),
     "plan": Command(
         "infaas.cli.plan:plan",
