@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from infaas.errors import BadInput
+from infaas.folders import is_mlflow, mlflow_model
 from infaas.samples import CHECKED, arrays_of, by_name, check_finite, columns_of, float32_of, labels_of, numbered
 from infaas.tables import table_of
 from infaas.trial import Trial, try_file
@@ -52,10 +53,12 @@ def convert(
 ) -> Converted:
     """Convert a model to a file in `directory`, and try it on the first sample.
 
-    model: a scikit-learn, XGBoost, LightGBM, torch or Keras object, an onnx.ModelProto, or a path of a file. x: an array, a mapping of input
-    names to arrays, a DataFrame, rows (a list of maps) or columns (a map of lists), a Series or texts; y: labels or targets. metric: None: labels and outputs tell it. allow_nan: samples may
+    model: a scikit-learn, XGBoost, LightGBM, torch or Keras object, an onnx.ModelProto, or a path of a file or of a folder of MLflow. x: an array, a mapping
+    of input names to arrays, a DataFrame, rows (a list of maps) or columns (a map of lists), a Series or texts; y: labels or targets. metric: None: labels and outputs tell it. allow_nan: samples may
     hold NaN. names: of the classes, in the order of the scores; an estimator knows its own. Raises BadInput.
     """
+    if isinstance(model, (str, Path)) and is_mlflow(model):
+        model = mlflow_model(Path(model))
     kind = _FILE if isinstance(model, (str, Path)) else kind_of(model)
     if kind is None:
         raise BadInput(
@@ -286,7 +289,7 @@ def whole_onnx(path: Path, directory: Path) -> Path:
 def _has_external(path: Path) -> bool:
     """Whether the file names files beside it. torch.onnx.export writes them by default."""
     with suppress(OSError):
-        return any(path.parent.glob(f"{path.name}.*")) or any(path.parent.glob(f"{path.stem}*.data"))
+        return any(path.parent.glob(f"{path.name}.*")) or any(path.parent.glob("*.data"))
     return False
 
 

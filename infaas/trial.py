@@ -68,18 +68,11 @@ def _try_onnx(path: Path, given: Mapping[str, Array], key: str) -> Trial | None:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception:
         return None
-    found = session.get_inputs()
-    if not found or any(not one.shape or one.type not in _DATATYPES for one in found):
+    specs = specs_of(session)
+    if not specs:
         return None  # the worker says what is wrong with it
-    specs = [
-        TensorSpec(
-            name=one.name,
-            datatype=_DATATYPES[one.type],
-            shape=[length if isinstance(length, int) else -1 for length in one.shape[1:]],
-        )
-        for one in found
-    ]
-    batch = found[0].shape[0] if isinstance(found[0].shape[0], int) else None
+    first = session.get_inputs()[0].shape[0]
+    batch = first if isinstance(first, int) else None
     feed = _feed(specs, given, key, batch or 1)
     try:
         outputs = session.run(None, feed)
@@ -87,6 +80,21 @@ def _try_onnx(path: Path, given: Mapping[str, Array], key: str) -> Trial | None:
         return Trial(inputs=specs, batch=batch, failed=" ".join(str(error).split())[:200])
     named = dict(zip([one.name for one in session.get_outputs()], outputs, strict=True))
     return _trial(specs, batch, named)
+
+
+def specs_of(session: Any) -> list[TensorSpec]:
+    """The inputs of an ONNX model. Empty: it has none, or such as nobody can send."""
+    found = session.get_inputs()
+    if any(not one.shape or one.type not in _DATATYPES for one in found):
+        return []
+    return [
+        TensorSpec(
+            name=one.name,
+            datatype=_DATATYPES[one.type],
+            shape=[length if isinstance(length, int) else -1 for length in one.shape[1:]],
+        )
+        for one in found
+    ]
 
 
 def _try_pt2(path: Path, given: Mapping[str, Array]) -> Trial | None:

@@ -33,8 +33,12 @@ def spelled(name: str) -> str:
 
 
 class AdminVerb(Checked, frozen=True, kw_only=True, omit_defaults=True, tag=spelled, tag_field="verb"):
-    """An operator's request. one_of: fields of which exactly one is given. taken_back: fields that null takes back, and what that means."""
+    """An operator's request. one_of: fields of which exactly one is given. taken_back: fields that null takes back, and what that means.
 
+    noun: what it changes, by which the command line groups it: `infaas app add` is `add-app`.
+    """
+
+    noun: ClassVar[str] = "app"
     one_of: ClassVar[tuple[str, ...]] = ()
     taken_back: ClassVar[dict[str, str]] = {}
 
@@ -105,6 +109,8 @@ class DeleteApp(AdminVerb, frozen=True, kw_only=True):
 class LinkModel(AdminVerb, frozen=True, kw_only=True):
     """Let an app serve a model."""
 
+    noun = "model"
+
     app: App
     model: Model
     version: Annotated[str | None, TOKEN, VERSION] = None
@@ -115,12 +121,16 @@ class LinkModel(AdminVerb, frozen=True, kw_only=True):
 class UnlinkModel(AdminVerb, frozen=True, kw_only=True):
     """Stop an app from serving a model."""
 
+    noun = "model"
+
     app: App
     model: Model
 
 
 class SetVersion(AdminVerb, frozen=True, kw_only=True):
     """Let an app serve another version of a model that it links, a newer or an older one."""
+
+    noun = "model"
 
     app: App
     model: Model
@@ -178,12 +188,16 @@ class ResetSelection(AdminVerb, frozen=True, kw_only=True):
 class DeleteVersion(AdminVerb, frozen=True, kw_only=True):
     """Delete a version of a model that no app serves, and its variants. Its number is never used again."""
 
+    noun = "model"
+
     model: Model
     version: Version
 
 
 class ReleaseVariant(AdminVerb, frozen=True, kw_only=True):
     """End a variant's quarantine."""
+
+    noun = "model"
 
     variant: Annotated[str, TOKEN, "The quarantined variant that may be loaded again."]
     worker: Annotated[str | None, TOKEN, "Release the variant on this worker only (release-variant)."] = None
@@ -222,6 +236,8 @@ class PipelineHead(Struct, frozen=True, kw_only=True):
 class SetPipeline(PipelineRecord, AdminVerb, frozen=True, kw_only=True):
     """A graph of apps that answers the queries of one, which is made if it is not there: the content of a pipeline's file."""
 
+    noun = "pipeline"
+
     pipeline: Annotated[PipelineHead, "Its name and latency_ms: [pipeline] in the file."]
     output: Outputs
     plan: Annotated[Any, "How to plan it, which only its file needs."] = None
@@ -239,6 +255,8 @@ class SetPipeline(PipelineRecord, AdminVerb, frozen=True, kw_only=True):
 
 class DeployPipeline(AdminVerb, frozen=True, kw_only=True):
     """Serve a pipeline by a plan; without one, as any other app."""
+
+    noun = "pipeline"
 
     app: App
     plan: Annotated[

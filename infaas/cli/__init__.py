@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from errno import EACCES, ENOSPC
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from infaas.cli.output import FAILED, USAGE, Failure, meant, one_line
 
@@ -15,55 +15,116 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 
-# command: its function, and its line in `infaas --help`. `infaas COMMAND --help` prints the function's docstring.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "up": ("infaas.cli.up:up", "Run a whole system on this machine until Ctrl-C."),
-    "demo": ("infaas.cli.demo:demo", "Start a system, register real models, query them and check every answer."),
-    "register": ("infaas.cli.register:register", "Register a trained model: build, measure and list its variants."),
-    "container": ("infaas.cli.container:container", "Serve a Python class of your own, in a process of its own."),
-    "query": ("infaas.cli.query:query", "Send one query and print its answer."),
-    "explain": ("infaas.cli.query:explain", "Show which variant a query would get now, and why not the others."),
-    "submit": ("infaas.cli.jobs:submit", "Submit an offline job: compute the outputs for a file of inputs."),
-    "jobs": ("infaas.cli.jobs:jobs", "List the offline jobs, or follow one."),
-    "cancel": ("infaas.cli.jobs:cancel", "Cancel an offline job or a registration."),
-    "plan": (
-        "infaas.cli.plan:plan",
-        "Plan instances and cost for the loads and objectives in a file. Needs no system.",
+
+class Command(NamedTuple):
+    """function: or the group of commands. summary: its line in `infaas --help`; `infaas COMMAND --help` prints the function's docstring.
+
+    places: what else it is called, by its noun.
+    """
+
+    function: str
+    summary: str
+    places: tuple[str, ...] = ()
+
+
+_OFTEN = {
+    "up": Command("infaas.cli.up:up", "Run a whole system on this machine until Ctrl-C."),
+    "demo": Command("infaas.cli.demo:demo", "Start a system, register real models, query them and check every answer."),
+    "register": Command(
+        "infaas.cli.register:register",
+        "Register a trained model: build, measure and list its variants.",
+        ("model register",),
     ),
-    "simulate": (
-        "infaas.cli.simulate:simulate",
-        "Simulate the load, machines and faults of a file under one or several policies. Needs no system.",
+    "query": Command("infaas.cli.query:query", "Send one query and print its answer.", ("app query",)),
+    "explain": Command(
+        "infaas.cli.query:explain",
+        "Show which variant a query would get now, and why not the others.",
+        ("app explain",),
     ),
-    "replay": (
-        "infaas.cli.replay:replay",
-        "Simulate recorded traffic under other policies: what would it have cost?",
+    "submit": Command(
+        "infaas.cli.jobs:submit",
+        "Submit an offline job: compute the outputs for a file of inputs.",
+        ("job submit",),
     ),
-    "shadow": (
-        "infaas.cli.shadow:shadow",
-        "Run another scaling policy on the live demand, without acting: what would it do and cost?",
+    "apply": Command("infaas.cli.apply:apply", "Make apps, models and pipelines as a file says. Shows a plan first."),
+    "status": Command("infaas.cli.doctor:status", "Show the whole system at a glance."),
+    "open": Command("infaas.cli.up:open_page", "Open the dashboard, or the gateway's page, in a browser."),
+    "logs": Command("infaas.cli.parts:logs", "Show what the services of a system on this machine log."),
+    "doctor": Command(
+        "infaas.cli.doctor:doctor", "Check this machine and the system. Each failed check names its remedy."
     ),
-    "apps": ("infaas.cli.lists:apps", "List the apps."),
-    "models": ("infaas.cli.lists:models", "List the registered models."),
-    "variants": ("infaas.cli.lists:variants", "List the variants with their measured figures."),
-    "registrations": ("infaas.cli.lists:registrations", "List the registrations, with progress and failures."),
-    "selection": ("infaas.cli.lists:selection", "Show what feedback has taught about an app's members."),
-    "workers": ("infaas.cli.lists:workers", "List the workers, their devices and instances."),
-    "pipeline": (
+}
+_NOUNS = {
+    "app": Command("infaas.cli.admin:app", "List, query, add, change and delete apps."),
+    "model": Command(
+        "infaas.cli.admin:model", "List and register models, their versions and variants, and link them to apps."
+    ),
+    "pipeline": Command(
         "infaas.cli.pipeline:pipeline",
         "Add, list, plan, deploy, remove and trace pipelines: apps that other apps answer.",
     ),
-    "admin": ("infaas.cli.admin:admin", "Change apps, their models and versions in a running system."),
-    "auth": ("infaas.cli.auth:auth", "Make, change and revoke credentials for the bus."),
-    "status": ("infaas.cli.doctor:status", "Show the whole system at a glance."),
-    "open": ("infaas.cli.up:open_page", "Open the dashboard, or the gateway's page, in a browser."),
-    "logs": ("infaas.cli.parts:logs", "Show what the services of a system on this machine log."),
-    "restart": ("infaas.cli.parts:restart", "Restart a service of a system on this machine without losing a query."),
-    "sql": ("infaas.cli.sql:sql", "Query the recorded history with SQL, or open psql."),
-    "bench": ("infaas.cli.bench:bench", "Send load to a running system and measure its answers."),
-    "run": ("infaas.cli.run:run", "Run one service, or several in one process."),
-    "settings": ("infaas.cli.settings:settings", "Print every setting with its default, bounds and meaning."),
-    "doctor": ("infaas.cli.doctor:doctor", "Check this machine and the system. Each failed check names its remedy."),
+    "worker": Command("infaas.cli.admin:worker", "List workers, their devices and instances."),
+    "job": Command("infaas.cli.admin:job", "Submit, list, follow and cancel offline jobs."),
 }
+_MORE = {
+    "container": Command(
+        "infaas.cli.container:container", "Serve a Python class of your own, in a process of its own."
+    ),
+    "bench": Command("infaas.cli.bench:bench", "Send load to a running system and measure its answers."),
+    "export": Command("infaas.cli.apply:export", "Print a running system as a file for `infaas apply`."),
+    "sql": Command("infaas.cli.sql:sql", "Query the recorded history with SQL, or open psql."),
+    "plan": Command(
+        "infaas.cli.plan:plan",
+        "Plan instances and cost for the loads and objectives in a file. Needs no system.",
+    ),
+    "simulate": Command(
+        "infaas.cli.simulate:simulate",
+        "Simulate the load, machines and faults of a file under one or several policies. Needs no system.",
+    ),
+    "replay": Command(
+        "infaas.cli.replay:replay",
+        "Simulate recorded traffic under other policies: what would it have cost?",
+    ),
+    "shadow": Command(
+        "infaas.cli.shadow:shadow",
+        "Run another scaling policy on the live demand, without acting: what would it do and cost?",
+    ),
+    "auth": Command("infaas.cli.auth:auth", "Make, change and revoke credentials for the bus."),
+    "restart": Command(
+        "infaas.cli.parts:restart", "Restart a service of a system on this machine without losing a query."
+    ),
+    "run": Command("infaas.cli.run:run", "Run one service, or several in one process."),
+    "settings": Command("infaas.cli.settings:settings", "Print every setting with its default, bounds and meaning."),
+}
+_BEFORE = {
+    "apps": Command("infaas.cli.lists:apps", "List the apps.", ("app list",)),
+    "models": Command("infaas.cli.lists:models", "List the registered models.", ("model list",)),
+    "variants": Command(
+        "infaas.cli.lists:variants", "List the variants with their measured figures.", ("model variants",)
+    ),
+    "registrations": Command(
+        "infaas.cli.lists:registrations",
+        "List the registrations, with progress and failures.",
+        ("model registrations",),
+    ),
+    "selection": Command(
+        "infaas.cli.lists:selection", "Show what feedback has taught about an app's members.", ("app selection",)
+    ),
+    "workers": Command("infaas.cli.lists:workers", "List the workers, their devices and instances.", ("worker list",)),
+    "jobs": Command("infaas.cli.jobs:jobs", "List the offline jobs, or follow one.", ("job list", "job show")),
+    "cancel": Command("infaas.cli.jobs:cancel", "Cancel an offline job or a registration.", ("job cancel",)),
+    "admin": Command("infaas.cli.admin:admin", "Change apps, their models and versions, by the verbs' full names."),
+}
+# What `infaas --help` shows, by headings.
+_SHOWN = {
+    "Often used": _OFTEN,
+    "By noun: infaas NOUN VERB, as infaas app list": _NOUNS,
+    "More": _MORE,
+    "Names of 0.1, which go on: each is a verb of a noun": _BEFORE,
+}
+COMMANDS: dict[str, Command] = {name: one for part in _SHOWN.values() for name, one in part.items()}
+_GROUPS = "infaas.cli.admin:"
+_MEANT = {"ps": "status"}  # words that people try
 
 
 # Our own exceptions. Their texts need no further words.
@@ -96,18 +157,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build(command: str | None = None) -> "App":
     """The command line with all commands; none of their modules is imported yet. command: the one whose full help is wanted."""
-    from cyclopts import App  # noqa: PLC0415  (service processes start through this package without it)
+    from cyclopts import App, Group  # noqa: PLC0415  (service processes start through this package without it)
 
     app = App(
         name="infaas",
-        help="Model-less inference serving: a query says what it needs, and the system picks the model variant.",
+        help="Model-less inference serving: a query says what it needs, and the system picks the model variant."
+        " `infaas help COMMAND` says what a command takes.",
         version=_version,
+        version_flags=["--version", "-v"],
         result_action="return_value",
     )
-    for order, (name, (function, summary)) in enumerate(COMMANDS.items()):
-        app.command(
-            function, name=name, help=None if name == command else summary, sort_key=order, version_flags=[]
-        )  # `--version` of a command is a model's
+    for place, (title, commands) in enumerate(_SHOWN.items()):
+        group = Group(title, sort_key=place)
+        for order, (name, (function, summary, _)) in enumerate(commands.items()):
+            about = None if name == command else summary
+            # `--version` of a command is a model's. Groups have said so of theirs.
+            more: dict[str, Any] = {} if function.startswith(_GROUPS) else {"version_flags": []}
+            app.command(function, name=name, help=about, sort_key=order, group=group, **more)
     app.register_install_completion_command(sort_key=len(COMMANDS))
     return app
 
@@ -115,6 +181,10 @@ def build(command: str | None = None) -> "App":
 def _run(arguments: Sequence[str]) -> int:
     from cyclopts import CycloptsError  # noqa: PLC0415
 
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    if arguments and arguments[0] in _MEANT:
+        arguments = [_MEANT[arguments[0]], *arguments[1:]]
     try:
         result = build(next(iter(arguments), None))(_with_dashes(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
@@ -147,6 +217,9 @@ def _usage_error(error: "CycloptsError") -> str:
     match error:
         case exceptions.UnknownCommandError() if unused:
             word = (error.unused_tokens or [""])[0]
+            if error.command_chain and error.app is not None:
+                verbs = [name for name in error.app if not name.startswith("-")]
+                return f"{command} has no verb {word!r}: use {', '.join(verbs)}{meant(word, verbs)}"
             return f"there is no command {word!r}{meant(word, COMMANDS) or '; `infaas --help` lists all'}"
         case exceptions.UnknownOptionError():
             word = error.token.keyword or error.token.value

@@ -1,19 +1,22 @@
-"""`infaas admin VERB`: an operator's changes to a running system, sent as `infaas.admin.<verb>` on the bus.
+"""`infaas app|model|worker|job VERB`: commands grouped by what they are about, and `infaas admin VERB`, an operator's changes by their full names.
 
-Verbs, options and their help are those of the messages in bus/messages/verbs.py.
+Operators' verbs, their options and help are those of the messages in bus/messages/verbs.py, which are sent as `infaas.admin.<verb>`. Which
+other commands a group has says the table of commands (infaas/cli/__init__.py).
 """
 
-from collections.abc import Iterator
-from dataclasses import fields as options_of
+from collections.abc import Callable, Mapping
+from dataclasses import fields as options_in
+from pathlib import Path
 from typing import Annotated, Any, get_origin
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 from msgspec import NODEFAULT, Struct
 
 from bus.fields import Field, fields_of
 from bus.messages.verbs import ADMIN_VERBS, AdminVerb, body_of
+from infaas.cli import COMMANDS
 from infaas.cli.options import DataDir, Json, Names, Whole, json_or_text, names, options_class
-from infaas.cli.output import meant, render_done, show, usage
+from infaas.cli.output import render_done, show, usage
 from infaas.connecting import with_client
 
 Flag = Annotated[bool, Parameter(negative="")]
@@ -29,19 +32,8 @@ def _in_options(verb: type[AdminVerb]) -> bool:
 VERBS = {verb: kind for verb, kind in ADMIN_VERBS.items() if _in_options(kind)}
 
 
-def _split(verb: type[AdminVerb]) -> tuple[list[str], list[str]]:
-    """The fields that a verb needs, and those that it may have."""
-    fields = body_of(verb)
-    needed = [name for name, one in fields.items() if one.default is NODEFAULT]
-    return needed, [name for name in fields if name not in needed]
-
-
 def _option(field: str) -> str:
     return f"--{field.replace('_', '-')}"
-
-
-def _taken_back(verb: type[AdminVerb]) -> list[str]:
-    return [f"no_{field}" for field in verb.taken_back]
 
 
 def _type_of(field: Field) -> Any:
@@ -54,87 +46,61 @@ def _type_of(field: Field) -> Any:
     return str | None if field.type is Any else field.type | None
 
 
-def _help_of(name: str) -> str:
-    """What the verbs that have a field say of it. Where they differ, with the verb."""
-    said: dict[str, list[str]] = {}
-    for verb, kind in VERBS.items():
-        if name in fields_of(kind):
-            said.setdefault(fields_of(kind)[name].meaning, []).append(verb)
-    if len(said) == 1:
-        return next(iter(said))
-    return " ".join(f"{meaning.removesuffix('.')} ({', '.join(verbs)})." for meaning, verbs in said.items())
+def _help_of(kind: type[AdminVerb], field: Field) -> str:
+    """What an option means, and whether the verb needs it."""
+    if field.name in kind.one_of:
+        return f"{field.meaning} Needed: one of {', '.join(map(_option, kind.one_of))}."
+    return f"{field.meaning}{' Needed.' * (field.default is NODEFAULT)}"
 
 
-def _options() -> Iterator[tuple[str, Any, Any]]:
-    """An option for each field of any verb, beside `app`, which may also stand right after the verb."""
-    made: set[str] = {"app"}
-    for kind in VERBS.values():
-        for field in fields_of(kind).values():
-            name = field.name
-            if name not in made:
-                made.add(name)
-                parameter = Parameter(name=NAMES_OF.get(name), help=_help_of(name))
-                yield name, Annotated[_type_of(field), parameter], False if field.type is bool else None
-            if name in kind.taken_back and f"no_{name}" not in made:
-                made.add(f"no_{name}")
-                yield f"no_{name}", Annotated[Flag, Parameter(help=kind.taken_back[name])], False
+def _options(kind: type[AdminVerb], leave: str) -> Any:
+    """The options of a verb: its fields but one, and what null takes back."""
+    made: list[tuple[str, Any, Any]] = []
+    for field in fields_of(kind).values():
+        if field.name != leave:
+            parameter = Parameter(name=NAMES_OF.get(field.name), help=_help_of(kind, field))
+            made.append((field.name, Annotated[_type_of(field), parameter], False if field.type is bool else None))
+        if field.name in kind.taken_back:
+            about = Parameter(help=kind.taken_back[field.name])
+            made.append((f"no_{field.name}", Annotated[Flag, about], False))
+    return options_class(f"{kind.__name__}Options", made)
 
 
-VerbOptions: Any = options_class("VerbOptions", [*_options()])
-NO_OPTIONS = VerbOptions()
-
-
-def admin(
-    verb: str,
-    /,
-    app: str | None = None,
-    *,
-    options: VerbOptions = NO_OPTIONS,
-    data_dir: DataDir = None,
-    json: Json = False,
-) -> int:
-    """Change a running system: its apps, the models that they serve, how batches are formed, and quarantined variants. Prints `done`.
-
-    Nothing restarts. The verbs, with the options that each needs and may have:
-
-    VERBS
-
-    The app may also stand right after the verb.
-
-    Example: `infaas admin set-version digits --model cnn --version 1`
-
-    Example: `infaas admin set-selection digits --policy exp4 --members mlp cnn --cache-mb 64`
-
-    Parameters
-    ----------
-    verb
-        What to change.
-    app
-        Name of the app.
-
-    """
-    if verb not in VERBS:
-        usage(f"there is no verb {verb!r}: use {', '.join(VERBS)}{meant(verb, VERBS)}")
+def command_of(verb: str, first: str) -> Callable[..., int]:
+    """The command of an operator's verb. first: the field that may also stand right after the verb, without its option."""
     kind = VERBS[verb]
-    values = {"app": app} | {one.name: getattr(options, one.name) for one in options_of(options)}
+    options = _options(kind, first)
+    empty = options()
+
+    def run(
+        target: str | None = None, *, options: Any = empty, data_dir: Path | None = None, json: bool = False
+    ) -> int:
+        values = {first: target} | {one.name: getattr(options, one.name) for one in options_in(options)}
+        body = _body(verb, kind, values)
+        show(with_client(data_dir, lambda client: client.admin(verb, **body)), json, render_done)
+        return 0
+
+    about = Parameter(name=NAMES_OF.get(first, _option(first)), help=_help_of(kind, fields_of(kind)[first]))
+    hints = {"target": Annotated[str | None, about], "options": options, "data_dir": DataDir, "json": Json}
+    run.__annotations__ = {**hints, "return": int}
+    run.__doc__ = f"{kind.__doc__}\n\nPrints `done`. Nothing restarts."
+    return run
+
+
+def _body(verb: str, kind: type[AdminVerb], values: dict[str, Any]) -> dict[str, Any]:
+    """The body of a request. Ends the command (bad usage) if something is missing or is said twice."""
     given = {name: value for name, value in values.items() if value is not None and value is not False}
-    needed, possible = _split(kind)
-    known = (*needed, *possible, *_taken_back(kind))
-    unused = [_option(name) for name in given if name not in known]
-    if unused:
-        usage(f"{verb} takes no {', '.join(unused)}")
-    back = {name.removeprefix("no_"): None for name in _taken_back(kind) if given.pop(name, False)}
+    back = {name: None for name in kind.taken_back if given.pop(f"no_{name}", False)}
     for field in back:
         if field in given:
             usage(f"{_option(field)} and {_option(f'no_{field}')}: give one of both")
-    given = {name: _value(fields_of(kind)[name], value) for name, value in given.items()} | back
-    missing = [_option(name) for name in needed if name not in given]
+    body = {name: _value(fields_of(kind)[name], value) for name, value in given.items()} | back
+    missing = [_option(name) for name, one in body_of(kind).items() if one.default is NODEFAULT and name not in body]
     if missing:
         usage(f"{verb} needs {' and '.join(missing)}")
-    if kind.one_of and sum(name in given for name in kind.one_of) != 1:
+    if kind.one_of and sum(name in body for name in kind.one_of) != 1:
         usage(f"{verb} needs exactly one of {', '.join(map(_option, kind.one_of))}")
-    show(with_client(data_dir, lambda client: client.admin(verb, **given)), json, render_done)
-    return 0
+    return body
 
 
 def _value(field: Field, value: Any) -> Any:
@@ -144,15 +110,30 @@ def _value(field: Field, value: Any) -> Any:
     return [*names(_option(field.name), value, "names")] if get_origin(field.type) is list else value
 
 
-def _line(verb: str, kind: type[AdminVerb]) -> str:
-    """A verb in the help: what it does, and its options."""
-    needed, possible = _split(kind)
-    possible = [name for name in possible if name not in kind.one_of] + _taken_back(kind)
-    said = [f"`{_option(name)}`" for name in needed]
-    said += [f"one of {', '.join(f'`{_option(name)}`' for name in kind.one_of)}"] if kind.one_of else []
-    takes = ", ".join(said) + (f"; may have {', '.join(f'`{_option(name)}`' for name in possible)}" if possible else "")
-    words = " ".join((kind.__doc__ or "").split())
-    return f"* {verb}: {takes}. {words}"
+# -- the groups
 
 
-admin.__doc__ = (admin.__doc__ or "").replace("VERBS", "\n    ".join(_line(*one) for one in VERBS.items()))
+def _first(kind: type[AdminVerb], wanted: str) -> str:
+    return wanted if wanted in fields_of(kind) else next(iter(body_of(kind)))
+
+
+def _group(noun: str, verbs: Mapping[str, Callable[..., int]]) -> App:
+    """The commands about one kind of thing: those of the table, then operators' verbs."""
+    group = App(name=noun, help=COMMANDS[noun].summary, version_flags=[], result_action="return_value")
+    found = ([*place.split(" "), one.function] for one in COMMANDS.values() for place in one.places)
+    own: dict[str, Any] = {verb: function for kind, verb, function in found if kind == noun}
+    for order, (verb, function) in enumerate({**own, **verbs}.items()):
+        group.command(function, name=verb, sort_key=order, version_flags=[])
+        group[verb]  # imports it, so that the group's help says what it does
+    return group
+
+
+def _of(noun: str) -> App:
+    kinds = {verb: kind for verb, kind in VERBS.items() if kind.noun == noun}
+    return _group(
+        noun, {one.removesuffix(f"-{noun}"): command_of(one, _first(kind, noun)) for one, kind in kinds.items()}
+    )
+
+
+app, model, worker, job = map(_of, ("app", "model", "worker", "job"))
+admin = _group("admin", {verb: command_of(verb, _first(kind, "app")) for verb, kind in VERBS.items()})

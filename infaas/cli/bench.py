@@ -36,8 +36,8 @@ _TEMPORARY = ("deadline", "overloaded")  # refusals after which another try may 
 
 
 def bench(
-    *,
     app: Annotated[list[str], Parameter(negative="")],
+    *,
     input: Path | None = None,
     input_key: str | None = None,
     items: Annotated[Whole, Parameter(validator=Number(gte=1, lte=65_536))] = 1,
@@ -54,7 +54,7 @@ def bench(
     A closed loop keeps a fixed number of queries in flight. An open loop sends each query when it is due, however slow the answers
     are; latency counts from the due time. Both wait for a first answer before they start. Exits 1 if no query was answered.
 
-    Example: `infaas bench --app digits --rate 200 --latency-ms 50`
+    Example: `infaas bench digits --rate 200 --latency-ms 50`
 
     Parameters
     ----------

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import socket
 import textwrap
 import time
@@ -20,7 +19,7 @@ from bus.port import Bus, BusError, Delivery, NoResponders
 from bus.subjects import Subjects
 from infaas.cli.machine_checks import CheckFailed, Finding, check_machine, run_async_check
 from infaas.cli.options import DataDir, Json, Wide
-from infaas.cli.output import FAILED, WIDTH, show
+from infaas.cli.output import FAILED, line_width, show
 from infaas.connecting import SystemAddress, connect, data_place, locate
 from infaas.errors import InfaasError, NotConnected
 
@@ -81,7 +80,7 @@ def _check_system(data_dir: Path | None) -> list[Finding]:
 
 
 def _render(document: dict[str, list[dict[str, str]]]) -> None:
-    width = max(_NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns)
+    width = max(_NARROWEST, line_width())
     for finding in document["checks"]:
         head = f"{_MARKS[finding['state']]}  {finding['check']:18} "
         print(textwrap.fill(finding["detail"], width, initial_indent=head, subsequent_indent=_INDENT))

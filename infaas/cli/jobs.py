@@ -26,8 +26,8 @@ Seconds = Annotated[float | None, Parameter(help="Longest wait in seconds. The j
 
 
 def submit(
-    *,
     app: str,
+    *,
     input: str,
     output: str,
     accuracy: float | None = None,
@@ -43,7 +43,7 @@ def submit(
 
     Prints the job's id at once. Offline jobs run when online queries leave capacity.
 
-    Example: `infaas submit --app digits --input .infaas/jobs/pictures.npy --output .infaas/jobs/scores.npy --wait`
+    Example: `infaas submit digits --input .infaas/jobs/pictures.npy --output .infaas/jobs/scores.npy --wait`
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ from infaas.connecting import find_sql, with_client
 Item = dict[str, Any]
 
 
-def apps(*, app: str | None = None, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
+def apps(app: str | None = None, *, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
     """List the apps with their models, inputs, outputs, latency objective, and the share of queries answered in time beside its target.
 
     A pipeline has vertices instead of models. An app that is a stage of pipelines is asked by them, too: such visits are parts of the pipelines'
@@ -47,8 +47,8 @@ def apps(*, app: str | None = None, data_dir: DataDir = None, wide: Wide = False
 
 
 def models(
-    *,
     app: str | None = None,
+    *,
     model: str | None = None,
     data_dir: DataDir = None,
     wide: Wide = False,
@@ -68,8 +68,8 @@ def models(
 
 
 def variants(
-    *,
     app: str | None = None,
+    *,
     model: str | None = None,
     data_dir: DataDir = None,
     wide: Wide = False,
@@ -79,7 +79,7 @@ def variants(
 
     Computed US$/1,000: what 1,000 queries cost by the profile and the prices, without idle time. `infaas sql` has what was charged.
 
-    Example: `infaas variants --app digits`
+    Example: `infaas variants digits`
 
     Parameters
     ----------
@@ -95,11 +95,11 @@ def variants(
 
 
 def selection(
-    *, app: str, context: str | None = None, data_dir: DataDir = None, wide: Wide = False, json: Json = False
+    app: str, *, context: str | None = None, data_dir: DataDir = None, wide: Wide = False, json: Json = False
 ) -> int:
     """Show what feedback has taught about the members of an app's selection: their weights, and the probability that each is asked.
 
-    Example: `infaas selection --app digits`
+    Example: `infaas selection digits`
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def workers(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False)
     return _list(data_dir, json, wide, (), "", lambda c: c.workers(), _render_workers)
 
 
-def registrations(*, app: str | None = None, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
+def registrations(app: str | None = None, *, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
     """List the registrations with their progress, those that failed with the reason. `infaas cancel ID` cancels one.
 
     Parameters

@@ -154,8 +154,13 @@ class Column(NamedTuple):
 
 
 NARROWEST = 24  # characters of a column that flows
-CRAMPED = 10  # of any text, where the columns that must stay are too wide together
-WIDTH = 80  # where there is no terminal
+_INDENT = "    "  # of an item's further lines
+
+
+def line_width() -> int:
+    """Characters of a line: as many as the terminal has, or COLUMNS says. In a pipe nothing wraps."""
+    told = sys.stdout.isatty() or os.environ.get("COLUMNS")
+    return shutil.get_terminal_size().columns if told else sys.maxsize
 
 
 def print_table(
@@ -165,45 +170,61 @@ def print_table(
     if not items:
         print(empty)
         return
-    width = sys.maxsize if wide else shutil.get_terminal_size((WIDTH, 24)).columns
+    width = sys.maxsize if wide else line_width()
     cells = {
         one: [one.value(item) if callable(one.value) else item.get(one.value) for item in items] for one in columns
     }
     texts = {column: [text(value) for value in values] for column, values in cells.items()}
     full = {one: max(map(len, [*one.title.split("\n"), *values])) for one, values in texts.items()}
-    least = {column: min(full[column], NARROWEST) if column.flows else full[column] for column in columns}
+    floor = {
+        one: max(1, *map(len, [*one.title.split("\n"), *" ".join(values).split()])) for one, values in texts.items()
+    }
+    least = {one: min(full[one], max(NARROWEST, floor[one])) if one.flows else full[one] for one in columns}
     shown = list(columns)
-    while sum(least[one] + 2 for one in shown) - 2 > width and any(one.rank for one in shown):
+    while _together(shown, least) > width and any(one.rank for one in shown):
         shown.remove(max(reversed(shown), key=lambda one: one.rank))
     right = {one for one in shown if all(value is None or isinstance(value, (int, float)) for value in cells[one])}
-    _cramp(least, [one for one in shown if one not in right], sum(least[one] + 2 for one in shown) - 2 - width)
-    room = width - sum(least[one] + 2 for one in shown if not one.flows)
-    widths = {one: max(least[one], min(full[one], room)) if one.flows else least[one] for one in shown}
-    titles = [one.title.split("\n") for one in shown]
-    most = max(map(len, titles))
-    rows = [[[""] * (most - len(title)) + title for title in titles]]
-    rows += [[_lines(texts[one][row], widths[one]) for one in shown] for row in range(len(items))]
-    for parts in rows:
-        for line in range(max(1, *map(len, parts))):
-            found = [part[line] if line < len(part) else "" for part in parts]
-            pairs = zip(shown, found, strict=True)
-            aligned = [cell.rjust(widths[one]) if one in right else cell.ljust(widths[one]) for one, cell in pairs]
-            print("  ".join(aligned).rstrip())
+    while _together(shown, least) > width and (wide_ones := [one for one in shown if least[one] > floor[one]]):
+        least[max(wide_ones, key=least.__getitem__)] -= 1
+    lines = _folded(shown, least, width)
+    for place, part in enumerate(lines):
+        room = (
+            width - len(_INDENT) * (place > 0) - _together(part, least) + sum(least[one] for one in part if one.flows)
+        )
+        least |= {one: max(least[one], min(full[one], room)) for one in part if one.flows}
+    for row in range(-1, len(items)):
+        for place, part in enumerate(lines):
+            found = [_lines(texts[one][row], least[one]) if row >= 0 else one.title.split("\n") for one in part]
+            most = max(1, *map(len, found))
+            for line in range(most):
+                at = [line - (most - len(one)) * (row < 0) for one in found]  # titles stand at the bottom
+                said = [one[i] if 0 <= i < len(one) else "" for one, i in zip(found, at, strict=True)]
+                pairs = zip(part, said, strict=True)
+                aligned = [cell.rjust(least[one]) if one in right else cell.ljust(least[one]) for one, cell in pairs]
+                print((_INDENT * (place > 0) + "  ".join(aligned)).rstrip())
     if len(shown) < len(columns):
         left = ", ".join(one.title.replace("\n", " ") for one in columns if one not in shown)
         progress(f"(not shown: {left}; --wide shows all)")
 
 
+def _together(columns: Sequence[Column], widths: Mapping[Column, int]) -> int:
+    return sum(widths[one] + 2 for one in columns) - 2
+
+
+def _folded(columns: Sequence[Column], widths: Mapping[Column, int], width: int) -> list[list[Column]]:
+    """The columns by the lines that an item takes: one, unless the names are too long for it, which are never broken."""
+    lines: list[list[Column]] = [[]]
+    for one in columns:
+        if lines[-1] and _together([*lines[-1], one], widths) + len(_INDENT) * (len(lines) > 1) > width:
+            lines.append([])
+        lines[-1].append(one)
+    return lines
+
+
 def _lines(words: str, width: int) -> list[str]:
-    return [words] if len(words) <= width else textwrap.wrap(words, width)
-
-
-def _cramp(least: dict[Column, int], shown: Sequence[Column], excess: int) -> None:
-    """Narrow the widest of these columns until nothing is in excess, or none can be narrower."""
-    floor = {one: max(CRAMPED, *map(len, one.title.split("\n"))) for one in shown}
-    while excess > 0 and (wide := [one for one in shown if least[one] > floor[one]]):
-        least[max(wide, key=least.__getitem__)] -= 1
-        excess -= 1
+    if len(words) <= width:
+        return [words]
+    return textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False)
 
 
 COMPUTED = "computed\nUS$/1,000"  # title of a column of `cost_per_1000`: what 1,000 queries cost by the profile, without idle time

@@ -36,8 +36,8 @@ _MAX_ITEMS = 20  # items of an output that are printed
 
 
 def query(
-    *,
     app: str | None = None,
+    *,
     input: Path | None = None,
     input_key: str | None = None,
     json_input: str | None = None,
@@ -53,7 +53,7 @@ def query(
 
     Exits 1 if the query is refused. Then stderr has the reason, the closest variant and the time after which to try again.
 
-    Example: `infaas query --app digits --input pictures.npy --accuracy 0.97`
+    Example: `infaas query digits --input pictures.npy --accuracy 0.97`
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def query(
     if input_key is not None and input is None:
         usage("--input-key: names an array of a file: give the file with --input")
     if app is None and needs.model is None:
-        usage("name an app (--app) or a registered model (--model)")
+        usage("name an app, as in infaas query APP, or a registered model (--model)")
     x = read_json(json_input) if json_input is not None else read_input(input or STDIN, key=input_key)
     wanted = needs.to_needs()
     wanted["id"] = id
@@ -191,14 +191,14 @@ _MEMBER_COLUMNS = (
 
 
 def explain(
-    *, app: str, needs: NeedOptions = NO_NEEDS, data_dir: DataDir = None, wide: Wide = False, json: Json = False
+    app: str, *, needs: NeedOptions = NO_NEEDS, data_dir: DataDir = None, wide: Wide = False, json: Json = False
 ) -> int:
     """Show which variant would answer a query with these requirements now, and why each other variant would not.
 
     Sends no query and changes nothing. Where several models answer together: which of them would be asked, and why. Of a pipeline: the same of
     each of its stages, with its share of the latency objective.
 
-    Example: `infaas explain --app digits --accuracy 0.97 --latency-ms 20`
+    Example: `infaas explain digits --accuracy 0.97 --latency-ms 20`
 
     Parameters
     ----------

@@ -21,12 +21,16 @@ from infaas.cli.output import (
     show,
     usage,
 )
+from infaas.client import Client
 from infaas.connecting import connect
 from infaas.errors import RegistrationFailed
+from infaas.folders import example_of, is_mlflow, mlflow_model, own_answers
+from infaas.inputs import read_arrays
 from infaas.registering import document_of, status_document
 
 if TYPE_CHECKING:
     from bus.messages.public import RegistrationStatus
+    from infaas.registering import OnProgress
 
 
 COLUMNS = (
@@ -59,7 +63,7 @@ def register(
     *,
     app: str,
     model: str | None = None,
-    validation: Path,
+    validation: Path | None = None,
     metric: Literal["top1", "top5", "mae", "rmse"] | None = None,
     default_output: str | None = None,
     labels: str | None = None,
@@ -79,14 +83,15 @@ def register(
     Parameters
     ----------
     model_file
-        The model: .onnx, or .pt2 of torch.export if torch is installed. TorchScript only if the operator allows it. Or the URL of a model on an
+        The model: .onnx, or .pt2 of torch.export if torch is installed. TorchScript only if the operator allows it. Or a folder of MLflow. Or the URL of a model on an
         engine that speaks the Open Inference Protocol, http://HOST:PORT/v2/models/NAME, if the operator names that host.
     app
         The app that the model serves. An app's first registration fixes the inputs and outputs of all its models.
     model
         Name of the model, unique in the cluster. Default: the app's. One app's models that answer together need names of their own.
     validation
-        An .npz file with inputs (first axis: items) and their labels. Accuracy is measured on them.
+        An .npz file with inputs (first axis: items) and their labels. Accuracy is measured on them. Without it a folder's model is measured
+        against its own answers to the folder's input example.
     metric
         How outputs are scored against the labels. Default: as labels and outputs tell, top1 of classes and mae of targets. An error e of
         mae or rmse counts as the accuracy 1 / (1 + e).
@@ -99,6 +104,8 @@ def register(
         Format of the model file, if its name does not tell.
 
     """
+    if validation is None and not is_mlflow(model_file):
+        usage("register needs --validation: write --validation FILE.npz, `infaas register --help` lists what it takes")
     options: dict[str, Any] = asdict(stated) | {
         "metric": metric,
         "default_output": None if default_output is None else json_or_text(default_output),
@@ -118,6 +125,9 @@ def register(
                     said = f"{status.progress:4.0%} {status.state}: {status.step}"
                     shown(status.step, status.progress, line=said, key=status.step)
 
+                if is_mlflow(model_file):
+                    return await _folder(client, Path(model_file), validation, app, model, on_progress, options)
+                assert validation is not None, "checked above"
                 status = await client.register(
                     model_file, app=app, model=model, validation=validation, on_progress=on_progress, **options
                 )
@@ -137,6 +147,32 @@ def register(
         fail(str(failed))
     show(document, json, render_dry_run if stated.dry_run else lambda found: _render(found, wide))
     return 0
+
+
+async def _folder(
+    client: Client,
+    folder: Path,
+    validation: Path | None,
+    app: str,
+    name: str | None,
+    on_progress: "OnProgress",
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Register the model of MLflow's folder, on labelled samples or on the folder's input example. The document that is printed."""
+    keys = options.pop("inputs_key"), options.pop("labels_key")
+    del options["format"]
+    if validation is not None:
+        arrays = read_arrays(validation)
+        if missing := [key for key in keys if key not in arrays]:
+            fail(
+                f"{validation} has no array {missing[0]!r}, only {', '.join(arrays)}: name it by --inputs-key or --labels-key"
+            )
+        x, y = (arrays[key] for key in keys)
+    else:
+        opened = await asyncio.to_thread(mlflow_model, folder)
+        x, y = await asyncio.to_thread(own_answers, opened, example_of(folder))
+        progress(f"no labels: measured against its own answers to the {len(y)} items of the folder's example")
+    return await client.register(str(folder), x, y, app=app, name=name, on_progress=on_progress, **options)
 
 
 def names_of(given: str) -> list[str]:

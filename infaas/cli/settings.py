@@ -1,6 +1,5 @@
 """`infaas settings`: every setting with its default, bounds and meaning, as a table, as JSON, or as a file for --config."""
 
-import shutil
 import textwrap
 from collections.abc import Iterator
 from itertools import groupby
@@ -9,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from infaas.cli.options import Json
-from infaas.cli.output import meant, print_json, usage
+from infaas.cli.output import line_width, meant, print_json, usage
 from services.core.settings import Setting, Settings, described
 from services.core.settings.fields import NAME_IN_KEY
 from services.simulation.scenario.toml import value_text
@@ -48,7 +47,7 @@ def settings(
     elif json:
         print_json([{**one._asdict(), "variable": _variable(one.key)} for one in shown])
     else:
-        for line in as_text(shown, shutil.get_terminal_size((120, 0)).columns):
+        for line in as_text(shown, line_width()):
             print(line)
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from infaas.cli.options import DataDir, Json
-from infaas.cli.output import fail, one_line, show, usage
+from infaas.cli.output import fail, line_width, one_line, show, usage
 from infaas.connecting import find_sql
 
-_WIDEST = 60  # characters of a printed cell, except in the last column; --json prints all
+_WIDEST = 64  # characters of a cell on a terminal, as many as a name may have; the last column and pipes get all
 
 
 def sql(query: str | None = None, *, data_dir: DataDir = None, json: Json = False) -> None:
@@ -123,7 +123,7 @@ def _text(cell: Any) -> str:
 
 def _cell(cell: Any) -> str:
     text = _text(cell)
-    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
+    return text if len(text) <= _WIDEST or line_width() == sys.maxsize else text[: _WIDEST - 1] + "…"
 
 
 def _psql(dsn: str) -> None:

@@ -19,9 +19,12 @@ MOST_UNPROVEN = 0  # it may only shrink
 
 
 def options() -> list[str]:
-    """`command --option` of all commands."""
+    """`command --option` of all commands. Those of operators' verbs are their fields."""
     app = build()
-    arguments = ((command, one) for command in COMMANDS for one in app[command].assemble_argument_collection())
+    verbs = {"app", "model", "worker", "job", "admin"}
+    arguments = (
+        (one, each) for one in COMMANDS if one not in verbs for each in app[one].assemble_argument_collection()
+    )
     named = ((command, [name for name in one.names if name.startswith("--")]) for command, one in arguments)
     return [f"{command} {names[0]}" for command, names in named if names]
 

@@ -63,7 +63,7 @@ TABLES: dict[str, Callable[[], Any]] = {
     }], "", wide=False),
     "auth": lambda: print_table([{
         "name": "somebody-with-a-name", "roles": ["operator", "dashboard"], "app": "classify-street-signs", "worker": "worker-17",
-        "keys": [{"created": "2026-11-17T08:00:00+00:00"}], "credentials": "/etc/infaas/credentials/" + "somebody" * 8,
+        "keys": [{"created": "2026-11-17T08:00:00+00:00"}], "credentials": "/etc/infaas/credentials/" + "somebody" * 6,
     }], auth._COLUMNS, ""),
     "pipeline": lambda: print_table([{
         "pipeline": "social-media-pictures", "vertex": "find-the-faces", "app": "classify-street-signs", "variant": VARIANT["variant"],

@@ -21,7 +21,6 @@ def test_help_names_every_command_and_is_its_docstring() -> None:
     assert done.returncode == 0
     for verb in VERBS:
         assert verb in done.stdout
-    assert "Example: infaas admin set-version" in done.stdout
 
 
 def test_help_imports_no_command() -> None:
@@ -33,6 +32,8 @@ def test_help_imports_no_command() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_says_in_full_what_it_does(name: str) -> None:
+    if COMMANDS[name].function.startswith("infaas.cli.admin:"):
+        return  # a group: its commands say it
     short, full = build()[name].help, build(name)[name].help
     assert short.endswith((".", "?"))
     assert full.partition("\n")[0].strip().endswith((".", "?"))
@@ -83,9 +84,10 @@ def test_bad_usage_exits_2_with_one_line(arguments: list[str], capsys: pytest.Ca
             "query: --input needs a value: write it after --input, `infaas query --help` lists what it takes",
         ),
         (
-            "query digits",
-            "query does not take 'digits': write each value after its option, `infaas query --help` lists them",
+            "query digits more",
+            "query does not take 'more': write each value after its option, `infaas query --help` lists them",
         ),
+        ("job lst", "job has no verb 'lst': use submit, list, show, cancel; did you mean 'list'?"),
         ("pipeline lst", "there is no verb 'lst': use add, list, plan, deploy, remove, trace; did you mean 'list'?"),
     ],
 )
@@ -108,7 +110,7 @@ OF_A_SYSTEM = {  # each command that asks one, with what else it needs
     "register": "m.onnx --app a --validation v.npz", "container": "own:A --app a --validation v.npz",
     "query": "--app a --json-input [1]", "explain": "--app a", "submit": "--app a --input nats://b/x.npy --output nats://b/y.npy",
     "jobs": "", "cancel": "x1", "replay": "", "shadow": "infaas", "apps": "", "models": "", "variants": "", "registrations": "",
-    "selection": "--app a", "workers": "", "pipeline": "list", "admin": "delete-app a", "status": "", "open": "", "logs": "",
+    "selection": "--app a", "workers": "", "pipeline": "list", "apply": "s.toml", "export": "", "admin": "delete-app a", "status": "", "open": "", "logs": "",
     "sql": "SELECT", "bench": "--app a --input x.npy --closed 1", "run": "dispatcher", "doctor": "",
 }  # fmt: skip
 
@@ -121,6 +123,7 @@ def test_each_command_asks_the_system_in_its_data_dir(
     np.savez("v.npz", x=np.zeros((4, 2), np.float32), y=np.arange(4))
     np.save("x.npy", np.zeros((4, 2), np.float32))
     Path("m.onnx").write_bytes(b"model")
+    Path("s.toml").write_text("")
     Path("own.py").write_text("class A:\n    def predict_batch(self, inputs):\n        return {'y': inputs['x']}\n")
     told = ran(capsys, [command, *OF_A_SYSTEM[command].split(), "--data-dir", str(tmp_path / "elsewhere")], 1)
     assert "elsewhere" in told.err + told.out
@@ -201,3 +204,28 @@ def test_json_of_numpy_and_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["a"] == 0.5
     assert document["b"] == [0, 1]
     assert document["c"] == "01"
+
+
+@pytest.mark.parametrize("words", ["help", "--help", "-h"])
+def test_words_that_people_try_lead_somewhere(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = ran(capsys, [words]).out
+    assert [name for name in COMMANDS if f" {name} " not in told] == []
+    places = [told.index(f"│ {name} ") for name in ("query", "app", "sql", "apps")]
+    assert places == sorted(places)
+    assert ran(capsys, ["-v"]).out == ran(capsys, ["--version"]).out
+    assert "Usage: infaas job submit" in ran(capsys, ["help", "job", "submit"]).out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ps", "app list", "app list a", "app query a --json-input [1]", "app explain a", "app selection a", "app set a --latency-ms 5",
+        "model list", "model variants a", "model registrations", "model link m --app a", "model release-variant v", "worker list",
+        "job list", "job cancel j", "job submit a --input nats://b/x.npy --output nats://b/y.npy", "query a --json-input [1]",
+        "bench a --closed 1", "explain a", "selection a", "submit a --input nats://b/x.npy --output nats://b/y.npy", "variants a",
+    ],
+)  # fmt: skip
+def test_verbs_of_nouns_and_apps_without_their_option_ask_the_system(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "no system runs in" in ran(capsys, [*words.split(), "--data-dir", str(tmp_path)], 1).err

@@ -292,7 +292,7 @@ REPLIES = {
     ("command", "hidden"),
     [
         ("jobs", "nats://b/out.npy"),
-        ("selection --app a", "m" * 90),
+        ("selection --app a", "m" * 90 + "  "),  # else in lines of its own
         ("register m.onnx --app a --validation v.npz", "12.5"),
     ],
 )

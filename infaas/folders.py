@@ -1,0 +1,238 @@
+"""Models as others keep them: MLflow's model folders and Triton's model repositories. Nothing of them is unpickled.
+
+What has no labelled samples is measured against its own answers: to the folder's input example, or to random items.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from infaas.errors import BadInput
+
+MLMODEL = "MLmodel"
+RANDOM_ITEMS = 256  # that a model without samples answers
+_KEY = re.compile(r"( *)([\w.-]+):(?: +(.*))?\Z")
+_IN_PYTHON = (
+    "open it yourself in Python, where you trust it, and pass the object: infaas.register(model, x, y, app='...')"
+)
+
+
+def is_mlflow(path: str | Path) -> bool:
+    """Whether it is a folder that MLflow has written."""
+    return (Path(path) / MLMODEL).is_file()
+
+
+def mlflow_model(folder: Path) -> Any:
+    """The model in it: a path of an .onnx or .pt2 file, or an object of xgboost, lightgbm or scikit-learn. Raises BadInput."""
+    told = _scalars((folder / MLMODEL).read_text("utf-8"))
+    flavours = {key.split(".")[1] for key in told if key.startswith("flavors.")} - {"python_function"}
+
+    def file(flavour: str, *keys: str) -> Path:
+        name = next((told[f"flavors.{flavour}.{key}"] for key in keys if f"flavors.{flavour}.{key}" in told), "")
+        path = folder / name
+        if not name or not path.resolve().is_relative_to(folder.resolve()) or not path.exists():
+            raise BadInput(f"{folder}: its {MLMODEL} names no file of the flavour {flavour} that is there")
+        return path
+
+    if "onnx" in flavours:
+        return file("onnx", "data")
+    if "xgboost" in flavours:
+        return _xgboost(file("xgboost", "data"), told.get("flavors.xgboost.model_class", ""))
+    if "lightgbm" in flavours:
+        return _lightgbm(file("lightgbm", "data"))
+    if "sklearn" in flavours:
+        return _sklearn(file("sklearn", "pickled_model"))
+    if "pytorch" in flavours:
+        place = file("pytorch", "model_data")
+        found = [place, *place.glob("*.pt2")] if place.is_dir() else [place]
+        return next((one for one in found if one.suffix == ".pt2"), None) or _refuse(place, "a pickle of torch")
+    raise BadInput(
+        f"{folder}: of the flavours {', '.join(sorted(flavours)) or 'in it'} none is known: onnx, xgboost, lightgbm, sklearn and pytorch are"
+    )
+
+
+def example_of(folder: Path) -> Any:
+    """The folder's input example: a DataFrame, an array, or arrays by name. Raises BadInput if there is none."""
+    import numpy as np  # noqa: PLC0415
+
+    told = _scalars((folder / MLMODEL).read_text("utf-8"))
+    path = folder / told.get("saved_input_example_info.artifact_path", "")
+    if not path.is_file() or path.suffix != ".json":
+        raise BadInput(f"{folder} has no input example: give samples with --validation, or save it with input_example=")
+    found = json.loads(path.read_text("utf-8"))
+    if isinstance(found, list):
+        return np.asarray(found)
+    if "dataframe_split" in found:
+        found = found["dataframe_split"]
+    if "columns" in found:
+        import pandas as pd  # noqa: PLC0415
+
+        return pd.DataFrame(found["data"], columns=found["columns"])
+    inputs = found.get("inputs", found)
+    return {name: np.asarray(one) for name, one in inputs.items()} if isinstance(inputs, dict) else np.asarray(inputs)
+
+
+def own_answers(model: Any, x: Any = None) -> tuple[Any, Any]:
+    """Samples and what the model itself answers to them, as labels. x: None: random items, of a file that is ONNX. Raises BadInput."""
+    import numpy as np  # noqa: PLC0415
+
+    if not isinstance(model, Path):
+        return x, np.asarray(model.predict(x))
+    if model.suffix != ".onnx":
+        raise BadInput(f"{model.name}: give labelled samples with --validation")
+    import onnxruntime  # noqa: PLC0415
+
+    from infaas.inputs import random_items  # noqa: PLC0415
+    from infaas.trial import specs_of  # noqa: PLC0415
+
+    try:
+        session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+        specs = specs_of(session)
+        if x is None:
+            x = random_items(specs, RANDOM_ITEMS, np.random.default_rng(0))
+        x = _by_inputs(x, [one.name for one in specs])
+        count, batch = len(next(iter(x.values()))), session.get_inputs()[0].shape[0]
+        step = batch if isinstance(batch, int) else count
+        fed = {
+            one.name: x[one.name].astype(object if x[one.name].dtype.kind == "U" else x[one.name].dtype)
+            for one in specs
+        }
+        parts = [
+            session.run(None, {name: one[at : at + step] for name, one in fed.items()})[0]
+            for at in range(0, count - count % step, step)
+        ]
+        scores = np.concatenate(parts)
+    except Exception as error:
+        raise BadInput(f"{model.name} cannot be run: {' '.join(str(error).split())[:200]}") from error
+    x = {name: one[: len(scores)] for name, one in x.items()}
+    if scores.ndim == 2 and scores.shape[1] > 1 and scores.dtype.kind == "f":
+        return x, scores.argmax(axis=1)
+    if scores.ndim == 1 or scores.shape[1:] == (1,):
+        return x, scores.reshape(-1)
+    raise BadInput(f"{model.name} gives neither scores nor one number for each item: give labelled samples")
+
+
+def _by_inputs(x: Any, names: list[str]) -> dict[str, Any]:
+    """The samples by a model's inputs: columns of such names, or all of them as its only input."""
+    import numpy as np  # noqa: PLC0415
+
+    from infaas.samples import float32_of  # noqa: PLC0415
+
+    named = hasattr(x, "columns") or isinstance(x, dict)
+    if named and all(name in x for name in names):
+        frame = hasattr(x, "columns")
+        found = {name: np.asarray(x[name]).reshape(-1, 1) if frame else np.asarray(x[name]) for name in names}
+    elif len(names) == 1 and not isinstance(x, dict):
+        found = {names[0]: np.asarray(x)}
+    else:
+        raise BadInput(f"the samples have no {', '.join(names)}, which the model takes")
+    return {name: float32_of(one) if one.dtype == np.float64 else one for name, one in found.items()}
+
+
+def _xgboost(path: Path, kind: str) -> Any:
+    import_of("xgboost", "boosting")
+    import xgboost  # noqa: PLC0415
+
+    booster = xgboost.Booster(model_file=str(path))
+    objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
+    classes = "Classifier" in kind or objective.startswith(("binary:", "multi:"))
+    model = (xgboost.XGBClassifier if classes else xgboost.XGBRegressor)()
+    model.load_model(path)
+    return model
+
+
+def _lightgbm(path: Path) -> Any:
+    """A booster's text as scikit-learn's interface, which conversion takes."""
+    if path.suffix == ".pkl":
+        _refuse(path, "a pickle")
+    import_of("lightgbm", "boosting")
+    import lightgbm  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
+    from sklearn.preprocessing import LabelEncoder  # noqa: PLC0415
+
+    booster = lightgbm.Booster(model_file=str(path))
+    objective = str(booster.dump_model()["objective"]).split(" ")[0]
+    classes = objective in ("binary", "multiclass", "multiclassova")
+    model = (lightgbm.LGBMClassifier if classes else lightgbm.LGBMRegressor)()
+    model._Booster, model.fitted_ = booster, True
+    model._n_features = model._n_features_in = booster.num_feature()
+    if classes:
+        model._n_classes = max(2, booster.num_model_per_iteration())
+        model._classes, model._objective = np.arange(model._n_classes), objective
+        model._le = LabelEncoder().fit(model._classes)
+    return model
+
+
+def _sklearn(path: Path) -> Any:
+    if path.suffix != ".skops":
+        _refuse(path, "a pickle")
+    import_of("skops", "")
+    import skops.io  # noqa: PLC0415
+
+    if unknown := skops.io.get_untrusted_types(file=path):
+        _refuse(path, f"not safe to open (it holds {', '.join(unknown)})")
+    return skops.io.load(path)
+
+
+def import_of(package: str, extra: str) -> None:
+    """Raises BadInput, with how it is installed, if a package is not there."""
+    from importlib.util import find_spec  # noqa: PLC0415
+
+    if find_spec(package) is None:
+        wanted = f"'infaas[{extra}]'" if extra else package
+        raise BadInput(f"model: {package} is needed to open it: pip install {wanted}")
+
+
+def _refuse(path: Path, what: str) -> Any:
+    raise BadInput(f"{path.name} is {what}, which runs code when it is opened, so it is not taken: {_IN_PYTHON}")
+
+
+def _scalars(text: str) -> dict[str, str]:
+    """Texts and numbers of a YAML file of nested maps, by their paths, as flavors.onnx.data. Lists and texts of several lines are passed over."""
+    found: dict[str, str] = {}
+    above: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        if (one := _KEY.match(line)) is None:
+            continue
+        depth = len(one[1])
+        above = [*(each for each in above if each[0] < depth), (depth, one[2])]
+        value = (one[3] or "").strip().strip("'\"")
+        if value and value != "null":
+            found[".".join(name for _, name in above)] = value
+    return found
+
+
+# -- a model repository of Triton
+
+_LABELS = re.compile(r'label_filename\s*:\s*"([^"]+)"')
+_FILE_NAME = re.compile(r'default_model_filename\s*:\s*"([^"]+)"')
+_ENGINE = re.compile(r'^\s*(?:platform|backend)\s*:\s*"([^"]+)"', re.MULTILINE)
+
+
+class Kept(NamedTuple):
+    """A model of a repository. left_out: why it is not taken. labels: names of its classes."""
+
+    name: str
+    file: Path
+    labels: list[str]
+    left_out: str = ""
+
+
+def repository(folder: Path) -> list[Kept]:
+    """The models of Triton's repository, each with its newest version's file. Raises BadInput if there is none."""
+    found = []
+    for place in sorted(one for one in folder.iterdir() if one.is_dir()):
+        config = place / "config.pbtxt"
+        told = config.read_text("utf-8", "replace") if config.is_file() else ""
+        named, labels, engine = (one.search(told) for one in (_FILE_NAME, _LABELS, _ENGINE))
+        versions = sorted((int(one.name), one) for one in place.iterdir() if one.is_dir() and one.name.isdecimal())
+        file = versions[-1][1] / (named[1] if named else "model.onnx") if versions else place
+        why = "" if file.is_file() else "it has no VERSION/model.onnx"
+        why = why if engine is None or "onnx" in engine[1] else f"it is of {engine[1]}, and only ONNX is taken"
+        names = place / labels[1] if labels else place
+        lines = names.read_text("utf-8").splitlines() if names.is_file() else []
+        found.append(Kept(place.name, file, [one.strip() for one in lines if one.strip()], why))
+    if all(one.left_out for one in found):
+        raise BadInput(f"{folder} is no model repository: it has no NAME/VERSION/model.onnx")
+    return found

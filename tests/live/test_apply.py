@@ -1,0 +1,90 @@
+"""`infaas apply` and `infaas export` on a running system."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.models.tiny_models import digits, exact, mlp, npz
+from tests.support.servers.ensembles import Ensembles
+from tests.support.servers.processes import infaas
+
+FILE = """
+[[app]]
+name = "applied"
+latency_ms = 5000
+slo_target = 0.9
+selection = { policy = "majority", members = ["first"], cache_mb = 1 }
+[[app]]
+name = "applied-too"
+models = { first = "7" }
+[[model]]
+name = "first"
+version = "7"
+app = "applied"
+file = "first.onnx"
+validation = "validation.npz"
+[[pipeline]]
+pipeline = { name = "applied-pipe", latency_ms = 9000 }
+vertex = [{ name = "only", app = "applied-too", inputs = { x = "$.x" } }]
+output = { scores = "only.scores" }
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    x, y = digits()
+    (tmp_path / "first.onnx").write_bytes(exact(mlp(seed=77)))
+    (tmp_path / "validation.npz").write_bytes(npz(x=x, y=y))
+    (tmp_path / "system.toml").write_text(FILE)
+    return tmp_path / "system.toml"
+
+
+def test_a_file_is_applied_once_and_what_is_exported_changes_nothing(
+    ensembles: Ensembles, file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def applied(path: Path, *options: str) -> list[str]:
+        said = infaas("apply", str(path), "--json", *options, *ensembles.where)
+        assert said.returncode == 0, said.stderr
+        return [" ".join(one.split()[:4]) for one in json.loads(said.stdout)["changes"]]
+
+    plan = applied(file, "--dry-run")
+    assert [one.split(":")[0] for one in plan] == [
+        "+ app applied", "+ app applied-too", "+ model first version", "~ selection of app", "+ model first version",
+        "+ pipeline applied-pipe of",
+    ]  # fmt: skip
+    assert applied(file) == plan
+    assert applied(file) == []
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "system.toml"
+    elsewhere.write_text(infaas("export", *ensembles.where).stdout)
+    assert applied(elsewhere) == []
+    file.write_text(FILE.replace("5000", "6000"))
+    assert applied(file) == ["~ app applied: latency_ms"]
+    file.write_text(FILE.replace('"first.onnx"', '"validation.npz"'))
+    told = infaas("apply", str(file), *ensembles.where)
+    assert (told.returncode, "model[0].version: version 7 of first is another file" in told.stderr) == (2, True)
+
+
+def test_a_repository_of_triton_is_applied(ensembles: Ensembles, tmp_path: Path) -> None:
+    (tmp_path / "fromtriton" / "3").mkdir(parents=True)
+    (tmp_path / "fromtriton" / "3" / "model.onnx").write_bytes(exact(mlp(seed=78)))
+    (tmp_path / "fromtriton" / "config.pbtxt").write_text('backend: "onnxruntime"\n')
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.pbtxt").write_text('backend: "python"\n')
+    said = infaas("apply", str(tmp_path), *ensembles.where)
+    assert (said.returncode, "1 change made" in said.stdout) == (0, True), said.stderr
+    assert "left out: other: it is of python" in said.stderr
+    assert "nothing to change" in infaas("apply", str(tmp_path), *ensembles.where).stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (('name = "first"', 'nam = "first"'), "model[0].nam: there is no such key; did you mean name?"),
+        (("5000", "-5"), "app[0].latency_ms: must be above 0, not -5"),
+    ],
+)
+def test_what_a_file_says_wrong_is_named_by_its_key(change: tuple[str, str], told: str, file: Path) -> None:
+    file.write_text(FILE.replace(*change))
+    said = infaas("apply", str(file), "--data-dir", str(file.parent))
+    assert (said.returncode, told in said.stderr, said.stderr.count("\n")) == (2, True, 1)

@@ -1,0 +1,72 @@
+"""Models as MLflow keeps them: folders as its package writes them, with what conversion reads of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infaas.conversion import convert
+from infaas.errors import BadInput
+from infaas.folders import example_of, mlflow_model, own_answers
+from tests.support.models.tiny_models import digits, mlp
+
+MLMODEL = """flavors:
+  FLAVOUR:
+    FILES
+  python_function:
+    loader_module: mlflow.FLAVOUR
+saved_input_example_info:
+  artifact_path: input_example.json
+  type: ndarray
+signature:
+  inputs: '[{"type": "double", "name": "a", "required":
+    true}]'
+"""
+
+
+def folder(place: Path, flavour: str, files: str) -> Path:
+    (place / "MLmodel").write_text(MLMODEL.replace("FLAVOUR", flavour).replace("FILES", files))
+    (place / "input_example.json").write_text(str(digits(8)[0].tolist()))
+    return place
+
+
+def test_an_onnx_folder_answers_its_example(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(mlp())
+    path = mlflow_model(folder(tmp_path, "onnx", "data: model.onnx"))
+    x, y = own_answers(path, example_of(tmp_path))
+    assert (x["x"].shape, len(y)) == ((8, 16), 8)
+    made = convert(str(tmp_path), x, y, tmp_path)
+    assert (made.path, made.metric) == (path, "top1")
+
+
+@pytest.mark.parametrize("flavour", ["xgboost", "lightgbm"])
+def test_a_booster_becomes_a_classifier(flavour: str, tmp_path: Path) -> None:
+    package = pytest.importorskip(flavour)
+    pytest.importorskip("onnxmltools")
+    x, y = digits(200)
+    if flavour == "xgboost":
+        model = package.XGBClassifier(n_estimators=4).fit(x, y)
+        model.save_model(tmp_path / "model.ubj")
+        place = folder(tmp_path, flavour, "data: model.ubj\n    model_class: xgboost.sklearn.XGBClassifier")
+    else:
+        model = package.LGBMClassifier(n_estimators=4, verbose=-1).fit(x, y)
+        model.booster_.save_model(tmp_path / "model.lgb")
+        place = folder(tmp_path, flavour, "data: model.lgb")
+    opened = mlflow_model(place)
+    assert np.array_equal(np.asarray(opened.predict(x)), np.asarray(model.predict(x)))
+    assert convert(str(place), x, y, tmp_path).classes == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("flavour", "files", "told"),
+    [
+        ("sklearn", "pickled_model: model.pkl", "is a pickle"),
+        ("pytorch", "model_data: model.pkl", "is a pickle"),
+        ("prophet", "data: model.pkl", "none is known"),
+        ("onnx", "data: ../model.pkl", "names no file"),
+    ],
+)
+def test_what_is_not_taken_is_refused_with_a_remedy(flavour: str, files: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "model.pkl").write_bytes(b"code")
+    with pytest.raises(BadInput, match=told):
+        mlflow_model(folder(tmp_path, flavour, files))
