@@ -9,12 +9,12 @@ import msgpack
 import numpy as np
 import pytest
 
-from bus.memory import Broker
 from infaas.blocking import Infaas
 from infaas.client import Client
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 from infaas.queries import Needs
 from tests.support.clients.responders import Responder, answer, item_sums, refusal, until
+from tests.support.servers.memory_bus import Broker
 
 
 async def nothing_left(store):
