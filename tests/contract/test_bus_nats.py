@@ -22,7 +22,7 @@ from services.core.settings import BusSettings, Settings
 from services.shell.runtime.known_streams import KnownStreams
 from services.shell.runtime.serve import _connect as connect_service
 from services.shell.settings import login_of
-from tests.support.servers.buses import until
+from tests.support.clients.responders import until
 from tests.support.servers.nats import NatsServer
 
 

@@ -16,7 +16,7 @@ from services.shell.host.process import start, with_our_source
 from services.shell.host.running import AFTER, BESIDE, shared
 from services.shell.host.supervise import PAUSES, SETTLED, Backoff, Child, Supervisor, describe
 from services.shell.host.watch import BUSY, COMPUTES, HUNG, LONGEST, LOOK, ProcessStillness, Seen, Thread, threads_of
-from tests.support.servers.buses import until
+from tests.support.clients.responders import until
 
 spans_of_life = st.lists(st.floats(min_value=0, max_value=3 * SETTLED), max_size=30)
 

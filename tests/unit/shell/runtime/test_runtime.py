@@ -23,7 +23,7 @@ from services.executor.commands import RunBatch
 from services.executor.queue import QueuedQuery
 from services.shell.runtime.runtime import Runtime
 from services.shell.runtime.telemetry import JsonLines, Sentences, about
-from tests.support.servers.buses import until
+from tests.support.clients.responders import until
 from tests.support.servers.memory_bus import MemoryBus
 from tests.support.servers.processes import environ
 
