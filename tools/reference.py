@@ -7,6 +7,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -54,6 +55,7 @@ class Comment(NamedTuple):
     meaning: str
 
 
+@cache
 def metrics() -> list[Metric]:
     """Each metric that the services offer, in the order of the tables."""
     found = {one.name: one for path in sorted((ROOT / "services").rglob("*.py")) for one in _metrics_of(path)}

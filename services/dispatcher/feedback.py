@@ -36,7 +36,7 @@ from services.core.outcomes import OutcomeLog
 from services.dispatcher.apps import Apps
 from services.dispatcher.contexts import COUNTS, Contexts
 from services.dispatcher.feedback_names import OpenFeedback, mark_of, mark_of_bytes, mark_of_item, named_uid, row_uid
-from services.dispatcher.learning import Learning, Lesson, Sender
+from services.dispatcher.learning import FeedbackUpdate, Learning, Sender
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
 from services.dispatcher.query import Join
 from services.dispatcher.stages import learns
@@ -151,7 +151,7 @@ class Feedbacks:
             return self._count(one)
         found = self._find(app, one)
         if not one.by_id:
-            return self._seek(one) if found is None else self._teach(one, found)
+            return self._seek(one) if found is None else self._apply(one, found)
         if found is not None:
             one.latest, one.at = found.uid, found.at
         return self._seek(one)
@@ -227,10 +227,10 @@ class Feedbacks:
 
     def _count(self, one: OpenFeedback) -> list[Effect]:
         """It teaches nothing, and counts all the same."""
-        lesson = Lesson(None, one.feedback.item, one.feedback.label, (one.mark,), one.event, one.sender)
-        return self._after(self._learning.teach(lesson, COUNTS))
+        update = FeedbackUpdate(None, one.feedback.item, one.feedback.label, (one.mark,), one.event, one.sender)
+        return self._after(self._learning.apply(update, COUNTS))
 
-    def _teach(self, one: OpenFeedback, prediction: Prediction, *, reevaluated: bool = False) -> list[Effect]:
+    def _apply(self, one: OpenFeedback, prediction: Prediction, *, reevaluated: bool = False) -> list[Effect]:
         if isinstance(prediction.of, str):
             return self._refuse(one.sender, _error("bad_request", prediction.of))
         asked_in = prediction.context
@@ -259,10 +259,10 @@ class Feedbacks:
             if prediction.id is None or prediction.digest is None
             else (mark_of_item(prediction.app, named_uid(prediction.id, prediction.digest), item),)
         )
-        lesson = Lesson(
+        update = FeedbackUpdate(
             prediction, item, one.feedback.label, marks, one.event, one.sender, more=more, reevaluated=reevaluated
         )
-        return self._after(self._learning.teach(lesson, ensemble))
+        return self._after(self._learning.apply(update, ensemble))
 
     def stored(self) -> list[Effect]:
         """More of the log's events are on disk."""
@@ -283,11 +283,11 @@ class Feedbacks:
     def _after(self, effects: list[Effect]) -> list[Effect]:
         """Of the feedbacks that were found to be applied already, but not here, ask who did it. Those that were not are evaluated."""
         while self._learning.sought:
-            lesson, complete = self._learning.sought.pop()
-            effects.extend(self._evaluate(lesson.seeks, lesson.event.time, complete=complete))
+            update, complete = self._learning.sought.pop()
+            effects.extend(self._evaluate(update.seeks, update.event.time, complete=complete))
         while self._learning.repeated:
-            lesson = self._learning.repeated.pop()
-            one = OpenFeedback(lesson.marks[0], Feedback(id=lesson.sender.id), lesson.event, None, None, lesson.sender)
+            update = self._learning.repeated.pop()
+            one = OpenFeedback(update.marks[0], Feedback(id=update.sender.id), update.event, None, None, update.sender)
             one.applied = True
             effects.extend(self._seek(one))
         return effects
@@ -338,7 +338,7 @@ class Feedbacks:
             return NOTHING
         if one.by_id:
             return (msgspec.structs.replace(taken, message=FeedbackTaken(asked.number, found.uid, found.at)),)
-        return (taken, *self._teach(one, found))
+        return (taken, *self._apply(one, found))
 
     def _taken(self, envelope: Envelope) -> Iterable[Effect]:
         """Another dispatcher sees to a feedback, or says which query has its id."""
@@ -366,15 +366,15 @@ class Feedbacks:
             one.is_about(one.latest)
             known = self._learning.known((one.mark,), one.sender)
             found = self._find(app, one)
-            return known if known is not None else self._seek(one) if found is None else self._teach(one, found)
+            return known if known is not None else self._seek(one) if found is None else self._apply(one, found)
         ensemble = self._ensemble(app)
         if ensemble is None:
             return self._evaluate(one, envelope.now, complete=True)
         # It may have counted all the same: before a restart, or so long ago that its prediction is forgotten.
         item = one.feedback.item
         marks = (one.mark, mark_of_item(app, one.meant(), item)) if one.named else (one.mark,)
-        lesson = Lesson(None, item, one.feedback.label, marks, one.event, one.sender, seeks=one)
-        return self._after(self._learning.teach(lesson, ensemble))
+        update = FeedbackUpdate(None, item, one.feedback.label, marks, one.event, one.sender, seeks=one)
+        return self._after(self._learning.apply(update, ensemble))
 
     def _evaluate(self, one: OpenFeedback, now: float, *, complete: bool) -> Iterable[Effect]:
         """No dispatcher knows the prediction: ask the members again, if it is certain that the feedback has not counted. complete: whether all
@@ -419,7 +419,7 @@ class Feedbacks:
             if isinstance(made, Error):
                 effects.extend(self._refuse(one.sender, made))
             else:
-                effects.extend(self._teach(one, made, reevaluated=True))
+                effects.extend(self._apply(one, made, reevaluated=True))
         return effects
 
 

@@ -38,7 +38,7 @@ class Sender(Struct, eq=False):
     id: str | None
 
 
-class Lesson(Struct, eq=False):
+class FeedbackUpdate(Struct, eq=False):
     """A feedback with the prediction that it is for; None: it teaches nothing, and counts all the same.
 
     marks: by which it is known again, MARK bytes each. more: marks of other names of its prediction. label: as it came. seeks: whoever wants
@@ -58,15 +58,15 @@ class Lesson(Struct, eq=False):
     rows: list[Learnt] = []
 
 
-class Course:
-    """The lessons about one context. batch: those of the write under way; todo: of them, those that are still to be computed.
+class ContextWrites:
+    """The feedback about one context, which one write after the other stores. batch: those of the write under way; todo: of them, those that are still to be computed.
 
     value, revision, state: what they are computed on. known, older: the marks of what has counted. moving: the older marks that are being
     written. ensemble: of the batch; wanted: of the next one.
     """
 
     __slots__ = (
-        "app", "batch", "busy", "context", "ensemble", "key", "known", "moving", "older", "revision", "state", "taught", "todo",
+        "app", "applied", "batch", "busy", "context", "ensemble", "key", "known", "moving", "older", "revision", "state", "todo",
         "value", "waiting", "wanted",
     )  # fmt: skip
 
@@ -75,10 +75,10 @@ class Course:
         self.app = app
         self.ensemble = self.wanted = ensemble
         self.context = context
-        self.waiting: deque[Lesson] = deque()
-        self.batch: list[Lesson] = []
-        self.todo: deque[Lesson] = deque()
-        self.taught: list[Lesson] = []
+        self.waiting: deque[FeedbackUpdate] = deque()
+        self.batch: list[FeedbackUpdate] = []
+        self.todo: deque[FeedbackUpdate] = deque()
+        self.applied: list[FeedbackUpdate] = []
         self.busy = False
         self.value: ContextValue | None = None
         self.revision = 0
@@ -97,31 +97,33 @@ class Learning:
 
     def __init__(self, contexts: Contexts, log: OutcomeLog) -> None:
         self.ended: Counter[tuple[str, str]] = Counter()
-        self.open = 0  # lessons that are not stored yet
-        self.repeated: list[Lesson] = []  # applied before, by whom is not known here; the owner takes them
-        self.sought: list[tuple[Lesson, bool]] = []  # what has not counted, as far as is known; whether all is known
+        self.open = 0  # updates that are not stored yet
+        self.repeated: list[FeedbackUpdate] = []  # applied before, by whom is not known here; the owner takes them
+        self.sought: list[
+            tuple[FeedbackUpdate, bool]
+        ] = []  # what has not counted, as far as is known; whether all is known
         self._contexts = contexts
         self._log = log
-        self._courses: dict[str, Course] = {}
+        self._writes: dict[str, ContextWrites] = {}
         self._unsaid: deque[tuple[int, Sender]] = (
             deque()
         )  # who is told `Accepted` when events up to this number are on disk
         self._applied: OrderedDict[bytes, int] = OrderedDict()
 
-    # -- a lesson comes
+    # -- an update comes
 
-    def teach(self, lesson: Lesson, ensemble: Ensemble) -> list[Effect]:
+    def apply(self, update: FeedbackUpdate, ensemble: Ensemble) -> list[Effect]:
         """Apply a feedback once. Its sender hears of it when it is durable, or why it is refused."""
-        of: Prediction | FeedbackEvent = lesson.prediction or lesson.event
+        of: Prediction | FeedbackEvent = update.prediction or update.event
         key = context_key(of.app, ensemble, of.context)
-        course = self._courses.get(key)
-        if course is None:
+        writes = self._writes.get(key)
+        if writes is None:
             context = of.context if ensemble.contextual else None
-            course = self._courses[key] = Course(key, of.app, ensemble, context)
-        course.wanted = ensemble
-        course.waiting.append(lesson)
+            writes = self._writes[key] = ContextWrites(key, of.app, ensemble, context)
+        writes.wanted = ensemble
+        writes.waiting.append(update)
         self.open += 1
-        return self._next(course)
+        return self._next(writes)
 
     def known(self, marks: Iterable[bytes], sender: Sender) -> list[Effect] | None:
         """What to do for a feedback with these marks if this dispatcher has applied it: its sender is told, at once or later."""
@@ -145,144 +147,146 @@ class Learning:
 
     def read(self, key: str) -> list[Effect]:
         """A context has been read."""
-        course = self._courses.get(key)
-        return [] if course is None else self._next(course, read=True)
+        writes = self._writes.get(key)
+        return [] if writes is None else self._next(writes, read=True)
 
-    def _next(self, course: Course, *, read: bool = False) -> list[Effect]:
-        """Begin with the lessons that wait. read: the context has just been read, if it can be."""
-        if course.busy:
+    def _next(self, writes: ContextWrites, *, read: bool = False) -> list[Effect]:
+        """Begin with the updates that wait. read: the context has just been read, if it can be."""
+        if writes.busy:
             return []
-        course.ensemble = course.wanted
-        if not course.waiting:
-            self._courses.pop(course.key, None)
+        writes.ensemble = writes.wanted
+        if not writes.waiting:
+            self._writes.pop(writes.key, None)
             return []
-        held = self._contexts.held(course.app, course.ensemble, course.context)
+        held = self._contexts.held(writes.app, writes.ensemble, writes.context)
         if held is None or (held.revision == UNREAD and not read):
-            return list(self._contexts.read(course.app, course.ensemble, course.context))
+            return list(self._contexts.read(writes.app, writes.ensemble, writes.context))
         if held.revision == UNREAD:
-            del self._courses[course.key]
-            return self._turn_away(course, course.waiting)
-        course.busy = True
-        course.batch = [course.waiting.popleft() for _ in range(min(TOGETHER, len(course.waiting)))]
-        return self._compute(course, held)
+            del self._writes[writes.key]
+            return self._turn_away(writes, writes.waiting)
+        writes.busy = True
+        writes.batch = [writes.waiting.popleft() for _ in range(min(TOGETHER, len(writes.waiting)))]
+        return self._compute(writes, held)
 
-    def _compute(self, course: Course, held: Held) -> list[Effect]:
+    def _compute(self, writes: ContextWrites, held: Held) -> list[Effect]:
         """What the batch makes of this value."""
         value = held.value
         assert value is not None, "a context that was loaded has a value"
-        older = self._contexts.counted.get(course.key, value.moved)
+        older = self._contexts.counted.get(writes.key, value.moved)
         if older is None:
-            return [Do(("counted", course.key), ReadContext(counted_key(course.key)), READ_S)]
+            return [Do(("counted", writes.key), ReadContext(counted_key(writes.key)), READ_S)]
         value = value.beside(older)
         if len(value.marks) >= MARK * MOVED:
             moving = value.marks[: MARK * MOVED]
             if not older.has(moving):
-                course.moving = older.plus(moving)
-                command = WriteContext(counted_key(course.key), course.moving, older.revision)
-                return [Do(("move", course.key), command, WRITE_S)]
+                writes.moving = older.plus(moving)
+                command = WriteContext(counted_key(writes.key), writes.moving, older.revision)
+                return [Do(("move", writes.key), command, WRITE_S)]
             value = value.without(older)
-        course.value, course.revision, course.state = value, held.revision, held.state
-        course.known, course.older = value.known(), older
-        again: list[Lesson] = []
-        new: list[Lesson] = []
-        for lesson in course.batch:
-            counted = lesson.prediction is not None and lesson.item in lesson.prediction.counted
-            if counted or course.has(lesson.marks):
-                again.append(lesson)
-            elif lesson.seeks is not None:
+        writes.value, writes.revision, writes.state = value, held.revision, held.state
+        writes.known, writes.older = value.known(), older
+        again: list[FeedbackUpdate] = []
+        new: list[FeedbackUpdate] = []
+        for update in writes.batch:
+            counted = update.prediction is not None and update.item in update.prediction.counted
+            if counted or writes.has(update.marks):
+                again.append(update)
+            elif update.seeks is not None:
                 self.open -= 1
-                self.sought.append((lesson, not value.full))
+                self.sought.append((update, not value.full))
             else:
-                new.append(lesson)
-        course.batch = new
-        course.todo, course.taught = deque(new), []
+                new.append(update)
+        writes.batch = new
+        writes.todo, writes.applied = deque(new), []
         effects: list[Effect] = []
-        for lesson in again:
-            if lesson.prediction is not None:
-                lesson.prediction.counted.add(lesson.item)
-            if not course.has(lesson.marks[:1]):  # another word about the same item: it is kept, and teaches nothing
-                effects.extend(self.record(lesson.event, lesson.marks[:1], lesson.sender))
-            elif (known := self.known(lesson.marks[:1], lesson.sender)) is not None:
+        for update in again:
+            if update.prediction is not None:
+                update.prediction.counted.add(update.item)
+            if not writes.has(update.marks[:1]):  # another word about the same item: it is kept, and teaches nothing
+                effects.extend(self.record(update.event, update.marks[:1], update.sender))
+            elif (known := self.known(update.marks[:1], update.sender)) is not None:
                 effects.extend(known)
             else:
-                self.repeated.append(lesson)
+                self.repeated.append(update)
         self.open -= len(again)
-        return [*effects, *self._step(course)]
+        return [*effects, *self._step(writes)]
 
-    def _step(self, course: Course) -> list[Effect]:
+    def _step(self, writes: ContextWrites) -> list[Effect]:
         """Compute what is left of the batch, then write it."""
         effects: list[Effect] = []
-        policy = self._contexts.policy(course.app, course.ensemble) if course.ensemble.policy else None
-        assert course.value is not None
-        while course.todo:
-            lesson = course.todo.popleft()
-            if not course.known.isdisjoint(lesson.marks):
+        policy = self._contexts.policy(writes.app, writes.ensemble) if writes.ensemble.policy else None
+        assert writes.value is not None
+        while writes.todo:
+            update = writes.todo.popleft()
+            if not writes.known.isdisjoint(update.marks):
                 continue  # twice in this batch: accepted with the other
-            prediction = lesson.prediction
-            if prediction is None or not course.ensemble.policy:
-                course.value = course.value.counted((*lesson.marks, *lesson.more))
-                self._counts(course, lesson)
+            prediction = update.prediction
+            if prediction is None or not writes.ensemble.policy:
+                writes.value = writes.value.counted((*update.marks, *update.more))
+                self._counts(writes, update)
                 continue
-            outputs = prediction.of_item(lesson.item)
+            outputs = prediction.of_item(update.item)
             try:
-                lesson.losses = losses(lesson.label, prediction.members, outputs)
+                update.losses = losses(update.label, prediction.members, outputs)
                 if policy is None:
-                    args = (course.state, prediction.members, lesson.label, outputs, prediction.p)
-                    course.todo.appendleft(lesson)
-                    return [*effects, self._run(course, "observe", args)]
-                state = policy.observe(course.state, prediction.members, lesson.label, outputs, prediction.p)
+                    args = (writes.state, prediction.members, update.label, outputs, prediction.p)
+                    writes.todo.appendleft(update)
+                    return [*effects, self._run(writes, "observe", args)]
+                state = policy.observe(writes.state, prediction.members, update.label, outputs, prediction.p)
             except BadLabel as error:
-                effects.extend(self._refuse(course, lesson, "bad_request", str(error)))
+                effects.extend(self._refuse(writes, update, "bad_request", str(error)))
                 continue
             except BadOutputs as error:
-                effects.extend(self._refuse(course, lesson, "model_error", str(error)))
+                effects.extend(self._refuse(writes, update, "model_error", str(error)))
                 continue
-            self._taught(course, lesson, state, policy)
-        if not course.taught:
-            course.busy = False
-            return [*effects, *self._next(course)]
-        last = self._last(course)
+            self._observed(writes, update, state, policy)
+        if not writes.applied:
+            writes.busy = False
+            return [*effects, *self._next(writes)]
+        last = self._last(writes)
         if policy is None and last is not None and last.prediction is not None and not last.rows:
-            return [*effects, self._run(course, "learnt", (course.state, last.prediction.members))]
+            return [*effects, self._run(writes, "learnt", (writes.state, last.prediction.members))]
         return [
             *effects,
-            Do(("write", course.key), WriteContext(course.key, course.value.encoded(), course.revision), WRITE_S),
+            Do(("write", writes.key), WriteContext(writes.key, writes.value.encoded(), writes.revision), WRITE_S),
         ]
 
-    def _taught(self, course: Course, lesson: Lesson, state: Any, policy: EnsemblePolicy[Any] | None) -> None:
-        assert course.value is not None
-        assert lesson.prediction is not None
-        course.state = state
+    def _observed(
+        self, writes: ContextWrites, update: FeedbackUpdate, state: Any, policy: EnsemblePolicy[Any] | None
+    ) -> None:
+        assert writes.value is not None
+        assert update.prediction is not None
+        writes.state = state
         dumped = state if policy is None else policy.dump(state)
-        course.value = course.value.after(dumped, (*lesson.marks, *lesson.more))
-        lesson.rows = [] if policy is None else policy.learnt(state, lesson.prediction.members)
-        self._counts(course, lesson)
+        writes.value = writes.value.after(dumped, (*update.marks, *update.more))
+        update.rows = [] if policy is None else policy.learnt(state, update.prediction.members)
+        self._counts(writes, update)
 
-    def _counts(self, course: Course, lesson: Lesson) -> None:
-        course.known.update(lesson.marks)
-        course.taught.append(lesson)
+    def _counts(self, writes: ContextWrites, update: FeedbackUpdate) -> None:
+        writes.known.update(update.marks)
+        writes.applied.append(update)
 
-    def _last(self, course: Course) -> Lesson | None:
-        """The last lesson of the batch that a policy has observed."""
-        if not course.ensemble.policy:
+    def _last(self, writes: ContextWrites) -> FeedbackUpdate | None:
+        """The last update of the batch that a policy has observed."""
+        if not writes.ensemble.policy:
             return None
-        return next((lesson for lesson in reversed(course.taught) if lesson.prediction is not None), None)
+        return next((update for update in reversed(writes.applied) if update.prediction is not None), None)
 
-    def _run(self, course: Course, method: Literal["observe", "learnt"], args: tuple[Any, ...]) -> Do:
+    def _run(self, writes: ContextWrites, method: Literal["observe", "learnt"], args: tuple[Any, ...]) -> Do:
         """A user's own policy runs in the edge. Its state stays bytes here."""
-        assert course.ensemble.policy is not None
-        return Do((method, course.key), RunPolicy(course.ensemble.policy, method, args))
+        assert writes.ensemble.policy is not None
+        return Do((method, writes.key), RunPolicy(writes.ensemble.policy, method, args))
 
     # -- results of the edge
 
     def ran(self, done: Done | Failed | TimedOut) -> list[Effect]:
         """A user's own policy has observed, or said what it has learnt."""
         method, key = done.id
-        course = self._courses.get(key)
-        if course is None or not course.busy:
+        writes = self._writes.get(key)
+        if writes is None or not writes.busy:
             return []
         if method == "learnt":
-            last = self._last(course)
+            last = self._last(writes)
             assert last is not None
             assert last.prediction is not None
             p = last.prediction.p
@@ -291,82 +295,82 @@ class Learning:
                 if isinstance(done, Done)
                 else [Learnt(one.model, 0.0, p.get(one.model, 0.0), 0) for one in last.prediction.members]
             )
-            for lesson in course.taught:
-                lesson.rows = rows
-            return self._step(course)
-        lesson = course.todo.popleft()
+            for update in writes.applied:
+                update.rows = rows
+            return self._step(writes)
+        update = writes.todo.popleft()
         if isinstance(done, Done):
-            self._taught(course, lesson, done.result, None)
-            return self._step(course)
-        text = done.error if isinstance(done, Failed) else f"the policy {course.ensemble.policy} took too long"
-        return [*self._refuse(course, lesson, "model_error", text), *self._step(course)]
+            self._observed(writes, update, done.result, None)
+            return self._step(writes)
+        text = done.error if isinstance(done, Failed) else f"the policy {writes.ensemble.policy} took too long"
+        return [*self._refuse(writes, update, "model_error", text), *self._step(writes)]
 
     def moved(self, done: Done | Failed | TimedOut) -> list[Effect]:
         """The older marks of a context have been read or written, or could not be."""
         key = done.id[1]
-        course = self._courses[key]
+        writes = self._writes[key]
         if not isinstance(done, Done):
             self._contexts.counted.drop(key)
-            course.busy = False
-            return [*self._turn_away(course, course.batch), *self._next(course)]
+            writes.busy = False
+            return [*self._turn_away(writes, writes.batch), *self._next(writes)]
         result: ContextWritten | StoredContext = done.result
-        held = self._contexts.held(course.app, course.ensemble, course.context)
+        held = self._contexts.held(writes.app, writes.ensemble, writes.context)
         value = None if held is None else held.value
         moved = 0 if value is None else value.moved
         if isinstance(result, ContextWritten):
-            self._contexts.counted.put(key, course.moving, result.revision, moved)
+            self._contexts.counted.put(key, writes.moving, result.revision, moved)
         else:  # they have been read, or another dispatcher has moved some
             self._contexts.counted.put(key, result.value or b"", result.revision, moved)
         if held is None or held.revision == UNREAD:  # forgotten meanwhile
-            course.waiting.extendleft(reversed(course.batch))
-            course.batch, course.busy = [], False
-            return self._next(course)
-        return self._compute(course, held)
+            writes.waiting.extendleft(reversed(writes.batch))
+            writes.batch, writes.busy = [], False
+            return self._next(writes)
+        return self._compute(writes, held)
 
     def wrote(self, done: Done | Failed | TimedOut) -> list[Effect]:
         """A write has ended."""
-        course = self._courses[done.id[1]]
+        writes = self._writes[done.id[1]]
         if not isinstance(done, Done):
             self._contexts.drop(
-                course.key
+                writes.key
             )  # it may have been stored all the same: its marks say so when it is read again
-            course.busy = False
-            return [*self._turn_away(course, course.batch), *self._next(course)]
+            writes.busy = False
+            return [*self._turn_away(writes, writes.batch), *self._next(writes)]
         result: ContextWritten | StoredContext = done.result
         if isinstance(result, StoredContext):
-            self._contexts.stored(course.key, result)
-            held = self._contexts.held(course.app, course.ensemble, course.context)
+            self._contexts.stored(writes.key, result)
+            held = self._contexts.held(writes.app, writes.ensemble, writes.context)
             assert held is not None, "it has just been put there"
-            return self._compute(course, held)
-        assert course.value is not None
-        effects: list[Effect] = [self._contexts.put(course.app, course.key, course.value, result.revision)]
-        for lesson in course.taught:
-            effects.append(self._log.record(lesson.event))
-            effects.extend(self._log.record(event) for event in _events(lesson, course))
-            if lesson.prediction is not None:
-                lesson.prediction.counted.add(lesson.item)
-            self._remember(lesson.marks[:1])
-        for lesson in course.batch:
-            known = self.known(lesson.marks[:1], lesson.sender)
-            effects.extend(self.record(lesson.event, lesson.marks[:1], lesson.sender) if known is None else known)
-        self.open -= len(course.batch)
-        course.busy = False
-        return [*effects, *self._next(course)]
+            return self._compute(writes, held)
+        assert writes.value is not None
+        effects: list[Effect] = [self._contexts.put(writes.app, writes.key, writes.value, result.revision)]
+        for update in writes.applied:
+            effects.append(self._log.record(update.event))
+            effects.extend(self._log.record(event) for event in _events(update, writes))
+            if update.prediction is not None:
+                update.prediction.counted.add(update.item)
+            self._remember(update.marks[:1])
+        for update in writes.batch:
+            known = self.known(update.marks[:1], update.sender)
+            effects.extend(self.record(update.event, update.marks[:1], update.sender) if known is None else known)
+        self.open -= len(writes.batch)
+        writes.busy = False
+        return [*effects, *self._next(writes)]
 
     # -- how each ends
 
-    def _refuse(self, course: Course, lesson: Lesson, code: Code, text: str) -> list[Effect]:
-        course.batch.remove(lesson)
+    def _refuse(self, writes: ContextWrites, update: FeedbackUpdate, code: Code, text: str) -> list[Effect]:
+        writes.batch.remove(update)
         self.open -= 1
-        return self.tell(lesson.sender, Refusal(id=lesson.sender.id, error=Error(code=code, message=text)))
+        return self.tell(update.sender, Refusal(id=update.sender.id, error=Error(code=code, message=text)))
 
-    def _turn_away(self, course: Course, lessons: Iterable[Lesson]) -> list[Effect]:
-        text = f"what {course.app} has learnt cannot be stored now: send the feedback again with the same retry_key"
+    def _turn_away(self, writes: ContextWrites, updates: Iterable[FeedbackUpdate]) -> list[Effect]:
+        text = f"what {writes.app} has learnt cannot be stored now: send the feedback again with the same retry_key"
         error = Error(code="overloaded", message=text, retry_after_ms=1000.0)
         effects: list[Effect] = []
-        for lesson in lessons:
+        for update in updates:
             self.open -= 1
-            effects.extend(self.tell(lesson.sender, Refusal(id=lesson.sender.id, error=error)))
+            effects.extend(self.tell(update.sender, Refusal(id=update.sender.id, error=error)))
         return effects
 
     def _remember(self, marks: Sequence[bytes]) -> None:
@@ -387,22 +391,22 @@ class Learning:
         return []
 
 
-def _events(lesson: Lesson, course: Course) -> Iterable[SelectionEvent]:
+def _events(update: FeedbackUpdate, writes: ContextWrites) -> Iterable[SelectionEvent]:
     """A row for each member whose output is known."""
-    prediction, weights = lesson.prediction, {row.member: row.weight for row in lesson.rows}
+    prediction, weights = update.prediction, {row.member: row.weight for row in update.rows}
     if prediction is None:
         return ()
     return (
         SelectionEvent(
-            time=lesson.event.time,
+            time=update.event.time,
             app=prediction.app,
-            context=course.context,
+            context=writes.context,
             query=prediction.uid,
             member=model,
             probability=prediction.p.get(model, 0.0),
             loss=loss,
             weight=weights.get(model, 0.0),
-            reevaluated=lesson.reevaluated,
+            reevaluated=update.reevaluated,
         )
-        for model, loss in lesson.losses.items()
+        for model, loss in update.losses.items()
     )

@@ -43,7 +43,7 @@ from services.executor.batching import BatchingRules
 from services.executor.commands import BatchResult, FetchInputs, RunBatch, StoreOutputs
 from services.executor.dispatchers import TOLD, KnownDispatchers
 from services.executor.endings import Endings, PendingQueries, ends
-from services.executor.instances import REPORT, BatchRuns, Loaded, MonitorReporter, ReportDue
+from services.executor.instances import REPORT, BatchRuns, HeldInstance, MonitorReporter, ReportDue
 from services.executor.loading import InstanceManager, Succession
 from services.executor.queue import QueuedQuery, inputs_of, queued_query, unread_query
 from services.executor.stillness import Stillness
@@ -177,7 +177,7 @@ class Executor:
             return self._refuse(loaded, unread, "bad_request", f"inputs: {error}", envelope.now)
         return self._take(loaded, query, envelope.now)
 
-    def _take(self, loaded: Loaded, query: QueuedQuery, now: float) -> Iterable[Effect]:
+    def _take(self, loaded: HeldInstance, query: QueuedQuery, now: float) -> Iterable[Effect]:
         if loaded.comes_late(query, now) and self.dispatchers.may_move(query.route):
             return (*self._back([query], "deadline"), *self._schedule())  # another instance may still be in time
         self.pending.take(query)
@@ -261,7 +261,7 @@ class Executor:
         """Report that this query begins, in case that it ends this process."""
         return [Publish(self._subjects.trying(r.dispatcher), Trying(r.uid, r.attempt)) for r in suspect.routes]
 
-    def _too_late(self, loaded: Loaded, query: QueuedQuery, now: float) -> Iterable[Effect]:
+    def _too_late(self, loaded: HeldInstance, query: QueuedQuery, now: float) -> Iterable[Effect]:
         if query.abandoned:
             return NOTHING
         self.pending.pop((query.route.uid, query.route.part), None)
@@ -346,7 +346,7 @@ class Executor:
             effects.extend(self._manager.settle(loaded))
         return effects
 
-    def _one_by_one(self, loaded: Loaded, run: RunBatch) -> Iterable[Effect]:
+    def _one_by_one(self, loaded: HeldInstance, run: RunBatch) -> Iterable[Effect]:
         """A batch failed: its queries run again alone, so that a bad one fails only itself."""
         for query in run.queries:
             query.alone = True
@@ -375,7 +375,7 @@ class Executor:
         query.also = tuple(also)
         return self._take(loaded, query, now)
 
-    def _stored(self, key: tuple[Loaded, QueuedQuery, Answer], ref: Any, now: float) -> Iterable[Effect]:
+    def _stored(self, key: tuple[HeldInstance, QueuedQuery, Answer], ref: Any, now: float) -> Iterable[Effect]:
         loaded, query, answer = key
         route = query.route
         if query.abandoned:
@@ -421,7 +421,7 @@ class Executor:
             return self._refuse(loaded, query, code, f"the outputs could not be stored: {reason}", now)
         return NOTHING
 
-    def _load_failed(self, loaded: Loaded | None, effects: Iterable[Effect], reason: str) -> Iterable[Effect]:
+    def _load_failed(self, loaded: HeldInstance | None, effects: Iterable[Effect], reason: str) -> Iterable[Effect]:
         """An instance that could not be loaded ends. None: none has."""
         return effects if loaded is None else (*effects, *self._back(self._drop(loaded), "load_failed", reason))
 
@@ -470,14 +470,14 @@ class Executor:
         leaving = [loaded for loaded in self.instances.values() if loaded.leaving and gone]
         return [effect for loaded in leaving for effect in self._manager.settle(loaded)]
 
-    def _drop(self, loaded: Loaded) -> list[QueuedQuery]:
+    def _drop(self, loaded: HeldInstance) -> list[QueuedQuery]:
         """Empty an instance's queue; returns the queries without an end."""
         queries = [query for query in loaded.queue.drop() if not query.abandoned]
         for query in queries:
             del self.pending[query.route.uid, query.route.part]
         return queries
 
-    def _hand_on(self, loaded: Loaded) -> list[Effect]:
+    def _hand_on(self, loaded: HeldInstance) -> list[Effect]:
         """What queues for an instance that does not compute it after all goes back to the dispatchers."""
         return self._back(self._drop(loaded), "gone")
 

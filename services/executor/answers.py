@@ -8,14 +8,14 @@ from bus.messages.flow import Route
 from bus.messages.public import Answer, Error, Refusal
 from services.core.trace import Span, read, span_id
 from services.executor.commands import BatchResult
-from services.executor.instances import Loaded
+from services.executor.instances import HeldInstance
 from services.executor.queue import QueuedQuery
 
 # -- from a computed batch to each query's answer
 
 
 def answer_of(
-    loaded: Loaded, worker: str, query: QueuedQuery, result: BatchResult, i: int, batch: int, cost: float
+    loaded: HeldInstance, worker: str, query: QueuedQuery, result: BatchResult, i: int, batch: int, cost: float
 ) -> Answer:
     """The i-th query's answer. batch: items computed together; cost: US$ per item."""
     record = loaded.record
@@ -61,7 +61,7 @@ def answer_of(
     )
 
 
-def too_dear(loaded: Loaded, query: QueuedQuery) -> str:
+def too_dear(loaded: HeldInstance, query: QueuedQuery) -> str:
     """Why a query whose items nobody had counted before exceeds its limit of cost. Empty if it does not."""
     route = query.route
     cost = 1000.0 * loaded.price_per_s * loaded.table.at(route.length).charged_seconds(query.items)

@@ -17,7 +17,7 @@ from bus.messages.public import Answer, Refusal
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Effect, Publish, Record
 from services.core.outcomes import GRACE, SILENT, answered
-from services.executor.instances import REPORT, Loaded
+from services.executor.instances import REPORT, HeldInstance
 from services.executor.queue import QueuedQuery
 
 BATCHES = 20_000  # unacknowledged done batches kept per dispatcher
@@ -53,7 +53,7 @@ class KnownDispatcher(Struct, eq=False):
     parents: dict[bytes, tuple[Route, Raw]] = {}
     unheard: list[tuple[HandBack, Any]] = []
     given: deque[Route] = field(default_factory=lambda: deque(maxlen=AGAIN))
-    pending: deque[tuple[DoneBatch, list[Route], Loaded]] = field(default_factory=lambda: deque(maxlen=BATCHES))
+    pending: deque[tuple[DoneBatch, list[Route], HeldInstance]] = field(default_factory=lambda: deque(maxlen=BATCHES))
 
     def hears(self, at: float, now: float, least: float) -> None:
         """A heartbeat of this time by its own clock is read. least: since when its silence counts then, if what is read may have waited: a living one is
@@ -104,7 +104,7 @@ class KnownDispatchers(Struct, eq=False):
         return not self._known or any(dispatcher.alive for dispatcher in self._known.values())
 
     def report_done(
-        self, name: str, loaded: Loaded, routes: list[Route], batch: int, span: tuple[float, float], cost: float,
+        self, name: str, loaded: HeldInstance, routes: list[Route], batch: int, span: tuple[float, float], cost: float,
         codes: list[str] | None, now: float, *, counted: bool = False, storing: list[Route] | None = None,
     ) -> Iterable[Effect]:  # fmt: skip
         """Report queries as done to their dispatcher. If it is dead, record their outcomes here. span: start and end.
@@ -151,7 +151,7 @@ class KnownDispatchers(Struct, eq=False):
         return [*(self._taken(name, route) for route in gone), *(Publish(dispatcher.subject, done) for done in again)]
 
     def report_batch(
-        self, loaded: Loaded, queries: list[QueuedQuery], batch: int, span: tuple[float, float], cost: float,
+        self, loaded: HeldInstance, queries: list[QueuedQuery], batch: int, span: tuple[float, float], cost: float,
         code: str, now: float,
     ) -> Iterable[Effect]:  # fmt: skip
         """Report a batch to all who sent its queries. A part has ended before its outputs are stored. code: of all; empty: they were computed."""
@@ -186,7 +186,9 @@ class KnownDispatchers(Struct, eq=False):
             )
         return effects
 
-    def report_ended(self, loaded: Loaded, query: QueuedQuery, said: Answer | Refusal, now: float) -> Iterable[Effect]:
+    def report_ended(
+        self, loaded: HeldInstance, query: QueuedQuery, said: Answer | Refusal, now: float
+    ) -> Iterable[Effect]:
         """Report to all who sent a query, and do not know it yet, that it has ended as its client was told: without a batch, or some time after it."""
         batch, finished, cost = query.items, now, 0.0
         codes: list[str] | None = None
@@ -336,7 +338,7 @@ class KnownDispatchers(Struct, eq=False):
             dispatcher.given.append(route)
         return Publish(self.subjects.resubmit(name), HandBack(route, "taken", NO_BODY))
 
-    def _outcomes(self, done: DoneBatch, routes: list[Route], loaded: Loaded) -> list[Effect]:
+    def _outcomes(self, done: DoneBatch, routes: list[Route], loaded: HeldInstance) -> list[Effect]:
         return [
             Record(
                 answered(

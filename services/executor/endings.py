@@ -14,7 +14,7 @@ from services.core.deadlines import EarliestDeadline
 from services.core.outcomes import GRACE, PART_GRACE, SPEAKS, RecentAnswers, SentAnswer, default_at
 from services.executor.answers import answer_headers
 from services.executor.dispatchers import KnownDispatchers
-from services.executor.instances import Loaded
+from services.executor.instances import HeldInstance
 from services.executor.queue import QueuedQuery
 
 Key = tuple[bytes, int]  # uid, part
@@ -32,7 +32,7 @@ class PendingQueries(dict[Key, QueuedQuery]):
 
     def __init__(self) -> None:
         self.earliest = EarliestDeadline()
-        self.fetching: dict[bytes, tuple[Loaded, QueuedQuery]] = {}
+        self.fetching: dict[bytes, tuple[HeldInstance, QueuedQuery]] = {}
 
     def take(self, query: QueuedQuery) -> None:
         """It has come, or its inputs have."""
@@ -41,12 +41,12 @@ class PendingQueries(dict[Key, QueuedQuery]):
         if route.deadline < self.earliest.at or route.fallback:  # else it ends later
             self.earliest.at = min(self.earliest.at, ends(route))
 
-    def fetch(self, loaded: Loaded, query: QueuedQuery) -> None:
+    def fetch(self, loaded: HeldInstance, query: QueuedQuery) -> None:
         """It has come without its inputs."""
         self.fetching[query.route.uid] = (loaded, query)
         self.take(query)
 
-    def arrived(self, uid: bytes) -> tuple[Loaded, QueuedQuery] | None:
+    def arrived(self, uid: bytes) -> tuple[HeldInstance, QueuedQuery] | None:
         """What the inputs are for, which is not pending until it is taken again. None: it has ended meanwhile."""
         found = self.fetching.pop(uid, None)
         if found is None or found[1].abandoned:
@@ -80,7 +80,7 @@ class Endings:
         subjects: Subjects,
         dispatchers: KnownDispatchers,
         answers: RecentAnswers,
-        instances: Mapping[str, Loaded],
+        instances: Mapping[str, HeldInstance],
     ) -> None:
         unheard = subjects.executor(worker, device, "unheard.*")
         self.inlets = (Inlet(subject=unheard, message=HandBack),)
@@ -144,7 +144,7 @@ class Endings:
         headers = None if query is None or query.headers is None else answer_headers(query)
         return Publish(route.reply_to, self._answers.keep(route, answer) if route.resendable else answer, "", headers)
 
-    def refuse(self, loaded: Loaded, query: QueuedQuery, code: Any, text: str, now: float) -> list[Effect]:
+    def refuse(self, loaded: HeldInstance, query: QueuedQuery, code: Any, text: str, now: float) -> list[Effect]:
         """It ends here without an answer, unless it is so late that its dispatcher may have said so."""
         route = query.route
         if self.leaves(route, now):

@@ -55,9 +55,9 @@ SLO_RISES = 1.05  # a batch; so the shortest objective of late counts where quer
 
 
 @dataclass(slots=True, eq=False)
-class Loaded:
-    """An instance. ready: its model can compute. running: batches that it computes now, at most `contexts`. leaving: it takes no new queries,
-    as it is not to serve.
+class HeldInstance:
+    """An instance that this executor holds. ready: its model can compute. running: batches that it computes now, at most `contexts`. leaving: it
+    takes no new queries, as it is not to serve.
 
     tier: where its model is; None: nowhere yet. goal: where it is to be; None: it is unloaded once it is idle. moving: a load or a transfer
     is under way. model: what the last of them said.
@@ -279,7 +279,7 @@ class Loaded:
 # -- batches that run: each takes as many cores as its variant has threads, and an instance runs one for each context
 
 
-def _most_urgent(loaded: Loaded) -> float:
+def _most_urgent(loaded: HeldInstance) -> float:
     queue = loaded.queue
     first = queue.first
     if first is None or first.route.policy == OFFLINE:
@@ -287,7 +287,7 @@ def _most_urgent(loaded: Loaded) -> float:
     return urgent_at(queue.most_urgent, first.route.arrived, queue.seconds)
 
 
-def _last_begun(loaded: Loaded) -> float:
+def _last_begun(loaded: HeldInstance) -> float:
     """Offline work waits for all other."""
     return loaded.begun if loaded.queue.items > loaded.queue.offline else float("inf")
 
@@ -302,7 +302,7 @@ class BatchRuns:
     """
 
     def __init__(self, device: Device, settings: ExecutorSettings) -> None:
-        self.running: dict[int, tuple[Loaded, RunBatch, int]] = {}
+        self.running: dict[int, tuple[HeldInstance, RunBatch, int]] = {}
         self.starved = False  # an instance waits for cores
         self._cores = max(1, device.cores)
         self._busy = 0
@@ -327,7 +327,7 @@ class BatchRuns:
         computed, self._computed = self._computed, 0.0
         return computed
 
-    def ready(self, instances: Iterable[Loaded]) -> list[Loaded]:
+    def ready(self, instances: Iterable[HeldInstance]) -> list[HeldInstance]:
         """The instances that could begin a batch, in the order in which they may."""
         self.starved = False
         found = [one for one in instances if one.ready and one.running < one.contexts and len(one.queue)]
@@ -335,20 +335,20 @@ class BatchRuns:
             found.sort(key=_last_begun if self._lru else _most_urgent)
         return found
 
-    def _needed(self, loaded: Loaded) -> int:
+    def _needed(self, loaded: HeldInstance) -> int:
         """Cores that one more batch takes. Of a GPU, the second context of an instance takes what the first one has."""
         if self._gpu:
             return 0 if self._overlap or loaded.running else 1
         return max(1, min(loaded.record.threads, self._cores))
 
-    def has_room(self, loaded: Loaded) -> bool:
+    def has_room(self, loaded: HeldInstance) -> bool:
         """Whether enough cores are free for this instance. If not, `starved` is set."""
         if self._busy + self._needed(loaded) <= self._cores and not (self.starved and (self._lru or self._gpu)):
             return True
         self.starved = True
         return False
 
-    def begin(self, loaded: Loaded, batch: list[QueuedQuery], now: float) -> Do:
+    def begin(self, loaded: HeldInstance, batch: list[QueuedQuery], now: float) -> Do:
         items = sum(query.items for query in batch)
         predicted = loaded.table.at(batch[0].route.length).seconds(items) * loaded.queue.factor
         self._number += 1
@@ -370,7 +370,7 @@ class BatchRuns:
         self.running[self._number] = (loaded, run, items)
         return Do(self._number, run)
 
-    def end(self, number: int, now: float) -> tuple[Loaded, RunBatch, int] | None:
+    def end(self, number: int, now: float) -> tuple[HeldInstance, RunBatch, int] | None:
         """Free the cores; returns the batch and its items. None if this batch does not run."""
         entry = self.running.pop(number, None)
         if entry is not None:
@@ -422,7 +422,9 @@ class MonitorReporter:
         self._reported = now
         return gap
 
-    def report(self, now: float, seconds: float, instances: Iterable[Loaded], runs: BatchRuns) -> tuple[Effect, ...]:
+    def report(
+        self, now: float, seconds: float, instances: Iterable[HeldInstance], runs: BatchRuns
+    ) -> tuple[Effect, ...]:
         """The report, the order to measure this process for the next one, and the timer."""
         report = ExecutorReport(
             exclusive=runs.exclusive,

@@ -28,7 +28,7 @@ from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Effect, Envelope, Handler, Inlet, Publish
 from services.core.placement import Device
 from services.executor.commands import LoadedModel, LoadModel, MovedModel, MoveModel, TransferModel, UnloadModel
-from services.executor.instances import BatchTally, Loaded
+from services.executor.instances import BatchTally, HeldInstance
 
 
 class InstanceManager:
@@ -40,9 +40,9 @@ class InstanceManager:
         device: str,
         incarnation: int,
         subjects: Subjects,
-        hand_on: Callable[[Loaded], Iterable[Effect]],
+        hand_on: Callable[[HeldInstance], Iterable[Effect]],
     ) -> None:
-        self.instances: dict[str, Loaded] = {}
+        self.instances: dict[str, HeldInstance] = {}
         self.tallies: dict[str, BatchTally] = {}  # by variant
         orders: dict[str, tuple[type, Callable[[Any], Iterable[Effect]]]] = {
             "load": (LoadInstance, self.load),
@@ -68,13 +68,13 @@ class InstanceManager:
         if loaded is not None:
             return self._promote(loaded) if loaded.goal == "host" and order.tier == "device" else NOTHING
         tally = self.tallies.setdefault(order.variant.variant, BatchTally())
-        loaded = self.instances[order.instance] = Loaded(order.instance, order.variant, order.price_per_s, tally)
+        loaded = self.instances[order.instance] = HeldInstance(order.instance, order.variant, order.price_per_s, tally)
         loaded.cores = order.cores
         loaded.head_for(order.tier)
         loaded.moving = True
         return (Do(("load", loaded.id), LoadModel(loaded.id, loaded.record, tuple(order.cores), order.tier)),)
 
-    def _promote(self, loaded: Loaded) -> Iterable[Effect]:
+    def _promote(self, loaded: HeldInstance) -> Iterable[Effect]:
         loaded.head_for("device")
         if loaded.ready and loaded.model is not None:  # it had not left yet
             return (self._is_loaded(loaded, loaded.model),)
@@ -101,7 +101,7 @@ class InstanceManager:
         loaded.head_for(None)
         return self.settle(loaded)
 
-    def settle(self, loaded: Loaded) -> Iterable[Effect]:
+    def settle(self, loaded: HeldInstance) -> Iterable[Effect]:
         """The next step to where its model is to be, if it is idle. What queued for it, and it is not to compute after all, is handed on."""
         if loaded.moving or loaded.running or (loaded.ready and len(loaded.queue)):
             return NOTHING
@@ -130,7 +130,7 @@ class InstanceManager:
         loaded.limit_contexts(model.one_at_a_time)
         return (self._is_loaded(loaded, model), *self.settle(loaded))
 
-    def _is_loaded(self, loaded: Loaded, model: LoadedModel) -> Publish:
+    def _is_loaded(self, loaded: HeldInstance, model: LoadedModel) -> Publish:
         fact = filled(
             InstanceLoaded,
             model,
@@ -142,7 +142,7 @@ class InstanceManager:
         )
         return Publish(self._subjects["loaded"], fact)
 
-    def transfer_failed(self, instance: str, reason: str) -> tuple[Loaded | None, Iterable[Effect]]:
+    def transfer_failed(self, instance: str, reason: str) -> tuple[HeldInstance | None, Iterable[Effect]]:
         """A model that cannot be kept in host memory is unloaded. One that does not come back has failed: it, whose queue the caller empties."""
         loaded = self.instances.get(instance)
         if loaded is None:
@@ -153,7 +153,7 @@ class InstanceManager:
         loaded.head_for(None)
         return None, self.settle(loaded)
 
-    def failed(self, instance: str, reason: str) -> tuple[Loaded | None, Iterable[Effect]]:
+    def failed(self, instance: str, reason: str) -> tuple[HeldInstance | None, Iterable[Effect]]:
         """An instance could not be loaded: it, whose queue the caller empties, and the message to the monitor."""
         loaded = self.instances.pop(instance, None)
         if loaded is None:
@@ -177,7 +177,9 @@ class InstanceManager:
         cores = tuple(order.cores)
         return (Do(("move", (loaded, cores)), MoveModel(loaded.id, loaded.record, cores)),)
 
-    def moved(self, key: tuple[Loaded, tuple[int, ...]], model: MovedModel | None, error: str = "") -> Iterable[Effect]:
+    def moved(
+        self, key: tuple[HeldInstance, tuple[int, ...]], model: MovedModel | None, error: str = ""
+    ) -> Iterable[Effect]:
         """The instance runs there now, or it could not be moved and serves as before."""
         loaded, cores = key
         if self.instances.get(loaded.id) is not loaded:

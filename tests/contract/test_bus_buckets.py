@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bus.port import BusError, KeyValueEntry, NotFound, WrongRevision
-from tests.support.servers.buses import Buses, Connects, until
+from tests.support.clients.responders import until
+from tests.support.servers.buses import Buses, Connects
 
 
 async def test_a_key_has_the_value_put_last(buses: Buses, connect: Connects) -> None:

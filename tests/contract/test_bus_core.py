@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 
 from bus.port import BusClosed, BusError, Delivery, NoResponders, PayloadTooLarge, RequestTimeout
-from tests.support.servers.buses import Buses, Connects, until
+from tests.support.clients.responders import until
+from tests.support.servers.buses import Buses, Connects
 
 
 async def test_messages_of_one_publisher_arrive_once_and_in_order(buses: Buses, connect: Connects) -> None:

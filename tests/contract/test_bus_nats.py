@@ -6,6 +6,7 @@ import signal
 import ssl
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from os import kill
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from services.core.settings import BusSettings, Settings
 from services.shell.runtime.known_streams import KnownStreams
 from services.shell.runtime.serve import _connect as connect_service
 from services.shell.settings import login_of
-from tests.support.servers.buses import until
-from tests.support.servers.nats import NatsServer, run
+from tests.support.clients.responders import until
+from tests.support.servers.nats import NatsServer
 
 
 @pytest.fixture
@@ -277,26 +278,40 @@ async def test_closing_while_the_server_is_away_is_quick(server: NatsServer) -> 
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_over_tls(tmp_path: Path, nats_server: NatsServer) -> None:
+@pytest.fixture
+def certificate(tmp_path: Path, nats_server: NatsServer) -> tuple[str, str]:
+    """A certificate and its key, as files."""
     del nats_server
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl to make a certificate")
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    certificate, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate),
         ],
         check=True,
         capture_output=True,
     )
-    server = NatsServer(tmp_path / "nats", extra=f'tls {{ cert_file: "{certificate}", key_file: "{key}" }}\n')
-    server.start()
+    return certificate, key
 
-    async def body() -> None:
-        context = ssl.create_default_context(cafile=str(certificate))
-        url = server.url.replace("nats://", "tls://")
-        bus = await NatsBus.connect(url, name="test", tls=context)
+
+@contextmanager
+def over_tls(place: Path, certificate: tuple[str, str], more: str = "") -> Iterator[str]:
+    """A server with this certificate; its address."""
+    server = NatsServer(
+        place / "nats", extra=f'tls {{ cert_file: "{certificate[0]}", key_file: "{certificate[1]}"{more} }}\n'
+    )
+    server.start()
+    try:
+        yield server.url.replace("nats://", "tls://")
+    finally:
+        server.stop()
+
+
+async def test_over_tls(tmp_path: Path, certificate: tuple[str, str]) -> None:
+    with over_tls(tmp_path, certificate) as url:
+        bus = await NatsBus.connect(url, name="test", tls=ssl.create_default_context(cafile=certificate[0]))
         got: list[Delivery] = []
         await bus.subscribe("n", got.append)
         bus.publish("n", bytes(3_000_000))
@@ -305,46 +320,18 @@ def test_over_tls(tmp_path: Path, nats_server: NatsServer) -> None:
         assert [len(d.data) for d in got] == [3_000_000, 5]
         await bus.close()
 
-    try:
-        run(body())
-    finally:
-        server.stop()
 
-
-def test_a_server_that_wants_a_certificate_gets_the_one_of_the_settings(
-    tmp_path: Path, nats_server: NatsServer
+async def test_a_server_that_wants_a_certificate_gets_the_one_of_the_settings(
+    tmp_path: Path, certificate: tuple[str, str]
 ) -> None:
-    del nats_server
-    if shutil.which("openssl") is None:
-        pytest.skip("needs openssl to make a certificate")
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    files = f'cert_file: "{certificate}", key_file: "{key}", ca_file: "{certificate}"'
-    server = NatsServer(tmp_path / "nats", extra=f"tls {{ {files}, verify: true }}\n")
-    server.start()
-
-    async def body() -> None:
-        url = server.url.replace("nats://", "tls://")
-        ours = {"tls_certificate": str(certificate), "tls_key": str(key)}
-        bus = await NatsBus.connect(url, name="t", **login_of(BusSettings(tls_ca=str(certificate), **ours)).options())
+    own, key = certificate
+    with over_tls(tmp_path, certificate, f', ca_file: "{own}", verify: true') as url:
+        ours = BusSettings(tls_ca=own, tls_certificate=own, tls_key=key)
+        bus = await NatsBus.connect(url, name="t", **login_of(ours).options())
         await bus.flush()
         await bus.close()
         with pytest.raises((BusError, OSError)):
-            await NatsBus.connect(
-                url, name="t", timeout=1.0, **login_of(BusSettings(tls_ca=str(certificate))).options()
-            )
-
-    try:
-        run(body())
-    finally:
-        server.stop()
+            await NatsBus.connect(url, name="t", timeout=1.0, **login_of(BusSettings(tls_ca=own)).options())
 
 
 @pytest.mark.parametrize(("replicas", "made"), [(0, True), (1, True), (3, False)])

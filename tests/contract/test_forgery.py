@@ -17,7 +17,7 @@ from services.dispatcher.actor import make_dispatcher
 from services.jobs.actor import Coordinator
 from services.registrar.actor import Registrar
 from services.shell.runtime.runtime import Runtime
-from tests.support.servers.buses import until
+from tests.support.clients.responders import until
 from tests.support.servers.secured_nats import Secured, ignored, secured
 
 SUBJECTS = Subjects()

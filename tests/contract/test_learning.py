@@ -32,7 +32,8 @@ from services.dispatcher.edge import DispatcherEdge, uid_maker
 from services.dispatcher.predictions import Prediction
 from services.recorder.__main__ import streams
 from services.shell.runtime.runtime import Runtime
-from tests.support.servers.buses import Buses, Connects, until
+from tests.support.clients.responders import until
+from tests.support.servers.buses import Buses, Connects
 from tests.support.simulated.fleet import catalogue, variant
 
 MODELS = ("bad", "good")

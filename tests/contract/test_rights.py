@@ -18,7 +18,7 @@ from infaas.client import Client
 from infaas.demo import digits
 from infaas.errors import Refused
 from infaas.registering import register
-from tests.support.servers.buses import until
+from tests.support.clients.responders import until
 from tests.support.servers.nats import run
 from tests.support.servers.secured_nats import Secured, ignored, secured
 

@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -308,14 +308,18 @@ def test_visits_for_pipelines_are_demand_for_the_app_of_the_stage(db: Recorder) 
     assert db.stored()[1] > 0
 
 
-def test_stores_of_before_there_were_parts_are_taken_over(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    dsn = postgres.dsn("postgres", postgres.password, "before-parts")
+def store_without(postgres: EmbeddedPostgres, place: Path, name: str, lacks: Callable[[str], bool]) -> str:
+    """An empty database of this name, and in `place` the files of the schema but those that it lacks."""
     for file in SCHEMA.glob("*.sql"):
-        if file.name < "0014":
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    psycopg.connect(postgres.superuser_dsn, autocommit=True).execute(
-        'CREATE DATABASE "before-parts"'
-    ).connection.close()
+        if not lacks(file.name):
+            (place / file.name).write_bytes(file.read_bytes())
+    with closing(psycopg.connect(postgres.superuser_dsn, autocommit=True)) as server:
+        server.execute(f'CREATE DATABASE "{name}"'.encode())
+    return postgres.dsn("postgres", postgres.password, name)
+
+
+def test_stores_of_before_there_were_parts_are_taken_over(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    dsn = store_without(postgres, tmp_path, "before-parts", lambda file: file >= "0014")
     with closing(psycopg.connect(dsn, autocommit=True)) as owner:
         migrate(owner, tmp_path)
         owner.execute(
@@ -328,13 +332,7 @@ def test_stores_of_before_there_were_parts_are_taken_over(postgres: EmbeddedPost
 
 def test_stores_of_before_there_were_payers_are_taken_over(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     """Their rows are the app's own. Late rows of their hour are added: those without a payer to them, those with one beside them."""
-    dsn = postgres.dsn("postgres", postgres.password, "before-payers")
-    for file in SCHEMA.glob("*.sql"):
-        if file.name < "0023":
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    psycopg.connect(postgres.superuser_dsn, autocommit=True).execute(
-        'CREATE DATABASE "before-payers"'
-    ).connection.close()
+    dsn = store_without(postgres, tmp_path, "before-payers", lambda file: file >= "0023")
     at = time.time() // HOUR * HOUR - 3 * HOUR
     with closing(psycopg.connect(dsn, autocommit=True)) as owner:
         migrate(owner, tmp_path)
@@ -364,14 +362,10 @@ def test_stores_of_before_there_were_payers_are_taken_over(postgres: EmbeddedPos
 def test_mistakes_of_before_they_were_counted_apart_leave_the_stores(
     postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
-    dsn = postgres.dsn("postgres", postgres.password, "before-mistakes")
-    for file in SCHEMA.glob("*.sql"):
-        if not file.name.startswith("0019"):  # others do not need it
-            (tmp_path / file.name).write_bytes(file.read_bytes())
+    dsn = store_without(
+        postgres, tmp_path, "before-mistakes", lambda file: file.startswith("0019")
+    )  # others do not need it
     passwords = {"writer_password": WRITER_PASSWORD, "reader_password": READER_PASSWORD}
-    psycopg.connect(postgres.superuser_dsn, autocommit=True).execute(
-        'CREATE DATABASE "before-mistakes"'
-    ).connection.close()
     at = time.time() - HOUR
     rows = [
         ("kept", "ok", None, None), ("kept", "refused", "bad_request", None), ("kept", "error", "bad_request", None), ("kept", "refused", "overloaded", None),

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -42,24 +42,24 @@ def digest(scenario: Scenario) -> str:
     return sha256(f"{run.log}{run.ends}{result}".encode()).hexdigest()
 
 
+@cache
+def here(name: str) -> str:
+    """The digest of one of these scenarios in this process."""
+    return digest(ALL[name]())
+
+
 def digests() -> dict[str, str]:
-    return {name: digest(make()) for name, make in ALL.items()}
-
-
-@pytest.fixture(scope="module")
-def here() -> dict[str, str]:
-    return digests()
+    return {name: here(name) for name in ALL}
 
 
 @pytest.mark.slow
-def test_again_in_this_process(here: dict[str, str]) -> None:
-    assert digest(SMALL["failing"]()) == here["failing"]
-    assert digest(processes()) == here["processes"]
-    assert digest(ALL["varied-84"]()) == here["varied-84"]
+@pytest.mark.parametrize("name", ["failing", "processes", "varied-84"])
+def test_again_in_this_process(name: str) -> None:
+    assert digest(ALL[name]()) == here(name)
 
 
 @pytest.mark.slow
-def test_in_a_process_with_other_hashes(here: dict[str, str]) -> None:
+def test_in_a_process_with_other_hashes() -> None:
     """Sets of texts are walked in another order there."""
     code = "from tests.simulation.test_determinism import digests; import json; print(json.dumps(digests()))"
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
@@ -68,12 +68,12 @@ def test_in_a_process_with_other_hashes(here: dict[str, str]) -> None:
         [sys.executable, "-c", code], check=False, cwd=ROOT, env=environ, capture_output=True, timeout=240
     )
     assert done.returncode == 0, done.stderr.decode()
-    assert json.loads(done.stdout.splitlines()[-1]) == here  # the solver may print a line of its own before
+    assert json.loads(done.stdout.splitlines()[-1]) == digests()  # the solver may print a line of its own before
 
 
-def test_another_seed_is_another_run(here: dict[str, str]) -> None:
-    assert digest(replace(SMALL["failing"](), seed=8)) != here["failing"]
-    assert digest(replace(processes(), seed=8)) != here["processes"]
+@pytest.mark.parametrize("name", ["failing", "processes"])
+def test_another_seed_is_another_run(name: str) -> None:
+    assert digest(replace(ALL[name](), seed=8)) != here(name)
 
 
 # -- What holds in every run, whatever the scenario.

@@ -124,7 +124,7 @@ def test_the_rule_sees_what_it_forbids() -> None:
         "from services.shell.clock import now",
         "from services.shell import clock",
         "from bus import natsbus",
-        "import bus.memory",
+        "import bus.natsbus",
         "open('x')",
         "from datetime import datetime\ndatetime.now()",
         "from sys import argv",

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from services.core.pipelines.branching import Bools, draws, visits
+from services.core.pipelines.branching import draws, visits
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.queueing import Floats, StageConfiguration, served
 
@@ -39,9 +39,8 @@ NO_HOP = MeasuredHop(0.0)
 
 
 class LatencyEstimator:
-    """arrivals: seconds, of each query of the sample, in order. visited: of each vertex, which queries visit it; None: drawn by
-    probability for uids `first`, `first` + 1, ... hop: between two stages, or client and stage: to a dispatcher and on. Where it varies, each
-    batch draws its own.
+    """arrivals: seconds, of each query of the sample, in order. first: uid of the first one, by which it is drawn which vertices each
+    visits. hop: between two stages, or client and stage: to a dispatcher and on. Where it varies, each batch draws its own.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class LatencyEstimator:
         graph: PipelineGraph,
         arrivals: Floats,
         *,
-        visited: Mapping[str, Bools] | None = None,
         first: int = 0,
         hop: MeasuredHop = NO_HOP,
     ) -> None:
@@ -57,9 +55,7 @@ class LatencyEstimator:
         self.arrivals = arrivals
         self.hop_s = hop.ms / 1000.0
         uids = np.arange(first, first + len(arrivals), dtype=np.uint64)
-        if visited is None:
-            visited = visits(graph, uids)
-        self._visited = visited
+        visited = self._visited = visits(graph, uids)
         self._rows = {name: None if rows.all() else np.flatnonzero(rows) for name, rows in visited.items()}
         self._hops: dict[str, Floats] = {}  # of each vertex, by the place of a batch's first query there
         answer: float | Floats = self.hop_s

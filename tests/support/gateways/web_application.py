@@ -2,8 +2,7 @@
 
 import asyncio
 import socket
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.core.settings import GatewaySettings
 from services.gateway.http.protocol import LimitedHttpProtocol, protocol_class
 from services.gateway.http.server import EmbeddedServer
+from tests.support.clients.responders import until
 
 PATIENCE_S = 60.0  # only ends a test that fails
 
@@ -64,14 +64,6 @@ class Served:
             return found
         finally:
             await shut(writer)
-
-
-async def until(what: Callable[[], bool]) -> None:
-    """Return once it is so; the time is only there to end a failing test."""
-    give_up = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < give_up, "it never became so"
-        await asyncio.sleep(0.005)
 
 
 async def shut(writer: asyncio.StreamWriter) -> None:

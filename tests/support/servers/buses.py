@@ -1,15 +1,14 @@
 """Both buses behind one face, for the suite that holds them to the same behaviour."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NamedTuple, Protocol
 
 import pytest
 
-from bus.memory import Broker
 from bus.natsbus import NatsBus
 from bus.port import Bus
+from tests.support.servers.memory_bus import Broker
 
 
 class Connects(Protocol):
@@ -58,10 +57,3 @@ async def connecting(buses: Buses) -> AsyncIterator[Connects]:
         for bus in opened:
             await bus.close()
     assert errors == []
-
-
-async def until(condition: Callable[[], bool], seconds: float = 180.0) -> None:
-    """Wait until `condition` holds; fails when it does not in time."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  (any condition, of either bus)
-            await asyncio.sleep(0.005)

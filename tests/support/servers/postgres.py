@@ -36,28 +36,31 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostg
         server.stop()
 
 
+def _server(postgres: EmbeddedPostgres) -> closing[psycopg.Connection]:
+    return closing(psycopg.connect(postgres.dsn("postgres", postgres.password, "postgres"), autocommit=True))
+
+
 def clone(postgres: EmbeddedPostgres) -> str:
     """Make a fresh prepared database; its name."""
     name = f"test{next(_numbers)}"
-    with closing(psycopg.connect(postgres.dsn("postgres", postgres.password, "postgres"), autocommit=True)) as server:
+    with _server(postgres) as server:
         server.execute(f"CREATE DATABASE {name} TEMPLATE infaas".encode())
         # Rights on a database do not come with its template.
         rights = f"REVOKE ALL ON DATABASE {name} FROM PUBLIC; GRANT CONNECT ON DATABASE {name} TO {WRITER}, {READER}"
         server.execute(rights.encode())
-    known_passwords(postgres)
+        _known_passwords(server)
     return name
 
 
-def known_passwords(postgres: EmbeddedPostgres) -> None:
+def _known_passwords(server: psycopg.Connection) -> None:
     """The roles belong to the whole server: a test that prepares a database of its own may have given them other passwords."""
-    with closing(psycopg.connect(postgres.dsn("postgres", postgres.password, "postgres"), autocommit=True)) as server:
-        for role, password in ((WRITER, WRITER_PASSWORD), (READER, READER_PASSWORD)):
-            server.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(role), sql.Literal(password)))
+    for role, password in ((WRITER, WRITER_PASSWORD), (READER, READER_PASSWORD)):
+        server.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(role), sql.Literal(password)))
 
 
 def drop(postgres: EmbeddedPostgres, name: str) -> None:
     """Remove a database, whoever uses it."""
-    with closing(psycopg.connect(postgres.dsn("postgres", postgres.password, "postgres"), autocommit=True)) as server:
+    with _server(postgres) as server:
         server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
@@ -92,5 +95,6 @@ def empty_database(postgres: EmbeddedPostgres) -> Iterator[str]:
 @pytest.fixture
 def empty_dsn(postgres: EmbeddedPostgres, empty_database: str) -> str:
     """A prepared database that stays empty, as the role that reads."""
-    known_passwords(postgres)
+    with _server(postgres) as server:
+        _known_passwords(server)
     return role_dsn(postgres.dsn("postgres", postgres.password, empty_database), READER, READER_PASSWORD)

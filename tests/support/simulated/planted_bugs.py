@@ -93,7 +93,7 @@ def lost_on_a_kill(actor: Dispatcher) -> Handle:
 
 
 def feedback_counted_twice(actor: Dispatcher) -> Handle:
-    """A lesson that comes from the bucket after another dispatcher's is taught again."""
+    """A feedback that comes from the bucket after another dispatcher's is taught again."""
     last: dict[str, bytes] = {}
 
     def handle(envelope: Envelope) -> Iterable[Effect]:

@@ -15,7 +15,6 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.memory import MemoryBus
 from bus.messages.catalog import Profile, ProfileRow, VariantRecord
 from bus.messages.flow import Route
 from bus.messages.public import Answer
@@ -29,7 +28,7 @@ from services.executor.backends.base import BackendUnavailable, Cancelled
 from services.executor.commands import BatchResult, LoadModel, MeasureProcess, RunBatch, TransferModel, UnloadModel
 from services.executor.edge import AcceleratedEdge, ExecutorEdge, final
 from services.executor.edge_simulated import NOTE, SimulatedEdge
-from services.executor.instances import Loaded
+from services.executor.instances import HeldInstance
 from services.executor.queue import queued_query
 from services.shell.host.accelerators import Accelerator
 from services.shell.host.running import shared
@@ -37,6 +36,7 @@ from services.shell.runtime.runtime import Runtime
 from tests.support.data.events import variant_record
 from tests.support.models import tiny_models
 from tests.support.models.gpu_stand_ins import SIGNATURE
+from tests.support.servers.memory_bus import MemoryBus
 from tests.support.servers.nats import run
 
 pytest.importorskip("onnxruntime")
@@ -96,7 +96,7 @@ def on_device(variant: VariantRecord, cache: Path, test: Callable[[SimulatedEdge
 
 
 def answers(variant: VariantRecord, command: RunBatch, result: BatchResult) -> list[Answer]:
-    loaded = Loaded("i", variant, 1.0)
+    loaded = HeldInstance("i", variant, 1.0)
     return [answer_of(loaded, "w0", work, result, i, 8, 0.1) for i, work in enumerate(command.queries)]
 
 

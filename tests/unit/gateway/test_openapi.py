@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from bus.memory import MemoryBus
 from infaas.client import Client
 from services.core.settings import GatewaySettings
 from services.gateway.edge import GatewayService
@@ -10,6 +9,7 @@ from services.gateway.http.access import Right
 from services.gateway.http.app import dialects
 from services.gateway.http.checks import right_of
 from tests.support.data.documents import references
+from tests.support.servers.memory_bus import MemoryBus
 from tools.openapi.document import document, operations, text
 from tools.openapi.operation import ALWAYS, BODY
 

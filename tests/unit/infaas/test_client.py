@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from msgspec import convert
 
-from bus.memory import Broker
 from bus.messages.catalog import TensorSpec
 from infaas.blocking import Infaas
 from infaas.client import Client
@@ -19,6 +18,7 @@ from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 from infaas.queries import Needs
 from infaas.tables import as_inputs
 from tests.support.clients.responders import Responder, answer, item_sums, refusal, until
+from tests.support.servers.memory_bus import Broker
 
 
 async def nothing_left(store):

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from bus.codec import decode, encode
-from bus.memory import Broker
 from bus.messages.public import Error, Refusal, Register, RegistrationAccepted, RegistrationStatus
 from bus.port import Bus, Delivery
 from bus.subjects import Subjects
 from infaas.errors import BadInput, NotConnected, Refused, Timeout
 from infaas.following import Follower
 from infaas.registering import OVER, last_status, register
+from tests.support.servers.memory_bus import Broker
 
 SUBJECTS = Subjects("t")
 

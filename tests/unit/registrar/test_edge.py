@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.memory import Broker
 from bus.messages.catalog import (
     AppRecord,
     BatchingRule,
@@ -53,6 +52,7 @@ from services.registrar.commands import (
     TakeOverRegistration,
 )
 from services.registrar.edge import RegistrarEdge
+from tests.support.servers.memory_bus import Broker
 from tests.support.simulated.registrations import REQUEST, SIGNATURE, deploying, model_record, variant_record
 
 SUBJECTS = Subjects("t")

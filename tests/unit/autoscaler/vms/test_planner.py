@@ -230,13 +230,18 @@ def test_the_plan_goes_to_machines_of_the_providers_own() -> None:
 # -- plans that come too late
 
 
-def test_a_leader_that_dies_in_mid_plan_is_followed_by_one_that_plans_anew() -> None:
+def planning(solve_s: float) -> tuple[CloudFleet, str]:
+    """A fleet in which a plan is under way that takes so long, and the leader that waits for it."""
     fleet = fleet_of(workers=2, controllers=2)
     load(fleet, 20, 10)
-    first, fleet.solve_s = fleet.leader, 3.0
-    before = len(fleet.plans)
+    fleet.solve_s, before = solve_s, len(fleet.plans)
     while len(fleet.plans) == before:
         load(fleet, 200, 0.1)
+    return fleet, fleet.leader
+
+
+def test_a_leader_that_dies_in_mid_plan_is_followed_by_one_that_plans_anew() -> None:
+    fleet, first = planning(3.0)
     fleet.stage.kill(first)
     died = fleet.stage.now
     fleet.solve_s = None
@@ -248,12 +253,7 @@ def test_a_leader_that_dies_in_mid_plan_is_followed_by_one_that_plans_anew() -> 
 
 
 def test_a_leader_that_was_cut_off_in_mid_plan_orders_nothing_by_it() -> None:
-    fleet = fleet_of(workers=2, controllers=2)
-    load(fleet, 20, 10)
-    first, fleet.solve_s = fleet.leader, 4.8
-    before = len(fleet.plans)
-    while len(fleet.plans) == before:
-        load(fleet, 200, 0.1)
+    fleet, first = planning(4.8)
     fleet.cut_off.add(first)
     cut = fleet.stage.now
     load(fleet, 200, 3.5)

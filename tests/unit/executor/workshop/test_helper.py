@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import decode
-from bus.memory import MemoryBus
 from bus.messages.work import (
     BuildVariants,
     InspectModel,
@@ -32,6 +31,7 @@ from services.executor.workshop.tasks.validation import wilson
 from tests.support.models import poison_models, tiny_models
 from tests.support.models.tiny_models import npz
 from tests.support.servers.engine import engine
+from tests.support.servers.memory_bus import MemoryBus
 
 SUBJECTS = Subjects("t")
 KINDS = {

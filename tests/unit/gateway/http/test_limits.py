@@ -31,7 +31,8 @@ from services.gateway.http.limits import (
     Inflater,
     LimitMiddleware,
 )
-from tests.support.gateways.web_application import Reply, Served, echo, read, served, shut, until
+from tests.support.clients.responders import until
+from tests.support.gateways.web_application import Reply, Served, echo, read, served, shut
 
 
 async def size(request: Request) -> Response:

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from services.core.settings import GatewaySettings
-from tests.support.gateways.web_application import Reply, echo, read, served, shut, until
+from tests.support.clients.responders import until
+from tests.support.gateways.web_application import Reply, echo, read, served, shut
 from tests.support.servers.nats import run
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"

@@ -22,7 +22,8 @@ from services.gateway.http.app import plain
 from services.gateway.http.bodies import BodyBuffer
 from services.gateway.http.protocol import protocol_class
 from services.gateway.http.shedding import QueryRoute, Shedding, Turns, objective_of
-from tests.support.gateways.web_application import Reply, read, served, shut, until
+from tests.support.clients.responders import until
+from tests.support.gateways.web_application import Reply, read, served, shut
 from tests.support.servers.nats import run
 from tests.support.simulated.fleet import catalogue, variant
 

@@ -113,6 +113,7 @@ def test_the_document_has_what_the_contract_names_and_repeats_itself(
 
 
 def test_policies_by_name_take_the_place_of_the_file_s(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario.write_text(SCENARIO.replace("duration_s = 20", "duration_s = 1"))
     for arguments in (
         [str(scenario), "--policy", "sm+", "infaas"],
         [str(scenario), "--policy", "sm+", "--policy", "infaas"],
@@ -144,6 +145,7 @@ def test_what_a_policy_prints_is_not_among_the_results(scenario: Path, capfd: py
 
 def test_a_picture(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.png"
+    scenario.write_text(SCENARIO.replace("duration_s = 20", "duration_s = 1"))
     code = main(["simulate", str(scenario), "--policy", "infaas", "--wide", "--plot", str(path)])
     said = capsys.readouterr()
     if find_spec("matplotlib") is None:

@@ -16,7 +16,7 @@ from services.shell.host.process import start, with_our_source
 from services.shell.host.running import AFTER, BESIDE, shared
 from services.shell.host.supervise import PAUSES, SETTLED, Backoff, Child, Supervisor, describe
 from services.shell.host.watch import BUSY, COMPUTES, HUNG, LONGEST, LOOK, ProcessStillness, Seen, Thread, threads_of
-from tests.support.servers.buses import until
+from tests.support.clients.responders import until
 
 spans_of_life = st.lists(st.floats(min_value=0, max_value=3 * SETTLED), max_size=30)
 
@@ -146,6 +146,23 @@ class Part:
         finally:
             await supervisor.stop()
 
+    @asynccontextmanager
+    async def succeeded(self, by: signal.Signals = signal.SIGTERM) -> AsyncIterator[tuple[Supervisor, int]]:
+        """The supervisor, and the first process, which has got this signal, and then a successor that is not ready."""
+        async with self.supervised() as supervisor:
+            (old,) = self.launched
+            os.kill(old, by)
+            await self.launches(2)
+            yield supervisor, old
+
+    async def launches(self, count: int) -> None:
+        """Until so many processes have been started, of all."""
+        await until(lambda: len(self.launched) == count, LONG)
+
+    async def serves(self, supervisor: Supervisor, number: int = -1) -> None:
+        """Until this one of them is the part's process."""
+        await until(lambda: supervisor.pids == {"it": self.launched[number]}, LONG)
+
 
 LONG = 120.0  # s; only ends a failing test
 
@@ -156,30 +173,24 @@ def lives(pid: int) -> bool:
 
 async def test_a_process_that_was_asked_to_end_goes_when_its_successor_is_ready(tmp_path: Path) -> None:
     part = Part(tmp_path)
-    async with part.supervised() as supervisor:
-        (old,) = part.launched
-        os.kill(old, signal.SIGTERM)
-        await until(lambda: len(part.launched) == 2, LONG)
+    async with part.succeeded() as (supervisor, old):
         assert lives(old)
         assert supervisor.pids == {"it": old}
         assert [one.running for one in supervisor.parts] == [True]
         part.ready.touch()
         await until(lambda: not lives(old), LONG)
-        await until(lambda: supervisor.pids == {"it": part.launched[1]}, LONG)
+        await part.serves(supervisor, 1)
         assert supervisor.restarts == {"it": 1}
         assert part.exits == []
         assert [one.name for one in supervisor.parts] == ["it"]
         os.kill(part.launched[1], signal.SIGKILL)  # it is a child like any other
-        await until(lambda: len(part.launched) == 3, LONG)
+        await part.launches(3)
         assert part.exits == [("killed by SIGKILL", False)]
 
 
 async def test_a_successor_that_comes_after_begins_when_the_other_has_ended(tmp_path: Path) -> None:
     part = Part(tmp_path, AFTER)
-    async with part.supervised() as supervisor:
-        (old,) = part.launched
-        os.kill(old, signal.SIGTERM)
-        await until(lambda: len(part.launched) == 2, LONG)
+    async with part.succeeded() as (supervisor, old):
         assert not part.begun.exists()
         part.ready.touch()
         await until(lambda: part.begun.exists() and part.begun.read_bytes() == b"left", LONG)
@@ -189,49 +200,40 @@ async def test_a_successor_that_comes_after_begins_when_the_other_has_ended(tmp_
 
 async def test_the_successor_of_a_process_that_dies_meanwhile_takes_its_place(tmp_path: Path) -> None:
     part = Part(tmp_path, told=False)
-    async with part.supervised() as supervisor:
-        (old,) = part.launched
-        os.kill(old, signal.SIGTERM)
-        await until(lambda: len(part.launched) == 2, LONG)
+    async with part.succeeded() as (supervisor, old):
         os.kill(old, signal.SIGKILL)
-        await until(lambda: supervisor.pids == {"it": part.launched[1]}, LONG)
+        await part.serves(supervisor, 1)
         assert len(part.launched) == 2
 
 
 async def test_a_process_of_whose_death_others_are_told_is_started_anew_and_not_succeeded(tmp_path: Path) -> None:
     """Its successor would go on with the name of the one that has died."""
     part = Part(tmp_path)
-    async with part.supervised() as supervisor:
-        (old,) = part.launched
-        os.kill(old, signal.SIGTERM)
-        await until(lambda: len(part.launched) == 2, LONG)
+    async with part.succeeded() as (supervisor, old):
         os.kill(old, signal.SIGKILL)
-        await until(lambda: len(part.launched) == 3, LONG)
-        await until(lambda: supervisor.pids == {"it": part.launched[2]}, LONG)
+        await part.launches(3)
+        await part.serves(supervisor, 2)
         assert part.exits == [("killed by SIGKILL", False)]
         assert not any(map(lives, part.launched[:2]))
         assert supervisor.restarts == {"it": 1}
 
         await until(lambda: supervisor.parts[0].watched, LONG)
         os.kill(part.launched[2], signal.SIGTERM)  # it can have a successor, like the first
-        await until(lambda: len(part.launched) == 4, LONG)
+        await part.launches(4)
         part.ready.touch()
-        await until(lambda: supervisor.pids == {"it": part.launched[3]}, LONG)
+        await part.serves(supervisor, 3)
         await until(lambda: not lives(part.launched[2]), LONG)
         assert len(part.exits) == 1
 
 
 async def test_nothing_is_told_of_a_successor_that_ends_before_it_is_ready(tmp_path: Path) -> None:
     part = Part(tmp_path)
-    async with part.supervised() as supervisor:
-        (old,) = part.launched
-        os.kill(old, signal.SIGTERM)
-        await until(lambda: len(part.launched) == 2, LONG)
+    async with part.succeeded() as (supervisor, old):
         os.kill(part.launched[1], signal.SIGKILL)
-        await until(lambda: len(part.launched) == 3, LONG)
+        await part.launches(3)
         assert supervisor.pids == {"it": old}
         part.ready.touch()
-        await until(lambda: supervisor.pids == {"it": part.launched[2]}, LONG)
+        await part.serves(supervisor, 2)
         await until(lambda: not lives(old), LONG)
         assert part.exits == []
 
@@ -242,56 +244,44 @@ ENDED = "it did not turn for 2 s (stopped by a signal) and was ended"
 async def test_a_process_that_is_stopped_for_good_goes_on_until_its_successor_is_ready(tmp_path: Path) -> None:
     """What waits for it is read, and why it was replaced is told."""
     part = Part(tmp_path)
-    async with part.supervised() as supervisor:
-        (old,) = part.launched
-        os.kill(old, signal.SIGSTOP)
-        await until(lambda: len(part.launched) == 2, LONG)
+    async with part.succeeded(signal.SIGSTOP) as (supervisor, old):
         assert lives(old)
         assert threads_of(old, main=True)[0].state != "T"
         assert supervisor.hangs == {"it": 1}
         part.ready.touch()
         await until(lambda: part.exits, LONG)
         assert part.exits == [(ENDED, True)]
-        await until(lambda: supervisor.pids == {"it": part.launched[1]}, LONG)
+        await part.serves(supervisor, 1)
 
 
 async def test_a_process_that_is_stopped_again_while_its_successor_starts_is_ended(tmp_path: Path) -> None:
     part = Part(tmp_path)
-    async with part.supervised() as supervisor:
-        (old,) = part.launched
+    async with part.succeeded(signal.SIGSTOP) as (supervisor, old):
         os.kill(old, signal.SIGSTOP)
-        await until(lambda: len(part.launched) == 2, LONG)
-        os.kill(old, signal.SIGSTOP)
-        await until(lambda: len(part.launched) == 3, LONG)
+        await part.launches(3)
         assert not lives(old)
         assert supervisor.hangs == {"it": 2}
         assert part.exits == [(ENDED, False)]
-        await until(lambda: supervisor.pids == {"it": part.launched[2]}, LONG)
+        await part.serves(supervisor, 2)
 
 
 async def test_why_a_process_ended_is_told_once_whether_its_successor_was_quicker_or_not(tmp_path: Path) -> None:
     """It is stopped again when its successor becomes ready. If that is seen first, it goes on and leaves."""
     part = Part(tmp_path)
-    async with part.supervised() as supervisor:
-        (old,) = part.launched
-        os.kill(old, signal.SIGSTOP)
-        await until(lambda: len(part.launched) == 2, LONG)
+    async with part.succeeded(signal.SIGSTOP) as (supervisor, old):
         os.kill(old, signal.SIGSTOP)
         part.ready.touch()
         await until(lambda: not lives(old), LONG)
         await until(lambda: part.exits, LONG)
         succeeded = part.exits[0][1]
         await until(lambda: len(part.launched) == (2 if succeeded else 3), LONG)
-        await until(lambda: supervisor.pids == {"it": part.launched[-1]}, LONG)
+        await part.serves(supervisor, -1)
         assert part.exits == [(ENDED, succeeded)]
 
 
 async def test_a_stop_waits_for_no_successor(tmp_path: Path) -> None:
     part = Part(tmp_path)
-    async with part.supervised() as supervisor:
-        (old,) = part.launched
-        os.kill(old, signal.SIGTERM)
-        await until(lambda: len(part.launched) == 2, LONG)
+    async with part.succeeded() as (supervisor, _):
         await supervisor.stop()
         assert not any(map(lives, part.launched))
 
@@ -300,7 +290,7 @@ async def test_what_can_have_no_successor_goes_at_once_and_is_started_again(tmp_
     part = Part(tmp_path, again=False)
     async with part.supervised() as supervisor:
         os.kill(part.launched[0], signal.SIGTERM)
-        await until(lambda: len(part.launched) == 2, LONG)
+        await part.launches(2)
         assert part.exits == [("exit code 0", False)]
         assert supervisor.restarts == {"it": 1}
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from bus.codec import decode
-from bus.memory import Broker
 from bus.messages.events import CostEvent, OutcomeEvent
 from bus.port import Delivery, StreamSpec
 from bus.subjects import Subjects
@@ -15,6 +14,7 @@ from services.recorder.tables import Batch
 from services.shell.host.kept import ROOM, SIZE, Kept
 from services.shell.runtime.outbox import Outbox
 from services.shell.runtime.runtime import Runtime
+from tests.support.servers.memory_bus import Broker
 
 SUBJECTS = Subjects()
 STREAM = StreamSpec("outcomes", (SUBJECTS.event("outcome"),), "limits", 10**9)

@@ -234,26 +234,11 @@ def test_a_graph_that_is_wrong_is_refused(changed: Any) -> None:
 
 
 # -- Pipelines of a scenario: what is read of them, their plans, refusals, and runs of them.
-PIPELINE = """
-[pipeline]
-name = "social"
-latency_ms = 200
-[[vertex]]
-name = "lang"
-app = "language-id"
-inputs = { text = "$.text" }
-[[vertex]]
-name = "translate"
-app = "nmt"
-inputs = { text = "$.text", lang = "lang.label" }
-[[edge]]
-from = "lang"
-to = "translate"
-when = { output = "label", op = "!=", value = "en" }
-probability = 0.4
-[output]
-text = "translate.y | lang.text"
-"""
+PIPELINE = (
+    SOCIAL_TOML.replace("350", "200")
+    .replace('reduce = "argmax", op = "!=", value = 0', 'op = "!=", value = "en"')
+    .replace("accuracy = 0.9\n", "")
+)
 SCENARIO = """
 [scenario]
 duration_s = 20

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,14 @@ async def test_what_it_says_or_leaves_running_holds_nobody_up(tmp_path: Path) ->
         os.kill(int((tmp_path / "child").read_text()), 9)
 
 
+async def patiently(work: Callable[[str, str], Awaitable[None]]) -> None:
+    """Ask for it until it has ended."""
+    async with asyncio.timeout(120):
+        while True:
+            with suppress(TimeoutError):
+                return await work("cpu", "a")
+
+
 async def test_one_that_takes_long_goes_on_and_is_waited_for_again_not_begun_again(tmp_path: Path) -> None:
     add = script(tmp_path, f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done")
     hook = Hook([add], [add], 30.0, wait_s=0.2)
@@ -81,13 +90,7 @@ async def test_one_that_takes_long_goes_on_and_is_waited_for_again_not_begun_aga
             await hook.add("cpu", "a")
     await until(lambda: calls(tmp_path) == [["cpu", "a"]])
     (tmp_path / "go").touch()
-    async with asyncio.timeout(120):
-        while True:
-            try:
-                await hook.add("cpu", "a")
-                break
-            except TimeoutError:
-                continue
+    await patiently(hook.add)
     assert calls(tmp_path) == [["cpu", "a"]]
 
 
@@ -99,13 +102,7 @@ async def test_a_removal_waits_for_the_making_to_end_and_follows_it_whatever_cam
             await work("cpu", "a")
     await until(lambda: calls(tmp_path) == [["cpu", "a"]])
     (tmp_path / "go").touch()
-    async with asyncio.timeout(120):
-        while True:
-            try:
-                await hook.remove("cpu", "a")
-                break
-            except TimeoutError:
-                continue
+    await patiently(hook.remove)
     assert calls(tmp_path) == [["cpu", "a"], ["off", "cpu", "a"]]
 
 

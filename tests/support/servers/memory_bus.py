@@ -1,4 +1,4 @@
-"""A bus within one process. It has the semantics of NATS, without a server or a socket.
+"""The bus of tests, within one process. It has the semantics of NATS, without a server or a socket.
 
 Connections share one `Broker`. Messages published in one turn of the event loop are delivered in a later turn, in order.
 """
@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from bus.memorystores import MemoryConsumer, MemoryKeyValue, MemoryObjectStore, MemoryStream
 from bus.port import (
     Buffer,
     BusClosed,
@@ -30,6 +29,7 @@ from bus.port import (
     in_pieces,
 )
 from bus.subjects import check_headers, check_pattern, check_subject, matches
+from tests.support.servers.memory_stores import MemoryConsumer, MemoryKeyValue, MemoryObjectStore, MemoryStream
 
 _log = logging.getLogger("infaas.bus")
 
