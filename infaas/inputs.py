@@ -1,5 +1,6 @@
-"""Inputs from .npy and .npz files and from JSON, none of which can run code; and pictures' files."""
+"""Inputs from .npy, .npz, .csv and .json files, none of which can run code; and pictures' files."""
 
+import csv
 import io
 import json
 import sys
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 NUMPY = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")  # how .npy and .npz files begin
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
 VARYING = 16  # length of a random item's axis whose length may vary
 
 
@@ -32,7 +34,16 @@ def read_file(path: str | Path, *, key: str | None = None) -> "Array | dict[str,
 
 
 def read_input(path: str | Path, *, key: str | None = None) -> Any:
-    """What `read_file` reads of a file; `-` is standard input: the bytes of a .npy or .npz file, or JSON. Raises BadInput."""
+    """What `read_file` reads of a file, the columns of a .csv file by name, the JSON of a .json file, or a picture; `-` is standard input: the bytes of a .npy
+    or .npz file, or JSON. Raises BadInput.
+    """
+    kind = Path(path).suffix.lower()
+    if key is not None and kind in (".csv", ".json", *PICTURES):
+        raise BadInput(f"{path} has no arrays with names: leave out the key")
+    if kind in PICTURES:
+        return opened(Path(path))
+    if kind in (".csv", ".json"):
+        return read_json(_text(Path(path))) if kind == ".json" else _columns(Path(path))
     if str(path) != STDIN:
         return read_file(path, key=key)
     given = sys.stdin.buffer.read()
@@ -74,6 +85,35 @@ def _read(file: IO[bytes], path: Path, key: str | None) -> "Array | dict[str, Ar
         return {name: loaded[name] for name in loaded.files if key not in loaded.files or key == name}
     except (ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:
         raise BadInput(_why(path, error)) from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8-sig")
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is no text in UTF-8: {error}") from error
+
+
+def _columns(path: Path) -> dict[str, list[Any]]:
+    """The columns of a .csv file, whose first line names them: numbers where all are, an empty cell among them is no value; else texts."""
+    names, *rows = [row for row in csv.reader(io.StringIO(_text(path), newline="")) if row] or [[]]
+    if not rows:
+        raise BadInput(f"{path} has no rows: its first line names the columns, and each other one is an item")
+    for line, row in enumerate(rows, 2):
+        if len(row) != len(names):
+            raise BadInput(f"{path}: row {line} has {len(row)} values, and the first line names {len(names)} columns")
+    return {
+        name.strip(): _numbers(cells) for name, cells in zip(names, map(list, zip(*rows, strict=True)), strict=True)
+    }
+
+
+def _numbers(cells: list[str]) -> list[Any]:
+    try:
+        return [float(cell) if cell.strip() else None for cell in cells]
+    except ValueError:
+        return cells
 
 
 def read_json(text: str) -> Any:

@@ -60,7 +60,8 @@ def query(
     app
         The app to query. Without it, name a registered `--model`.
     input
-        A .npy file, or an .npz file with one array or with one for each input of the model. `-` reads such a file, or JSON, from standard input.
+        A .npy file, an .npz file with one array or with one for each input of the model, a .csv file whose first line names the columns, a .json file of rows, or
+        a picture. `-` reads a .npy or .npz file, or JSON, from standard input.
     input_key
         The array of the .npz file to send.
     json_input
@@ -103,7 +104,8 @@ async def _query(
 
 def _render(answer: "Answer") -> None:
     for name, array in answer.outputs.items():
-        print(f"{name:10} {_describe(array, answer.labels)}")
+        unit = f" {answer.unit}" if answer.unit else ""
+        print(f"{answer.target or name:10} {_describe(array, answer.labels)}{unit}")
     if answer.default:
         print(f"default    the app's default output, after {number(answer.latency_ms)} ms")
         print(f"reason     {answer.reason}")

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -191,6 +192,29 @@ def test_a_file_that_is_not_there_or_has_nothing(tmp_path):
     np.save(tmp_path / "x.npy", np.ones(1))
     with pytest.raises(BadInput, match="without a name"):
         read_file(tmp_path / "x.npy", key="x")
+
+
+def test_tables_and_pictures_are_read_by_their_ending(tmp_path: Path) -> None:
+    table = tmp_path / "people.csv"
+    table.write_text("\ufeffage, city\n31,Bonn\n,Köln\n")
+    assert read_input(table) == {"age": [31.0, None], "city": ["Bonn", "Köln"]}
+    rows = tmp_path / "people.json"
+    rows.write_text('[{"age": 31, "city": "Bonn"}]')
+    assert read_input(rows) == [{"age": 31, "city": "Bonn"}]
+    picture = tmp_path / "cat.PNG"
+    picture.write_bytes(b"pixels")
+    assert read_input(picture) == [b"pixels"]
+    table.write_text("age,city\n31\n")
+    for path, key, says in (
+        (table, None, "row 2 has 1 values, and the first line names 2 columns"),
+        (rows, "age", "leave out the key"),
+        (tmp_path / "none.csv", None, "cannot read"),
+    ):
+        with pytest.raises(BadInput, match=says):
+            read_input(path, key=key)
+    table.write_text("age,city\n")
+    with pytest.raises(BadInput, match="has no rows"):
+        read_input(table)
 
 
 def test_json_and_lists_become_arrays() -> None:
