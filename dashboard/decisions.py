@@ -4,6 +4,7 @@ from typing import Any
 
 import streamlit as st
 
+from bus.messages.catalog import ACCURACIES, in_metric, is_error
 from dashboard import formats
 from dashboard.store import query
 from infaas.answers import why_chosen
@@ -29,13 +30,14 @@ def choose_needs(app: str) -> dict[str, Any]:
     rows = query("variants")
     mine = rows[rows["app"] == app]
     number: dict[str, Any] = {"value": None, "format": "%g", "bind": "query-params", "width": 170}
+    metric = next((one for one in mine["metric"] if one not in (None, *ACCURACIES)), "accuracy")
+    bounds: dict[str, Any] = {"min_value": 0.0, "max_value": 1.0, "step": 0.01} if metric == "accuracy" else {}
+    named = f"{metric.capitalize() if metric == 'accuracy' else metric} at {'most' if is_error(metric) else 'least'}"
     choice: dict[str, Any] = {"index": None, "bind": "query-params", "width": 170, "placeholder": "any"}
     with st.container(horizontal=True):
         asked: dict[str, Any] = {
             "latency_ms": st.number_input("Within, ms", 0.0001, key="latency_ms", placeholder="any time", **number),
-            "accuracy": st.number_input(
-                "Accuracy at least", 0.0, 1.0, key="accuracy", step=0.01, placeholder="any", **number
-            ),
+            metric: st.number_input(named, key="accuracy", placeholder="any", **bounds, **number),
             "cost": st.number_input(
                 "US$/1,000 at most",
                 0.0,
@@ -77,10 +79,7 @@ def show_verdict(answer: dict[str, Any]) -> None:
 def alternative(refused: Refused) -> str:
     """The closest variant, and when another try may succeed."""
     closest, later = refused.closest or {}, refused.retry_after_ms
-    figures = [
-        f"{name} {formats.number(closest[field])}{unit}"
-        for field, name, unit in (("accuracy", "accuracy", ""), ("latency_ms", "latency", " ms"))
-        if closest.get(field) is not None
-    ]
+    figures = [in_metric(closest["accuracy"], closest.get("metric", "top1"))] * (closest.get("accuracy") is not None)
+    figures += [f"latency {formats.number(closest['latency_ms'])} ms"] * (closest.get("latency_ms") is not None)
     text = f" Closest: **{closest['variant']}** ({', '.join(figures)})." if closest.get("variant") else ""
     return text + (f" Try again in {formats.number(later)} ms." if later is not None else "")

@@ -18,7 +18,7 @@ from bus.messages.public import RegistrationStatus
 from infaas.answers import Answer
 from infaas.client import Client
 from infaas.connecting import connect
-from infaas.errors import NotConnected, Refused
+from infaas.errors import BadInput, NotConnected, Refused
 from infaas.queries import Needs
 
 P = ParamSpec("P")
@@ -143,8 +143,8 @@ connect_blocking = Infaas  # connects, and waits for the connection
 def register(
     model: Any,
     x: Any,
-    y: Any,
-    app: str,
+    y: Any = None,
+    app: str = "",
     *,
     name: str | None = None,
     metric: str | None = None,
@@ -155,7 +155,7 @@ def register(
 
         infaas.register(classifier, x_test, y_test, app="wine")
 
-    Arguments as for `Client.register`. What was understood, and the progress, go to stderr.
+    Arguments as for `Client.register`; without y, accuracy is agreement with the model itself. What was understood, and the progress, go to stderr.
     """
 
     def say(text: str) -> None:
@@ -168,6 +168,8 @@ def register(
             last[0] = status.step
             say(f"{100 * status.progress:3.0f} %  {status.step}")
 
+    if not app:
+        raise BadInput("app: name the app that the model serves: infaas.register(model, x, y, app='...')")
     options = {"on_progress": on_progress, "say": say, **options}
     with connect_blocking(data_dir=data_dir) as system:
         return system.register(model, x, y, app=app, name=name, metric=metric, **options)

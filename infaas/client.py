@@ -135,7 +135,7 @@ class Client:
 
         app: the app to query; None: query a registered `model` without an app. x: what `register` took: an array, a nested list, a map of
         input names to these; a DataFrame, a Series, texts, rows (a list of maps) or columns (a map of lists), by the names of the app's
-        columns; or a picture of Pillow, the bytes of its file, or its path, which is brought to the model's size, 0 to 1. needs: the requirements, all optional: latency_ms, accuracy (0..1, at least), mae or rmse (at most, in the unit of the labels), cost (US$ per 1,000 queries, at most),
+        columns; or a picture of Pillow, the bytes of its file, or its path, which is brought to the model's size, 0 to 1. needs: the requirements, all optional: latency_ms, accuracy (0..1, at least), or the app's own metric by its name (mae, f1_macro, ...), cost (US$ per 1,000 queries, at most),
         model, version, variant, context, priority (1 highest .. 9), deadline (Unix seconds), id (the answer returns it). timeout:
         seconds to wait; default: until the deadline, or 30 s. raise_refused=False returns the Refused instead of raising it.
         traceparent: W3C trace context of the caller; default: that of OpenTelemetry's current span, if the program has one. The
@@ -284,7 +284,7 @@ class Client:
         self,
         model: Any,
         x: Any,
-        y: Any,
+        y: Any = None,
         /,
         *,
         app: str,
@@ -303,7 +303,7 @@ class Client:
             await client.register("model.onnx", app="wine", model="forest", validation="validation.npz")
 
         The first takes a scikit-learn, XGBoost, LightGBM, torch, Keras or ONNX model, or a file, and converts it here. x, y: samples and their labels
-        or targets, on which accuracy is measured. name: of the model; default: the app's. metric: default: as labels and outputs tell.
+        or targets, on which accuracy is measured; without y it is agreement with the model itself. name: of the model; default: the app's. metric: default: as labels and outputs tell.
         It returns what `infaas register --json` prints: the variants with their figures.
 
         The second takes a file as it is. model: its name; default: the app's. validation: an .npz file, or inputs and labels. It returns the last status, with the
@@ -358,18 +358,19 @@ class Client:
         model: str | None = None,
         variant: str | None = None,
         job: str | None = None,
+        measure: Mapping[str, Any] | None = None,
     ) -> str:
         """Submit an offline job: each item of `input` is computed once, and the outputs are written to `output` in the same order.
 
         input, output: URLs (file:// below a directory that the system allows, nats://bucket/key, s3://bucket/key) or paths of this
         machine, which end in .npy, .jsonl or .msgpack. accuracy: least accuracy, 0..1. model, variant: only this one. job: your own id
-        for the job. Returns the job's id at once. Raises Refused, which names the wrong field.
+        for the job. measure: the app's own metric in place of accuracy, {"mae": 60}. Returns the job's id at once. Raises Refused, which names the wrong field.
         """
         from infaas import following  # noqa: PLC0415  (a query needs none of it)
 
         app = check_name(app, "app")
-        wishes: dict[str, Any] = {"accuracy": accuracy, "model": model, "variant": variant, "job": job}
-        return await following.submit(self.bus, self.subjects, app, input, output, **wishes)
+        wishes = check_needs({"accuracy": accuracy, "model": model, "variant": variant, **(measure or {})})
+        return await following.submit(self.bus, self.subjects, app, input, output, job=job, **wishes)
 
     async def job(self, job: str) -> JobStatus:
         """The last status of a job: `state`, `done` of `total` items, `cost`, and the `reason` if it failed."""

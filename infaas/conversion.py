@@ -21,6 +21,7 @@ from infaas.trial import Trial, try_file
 Array = np.ndarray[Any, Any]
 Named = dict[str, Array]
 LEAST_AGREEMENT = 0.99
+OLDER = {"": 17, "ai.onnx.ml": 3}
 SERVE_IT = "serve the object itself with `infaas container` (docs/containers.md)"
 
 
@@ -50,12 +51,15 @@ def convert(
     *,
     names: Sequence[str] = (),
     allow_nan: bool = False,
+    dynamic_shapes: Mapping[str, Mapping[int, Any]] | None = None,
 ) -> Converted:
     """Convert a model to a file in `directory`, and try it on the first sample.
 
     model: a scikit-learn, XGBoost, LightGBM, torch or Keras object, an onnx.ModelProto, or a path of a file or of a folder of MLflow. x: an array, a mapping
-    of input names to arrays, a DataFrame, rows (a list of maps) or columns (a map of lists), a Series or texts; y: labels or targets. metric: None: labels and outputs tell it. allow_nan: samples may
-    hold NaN. names: of the classes, in the order of the scores; an estimator knows its own. Raises BadInput.
+    of input names to arrays, a DataFrame, rows (a list of maps) or columns (a map of lists), a Series or texts; y: labels or targets; None:
+    there are no labels. metric: None: labels and outputs tell it. allow_nan: samples may hold NaN. names: of the classes, in the order of the
+    scores; an estimator knows its own. dynamic_shapes: of a torch module, the axes of any length by input, besides the first: a
+    torch.export.Dim, or a name, which axes of one length share. Raises BadInput.
     """
     if isinstance(model, (str, Path)) and is_mlflow(model):
         model = mlflow_model(Path(model))
@@ -69,7 +73,14 @@ def convert(
         x = _framed(x)
     if not allow_nan:
         check_finite(by_name(x))
-    found = _KINDS[kind](model, x, y, directory, metric)
+    if dynamic_shapes and kind != "torch":
+        raise BadInput(
+            "dynamic_shapes: only torch modules are told which axes have any length; other files say it themselves"
+        )
+    if kind == "torch":
+        found = _torch(model, x, y, directory, dynamic_shapes or {})
+    else:
+        found = _KINDS[kind](model, x, y, directory, metric)
     if hasattr(x, "columns") and len(found.inputs) == 1:
         found = structs.replace(found, columns=[str(name) for name in x.columns])
     trial = try_file(found.path, found.inputs)
@@ -115,7 +126,7 @@ def kind_of(model: Any) -> str | None:
     """The library that an object belongs to, by the modules of its classes. None: no known one."""
     for one in type(model).__mro__:
         package = one.__module__.partition(".")[0]
-        if package in _KINDS:
+        if package in _KINDS or package == "torch":
             return package
     return None
 
@@ -126,10 +137,15 @@ def kind_of(model: Any) -> str | None:
 def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -> Converted:
     _need("skl2onnx", "sklearn")
     from skl2onnx import to_onnx  # noqa: PLC0415
-    from sklearn.base import is_classifier, is_clusterer, is_regressor  # noqa: PLC0415
+    from sklearn.base import is_classifier, is_regressor  # noqa: PLC0415
 
-    if not (is_classifier(model) or is_regressor(model)) or is_clusterer(model):
-        raise BadInput(f"model: {type(model).__name__} is neither a classifier nor a regressor; {SERVE_IT}")
+    if not hasattr(model, "predict") and not hasattr(model, "transform"):
+        raise BadInput(f"model: {type(model).__name__} neither predicts nor transforms; {SERVE_IT}")
+    if y is not None and metric is None and not (is_classifier(model) or is_regressor(model)):
+        raise BadInput(
+            f"y: {type(model).__name__} is neither a classifier nor a regressor: leave y out, and agreement with the model itself is "
+            "measured, or name a metric"
+        )
     columns = columns_of(x)
     array = np.asarray(x) if columns is None else None
     if columns is not None:
@@ -142,7 +158,12 @@ def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) ->
     classifier = is_classifier(model)
 
     def made(options: Any) -> Any:
-        return _portable(to_onnx(model, initial_types=initial, options=options))
+        try:
+            return _portable(to_onnx(model, initial_types=initial, options=options))
+        except RuntimeError as error:  # some converters know only an older set of operators
+            if "ai.onnx.ml" not in str(error):
+                raise
+            return _portable(to_onnx(model, initial_types=initial, options=options, target_opset=OLDER))
 
     try:
         proto = _first(made, [{id(model): {"zipmap": False}}, None] if classifier else [None])
@@ -189,7 +210,7 @@ def _boosting(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -
     return _scored(model, proto, array, inputs, y, directory, metric, classifier, package)
 
 
-def _torch(model: Any, x: Any, y: Any, directory: Path, _metric: str | None) -> Converted:
+def _torch(model: Any, x: Any, y: Any, directory: Path, shapes: Mapping[str, Mapping[int, Any]]) -> Converted:
     """A .pt2 program: the registrar makes variants in torch and, through ONNX, in onnxruntime of it, and measures which is faster."""
     import torch  # noqa: PLC0415
 
@@ -197,22 +218,34 @@ def _torch(model: Any, x: Any, y: Any, directory: Path, _metric: str | None) -> 
     inputs = arrays_of(x, names if isinstance(x, Mapping) else names[:1])
     inputs = {name: float32_of(array) if array.dtype == np.float64 else array for name, array in inputs.items()}
     tensors = tuple(torch.from_numpy(np.ascontiguousarray(array[:2])) for array in inputs.values())
-    batch = torch.export.Dim("batch", min=1, max=1024)
+    if unknown := shapes.keys() - inputs.keys():
+        raise BadInput(f"dynamic_shapes: the model has no input {min(unknown)!r}, only {', '.join(inputs)}")
+    dims: dict[Any, Any] = {"batch": torch.export.Dim("batch", min=1, max=1024)}
+    axes = [{0: "batch", **shapes.get(name, {})} for name in inputs]
+    for dim in {one for each in axes for one in each.values() if isinstance(one, str)} - dims.keys():
+        dims[dim] = torch.export.Dim(dim)
     model = model.eval().cpu()
     path = directory / "model.pt2"
     try:
-        program = torch.export.export(model, tensors, dynamic_shapes=tuple({0: batch} for _ in tensors))
+        program = torch.export.export(
+            model,
+            tensors,
+            dynamic_shapes=tuple({axis: dims.get(one, one) for axis, one in each.items()} for each in axes),
+        )
         torch.export.save(program, path)
     except Exception as error:
         path = directory / "model.onnx"
         try:
-            free = {name: {0: "batch"} for name in inputs}
+            free = {
+                name: {a: getattr(d, "__name__", str(d)) for a, d in each.items()}
+                for name, each in zip(inputs, axes, strict=True)
+            }
             given = {"input_names": list(inputs), "dynamic_axes": free, "dynamo": False, "verbose": False}
             torch.onnx.export(model, tensors, str(path), **given)
         except Exception:
             raise BadInput(
                 f"torch.export cannot convert this {type(model).__name__} ({_short(error)}): its batch axis must be the first one of each "
-                f"input and may have any length; else {SERVE_IT}"
+                f"input and may have any length; name further such axes by dynamic_shapes={{'input': {{1: 'length'}}}}; else {SERVE_IT}"
             ) from error
         return Converted(
             path=path, inputs=inputs, labels=y, note="traced to ONNX, since torch.export cannot convert it"
@@ -299,7 +332,6 @@ _KINDS: dict[str, Callable[[Any, Any, Any, Path, str | None], Converted]] = {
     "xgboost": _boosting,
     "lightgbm": _boosting,
     "keras": _keras,
-    "torch": _torch,
     "onnx": _proto,
     _FILE: _file,
 }
@@ -323,7 +355,10 @@ def _scored(
     import onnxruntime  # noqa: PLC0415
 
     classes = np.asarray(model.classes_) if classifier else None
-    labels, names, metric = labels_of(y, metric if classifier else metric or "mae", classes)
+    usual = None if classifier or y is None else "ndcg" if type(model).__name__.endswith("Ranker") else "mae"
+    labels, names, metric = labels_of(y, metric or usual, classes)
+    if classes is not None and y is None and classes.dtype.kind in "USO":
+        names = [str(one) for one in classes.tolist()]
     expected = _answers(model, x.iloc[:CHECKED] if hasattr(x, "iloc") else x[:CHECKED])
     some = {name: array[:CHECKED] for name, array in inputs.items()}
     path = directory / "model.onnx"
@@ -336,13 +371,18 @@ def _scored(
         proto.graph.output.append(kept)
     path.write_bytes(proto.SerializeToString())
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    answer = session.run(
+    answers = session.run(
         None, {name: array.astype(object) if array.dtype.kind == "U" else array for name, array in some.items()}
-    )[0]
+    )
+    answer = answers[0]
     if classes is not None:
         if answer.ndim != 2 or answer.shape[1] != len(classes):
             raise BadInput(f"model: this {type(model).__name__} has no score for each class; {SERVE_IT}")
         agreement = float((classes[answer.argmax(axis=1)] == expected).mean())
+    elif answer.size != expected.size:
+        raise BadInput(
+            f"model: the converted {type(model).__name__} answers {list(answer.shape)}, the object {list(expected.shape)}; {SERVE_IT}"
+        )
     else:
         spread = float(np.std(expected)) or 1.0
         agreement = float((np.abs(answer.reshape(expected.shape) - expected) <= 0.01 * spread).mean())
@@ -361,6 +401,9 @@ def _answers(model: Any, x: Any) -> Array:
         likeliest = np.asarray(model.predict_proba(x)).argmax(axis=1)
         found: Array = np.asarray(model.classes_)[likeliest]
         return found
+    if not hasattr(model, "predict"):  # an embedder
+        found = model.transform(x)
+        return np.asarray(found.toarray() if hasattr(found, "toarray") else found)
     return np.asarray(model.predict(x))
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
-from bus.messages.catalog import ERRORS
-from bus.messages.public import ObjectRef
+from bus.messages.catalog import METRICS, accuracy_of, is_error
+from bus.messages.public import ObjectRef, Requirements
 from bus.port import Buffer
 from bus.subjects import valid_name
 from bus.tensors import BadTensor, from_array
@@ -25,8 +25,9 @@ INPUTS = b"\xa6inputs"  # the name of the field in MessagePack
 class Needs(TypedDict, total=False):
     """The requirements of a query. None, or a missing key: no such requirement.
 
-    latency_ms: objective, > 0. accuracy: least accuracy, 0..1. mae, rmse: largest error, in the unit of the labels, of a model that was
-    registered with this metric; sent as the accuracy 1 / (1 + error). cost: limit in US$ per 1,000 queries. model, version, variant: only
+    latency_ms: objective, > 0. accuracy: least accuracy, 0..1, or agreement. mae, f1_macro, ...: the least value of a model that was
+    registered with this metric, of errors the largest; so is the name of a user's own metric. It is sent as the accuracy that it counts
+    as (`accuracy_of`), with its name as `metric`. cost: limit in US$ per 1,000 queries. model, version, variant: only
     this one. context: key for personalised selection. confidence: least share of an ensemble's models that agree, 0..1. priority: 1
     (highest) .. 9. deadline: Unix time in seconds; the earlier of deadline and latency_ms counts. id: any text; the answer returns
     it. input_digest: name of the inputs, kept with the outcome.
@@ -34,8 +35,16 @@ class Needs(TypedDict, total=False):
 
     latency_ms: float | None
     accuracy: float | None
+    metric: str | None
     mae: float | None
     rmse: float | None
+    r2: float | None
+    f1_macro: float | None
+    roc_auc: float | None
+    average_precision: float | None
+    log_loss: float | None
+    ndcg: float | None
+    agreement: float | None
     cost: float | None
     model: str | None
     version: str | None
@@ -170,20 +179,37 @@ def check_name(name: Any, what: str) -> str:
 
 
 def check_needs(needs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The requirements as they are sent. A misspelt name raises TypeError, as for any Python function. Raises Refused if an error is wrong."""
-    if unknown := sorted(needs.keys() - Needs.__annotations__.keys()):
-        meant = did_you_mean(unknown[0], Needs.__annotations__)
-        raise TypeError(f"no requirement {', '.join(unknown)}: use {', '.join(Needs.__annotations__)}{meant}")
-    errors = {name: needs[name] for name in sorted(ERRORS) if needs.get(name) is not None}
-    if not errors:
+    """The requirements as they are sent. A misspelt name raises TypeError, as for any Python function. Raises Refused if a value is wrong."""
+    measures = {name: value for name, value in needs.items() if name not in _PLAIN and value is not None}
+    for name in sorted((needs.keys() - _PLAIN) - METRICS.keys()):
+        meant = did_you_mean(name, _PLAIN)
+        if meant or not isinstance(needs[name], (int, float)) or _wrong(name, needs[name]):
+            raise TypeError(
+                f"no requirement {name}: use {', '.join((*_PLAIN, *METRICS))}, or the name of your own metric{meant}"
+            )
+    if not measures:
         return needs
-    name, error = next(iter(errors.items()))
-    if len(errors) > 1 or needs.get("accuracy") is not None:
-        raise Refused("bad_request", f"{name}: give one of accuracy, mae and rmse")
-    if not isinstance(error, (int, float)) or not 0 <= error < float("inf"):
-        raise Refused("bad_request", f"{name} must be a number of at least 0, in the unit of the labels, not {error!r}")
-    kept = {key: value for key, value in needs.items() if key not in ERRORS}
-    return {**kept, "accuracy": 1.0 / (1.0 + error)}
+    name, value = next(iter(measures.items()))
+    if len(measures) > 1 or needs.get("accuracy") is not None:
+        raise Refused("bad_request", f"{name}: give one of accuracy and {', '.join(measures)}")
+    if wrong := _wrong(name, value):
+        raise Refused("bad_request", f"{name} must be {wrong}, not {value!r}")
+    kept = {key: one for key, one in needs.items() if key in _PLAIN}
+    return {**kept, "accuracy": accuracy_of(value, name), "metric": name}
+
+
+_PLAIN = (*Requirements.__struct_fields__, "id", "input_digest")
+
+
+def _wrong(name: str, value: Any) -> str:
+    """What a value of this metric must be; empty: it is."""
+    if not isinstance(value, (int, float)):
+        return "a number"
+    if name == "r2":
+        return "" if float("-inf") < value <= 1.0 else "a number of at most 1"
+    if is_error(name):
+        return "" if 0.0 <= value < float("inf") else "a number of at least 0, less is better"
+    return "" if 0.0 <= value <= 1.0 else "a number from 0 to 1"
 
 
 def _tensor(x: Any, where: str) -> Any:

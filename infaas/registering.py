@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bus.codec import encode
+from bus.messages.catalog import AGREEMENT
 from bus.messages.public import Register, RegistrationAccepted, RegistrationCancelled, RegistrationStatus
 from bus.messages.work import ContainerPlace, PlaceContainer
 from bus.port import Bus, BusError, Forbidden
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from numpy import ndarray
 
     Array = ndarray[Any, Any]
-    Arrays = tuple[Array | dict[str, Array], Array]
+    Arrays = tuple[Array | dict[str, Array], Array | None]
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ async def register(
     format: str | None = None,
     metric: str | None = None,
     labels: Sequence[str] = (),
+    groups: Any = None,
     timeout: float | None = None,
     **stated: Any,
 ) -> RegistrationStatus:
@@ -66,8 +68,9 @@ async def register(
     model_file: .onnx (with the files of its weights beside it, if it has any), .pt2 or TorchScript, or the URL of a model on a remote
     engine (docs/remote.md). format: needed only if the file's name does not tell it. validation: an .npz with inputs (first axis: items)
     under inputs_key, or under the model's own input names, and labels under labels_key; or inputs (an array, or arrays by name) and
-    labels. model: its name, unique in the cluster; default: the app's. metric: top1, top5, mae or rmse; None: the labels tell it. labels:
-    names of the classes, in the order of the scores. stated: further fields of `Register` (bus/messages/public.py): version, task,
+    labels, or None. model: its name, unique in the cluster; default: the app's. metric: one of `METRICS` (bus/messages/catalog.py), or
+    FILE.py:FUNCTION; None: the labels tell it, and without labels it is agreement. groups: for ndcg, of each sample the list that it is
+    ranked in. labels: names of the classes, in the order of the scores. stated: further fields of `Register` (bus/messages/public.py): version, task,
     latency_ms, slo_target, accuracy, default_output, inputs_key, labels_key, contended, contexts, allow_nan; and dry_run, with which the
     status says what would be registered. timeout: seconds for the whole registration. on_progress gets every status. say: the model is tried here on the first
     item, and `say` gets what was understood, line by line, before anything is sent. Returns the last status. Its `state` is "done" (with
@@ -106,7 +109,7 @@ async def register(
                 if not isinstance(validation, tuple):
                     _check_validation(Path(validation), request)
                 saved, request = await asyncio.to_thread(
-                    validation_file, path, validation, request, Path(directory), say
+                    validation_file, path, validation, request, Path(directory), say, groups
                 )
                 return await _run(bus, subjects, path, saved, request, on_progress)
     except InfaasError:  # some of them are TimeoutErrors as well
@@ -229,9 +232,10 @@ def _check_validation(path: Path, request: Register) -> None:
             found = [name.removesuffix(".npy") for name in archive.namelist()]
     except (zipfile.BadZipFile, OSError) as error:
         raise BadInput(f"the validation set {path} is no .npz file ({error}); make one with numpy.savez") from error
-    if request.labels_key not in found:
+    if request.labels_key not in found and request.metric != AGREEMENT:
         raise BadInput(
-            f"labels_key: {path.name} holds no {request.labels_key!r}, only {', '.join(found)}; name the labels"
+            f"labels_key: {path.name} holds no {request.labels_key!r}, only {', '.join(found)}; name the labels, or measure without any "
+            "by --metric agreement"
         )
     # Other arrays may have the names of the model's inputs, unless a name was given for them.
     if request.inputs_key not in found and (request.inputs_key != INPUTS_KEY or len(found) == 1):
@@ -256,6 +260,7 @@ async def register_model(
     say: Say | None = None,
     labels: Sequence[str] = (),
     allow_nan: bool = False,
+    dynamic_shapes: Any = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Convert a model (see `conversion.convert`), register it, and return what `infaas register --json` prints.
@@ -264,12 +269,9 @@ async def register_model(
     options: as for `register`. Raises BadInput, and what `register` raises.
     """
     from infaas.conversion import check_given, convert  # noqa: PLC0415  (numpy takes long to import)
+    from infaas.samples import own_metric  # noqa: PLC0415
     from infaas.trial import understood  # noqa: PLC0415
 
-    if y is None:
-        raise BadInput(
-            "y: the labels are missing; pass client.register(model, x, y, app=...), or a file with validation="
-        )
     if "validation" in options or "model" in options:
         wrong = "validation" if "validation" in options else "model"
         raise BadInput(f"{wrong}: is for files; with x and y, name the model by name= and leave validation out")
@@ -278,9 +280,18 @@ async def register_model(
     if name is not None:
         check_name(name, "name")
     check_given(model, x, y, metric, options)
+    known, own = own_metric(metric)
     with tempfile.TemporaryDirectory(prefix="infaas-") as directory:
         converted = await asyncio.to_thread(
-            convert, model, x, y, Path(directory), metric, names=labels, allow_nan=allow_nan
+            convert,
+            model,
+            x,
+            y,
+            Path(directory),
+            known,
+            names=labels,
+            allow_nan=allow_nan,
+            dynamic_shapes=dynamic_shapes,
         )
         inputs, classes = converted.inputs, converted.classes
         lines = understood(
@@ -300,8 +311,11 @@ async def register_model(
             converted.path,
             app=app,
             model=name,
-            validation=(next(iter(inputs.values())) if len(inputs) == 1 else inputs, converted.labels),
-            metric=converted.metric,
+            validation=(
+                next(iter(inputs.values())) if len(inputs) == 1 else inputs,
+                None if converted.metric == AGREEMENT else converted.labels,
+            ),
+            metric=metric if own else converted.metric,
             labels=classes,
             allow_nan=allow_nan,
             columns=converted.columns,

@@ -1,15 +1,18 @@
 """Samples and their labels: by the model's inputs, as class numbers or targets, and as the file that is sent."""
 
+import ast
+import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from msgspec import structs
 
-from bus.messages.catalog import ERRORS, TensorSpec
-from bus.messages.public import Register
+from bus.messages.catalog import AGREEMENT, METRICS, TARGETS, TensorSpec
+from bus.messages.public import Register, Requirements
 from bus.tensors import BadTensor, fit
 from infaas.errors import BadInput
 from infaas.trial import Trial, try_file, understood
@@ -26,8 +29,19 @@ def labels_of(
     """Class numbers or targets, the names of the classes, and the metric. classes: in the order of the model's scores; None: sorted.
 
     Whole numbers and texts are classes, others are targets. one_number: the model gives one number an item; then more than two different
-    whole numbers are targets as well. Raises BadInput.
+    whole numbers are targets as well. y None: there are no labels, and the metric is agreement with the model itself. A metric of the user's
+    own gets y as it is; what is no array of numbers as JSON, item by item. Raises BadInput.
     """
+    if y is None:
+        if metric not in (None, AGREEMENT):
+            raise BadInput(
+                f"y: metric {metric} needs labels; pass them, or leave metric out: then agreement with the model is measured"
+            )
+        return np.zeros(0), [], AGREEMENT
+    if metric == AGREEMENT:
+        raise BadInput("y: metric agreement compares variants with the model itself; leave y out")
+    if metric is not None and metric not in METRICS:
+        return _own_labels(y), [], metric
     values = np.asarray(y)
     if values.dtype.kind == "O":
         values = values.astype(str) if all(isinstance(one, str) for one in values.ravel()[:CHECKED]) else values
@@ -39,9 +53,11 @@ def labels_of(
         targets = values.dtype.kind == "f" and not bool((values == np.round(values)).all())
         targets = targets or (one_number and values.dtype.kind in "iuf" and len(np.unique(values)) > 2)
         metric = "mae" if targets and classes is None else "top1"
-    if metric in ("mae", "rmse"):
+    if metric in TARGETS or metric == "ndcg":
         if values.dtype.kind in "US":
-            raise BadInput(f"y: metric {metric} needs numbers, and these are texts; use metric top1 for classes")
+            raise BadInput(
+                f"y: metric {metric} needs numbers, and these are texts; use metric top1, or f1_macro, for classes"
+            )
         return values.astype(np.float64), [], metric
     known = np.unique(values) if classes is None else np.asarray(classes)
     if values.dtype.kind in "US" or known.dtype.kind in "USO" or classes is not None:
@@ -52,6 +68,48 @@ def labels_of(
             raise BadInput(f"y: the model has no class {unknown[0]!r}; its classes are {', '.join(map(str, place))}")
         return np.array([place[one] for one in values.tolist()], "i8"), [str(one) for one in known.tolist()], metric
     return values.astype(np.int64), [], metric
+
+
+def _own_labels(y: Any) -> Array:
+    try:
+        values = np.asarray(y)
+    except ValueError:  # items of different lengths
+        values = np.empty(0, dtype=object)
+    if values.dtype.kind in "biuf" and values.ndim:
+        return values
+    try:
+        return np.array([json.dumps(one, default=_listed) for one in y], np.str_)
+    except TypeError as error:
+        raise BadInput(f"y: a label is neither numbers nor what JSON can say ({error})") from error
+
+
+def _listed(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def own_metric(metric: str | None) -> tuple[str | None, bytes]:
+    """A metric's name, and the file that has the function, where it is given as FILE.py:FUNCTION. Raises BadInput."""
+    file, colon, name = (metric or "").rpartition(":")
+    if not colon:
+        if metric is not None and metric not in METRICS:
+            near = get_close_matches(metric, METRICS, 1, 0.4)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise BadInput(f"metric: {metric!r} is none of {', '.join(METRICS)}, nor FILE.py:FUNCTION{meant}")
+        return metric, b""
+    if name in METRICS or name in Requirements.__struct_fields__ or not name.isidentifier():
+        raise BadInput(
+            f"metric: a function of your own cannot be called {name!r}, which means something else; rename it"
+        )
+    try:
+        source = Path(file).read_bytes()
+        names = {one.name for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)}
+    except (OSError, SyntaxError, ValueError) as error:
+        raise BadInput(f"metric: {file} cannot be read as Python: {error}") from error
+    if name not in names:
+        raise BadInput(f"metric: {file} has no function {name}, only {', '.join(sorted(names)) or 'none'}")
+    return name, source
 
 
 def arrays_of(x: Any, names: list[str]) -> Named:
@@ -111,11 +169,13 @@ def columns_of(x: Any) -> Named | None:
 
 def numbered(y: Any, metric: str | None, names: Sequence[str], trial: Trial | None) -> tuple[Array, list[str], str]:
     """As `labels_of`, with what a trial showed. names: of the classes, in the order of the scores; empty: none are given. Raises BadInput."""
+    if y is None or (metric is not None and metric not in METRICS):
+        return labels_of(y, metric)
     texts = np.asarray(y).dtype.kind in "USO"
     given = np.array(names) if names and texts else None
     labels, classes, metric = labels_of(y, metric, given, trial is not None and trial.one_number)
     classes = classes or list(names)
-    scores = 0 if trial is None or metric in ERRORS else trial.scores
+    scores = 0 if trial is None or metric in TARGETS else trial.scores
     if classes and scores and scores != len(classes):
         raise BadInput(
             f"labels: the model gives {scores} scores, and there are {len(classes)} names of classes: give all names in the order of the "
@@ -126,54 +186,65 @@ def numbered(y: Any, metric: str | None, names: Sequence[str], trial: Trial | No
 
 def validation_file(
     model: Path,
-    validation: str | Path | tuple[Array | Named, Array],
+    validation: str | Path | tuple[Array | Named, Array | None],
     request: Register,
     directory: Path,
     say: Callable[[str], None] | None,
+    groups: Any = None,
 ) -> tuple[Path, Register]:
     """The validation set as a file, and the request with the metric and the names of the classes.
 
     Labels that are texts become the numbers of their names, and a copy of the set holds them. Without names, the sorted texts are the
-    names: so scikit-learn numbers them. Raises BadInput.
+    names: so scikit-learn numbers them. groups: of each sample, the list that it is ranked in. Raises BadInput.
     """
+    name, source = own_metric(request.metric or None)
+    request = structs.replace(request, metric=name or "")
+    more = {} if groups is None else {f"{request.labels_key}.groups": np.asarray(groups)}
+    if source:
+        more[f"{request.labels_key}.metric"] = np.frombuffer(source, np.uint8)
     if isinstance(validation, tuple):
         path, arrays = directory / "validation.npz", _named(validation, request)
     else:
         path = Path(validation)
         try:
             with np.load(path, allow_pickle=False) as file:
-                wanted = file.files if say is not None and path.stat().st_size <= MOST_TRIED else [request.labels_key]
+                all_ = bool(more) or (say is not None and path.stat().st_size <= MOST_TRIED)
+                wanted = file.files if all_ else [one for one in file.files if one == request.labels_key]
                 arrays = {name: file[name] for name in wanted}
-                if arrays[request.labels_key].dtype.kind == "U":
+                if request.labels_key in arrays and arrays[request.labels_key].dtype.kind == "U":
                     arrays = {name: file[name] for name in file.files}
         except (ValueError, OSError, EOFError, zipfile.BadZipFile):
             return path, structs.replace(request, metric=request.metric or "top1")  # the worker says what is wrong
-    given = arrays[request.labels_key]
+    key = request.labels_key
+    about = (key, f"{key}.groups", f"{key}.metric")
+    given = None if request.metric == AGREEMENT else arrays.get(key)
     prefix = f"{request.inputs_key}."
-    inputs = {name.removeprefix(prefix): one for name, one in arrays.items() if name != request.labels_key}
+    inputs = {name.removeprefix(prefix): one for name, one in arrays.items() if name not in about}
     if not request.allow_nan:
         check_finite(inputs)
     trial = try_file(model, inputs, request.inputs_key, request.format) if say is not None and inputs else None
-    texts = given.dtype.kind in "US"
+    texts = given is not None and given.dtype.kind in "US"
     labels, classes, metric = numbered(given, request.metric or None, request.labels, trial)
     request = structs.replace(request, metric=metric, labels=classes)
     if say is not None and inputs:
         note = f"{model.name}, {request.format}"
         for line in understood(note, inputs, labels, request.labels, metric, trial, model.stat().st_size, request.task):
             say(line)
-    if texts or isinstance(validation, tuple):
+    if texts or more or isinstance(validation, tuple):
         path = directory / path.name
-        np.savez(path, allow_pickle=False, **{**arrays, request.labels_key: labels if texts else given})
+        kept = {} if given is None else {request.labels_key: labels if texts else given}
+        np.savez(path, allow_pickle=False, **{**arrays, **kept, **more})
     return path, request
 
 
-def _named(validation: tuple[Array | Named, Array], request: Register) -> dict[str, Array]:
+def _named(validation: tuple[Array | Named, Array | None], request: Register) -> dict[str, Array]:
     """Inputs and labels as arrays of a file. Inputs by name are kept as `x.NAME`, so that none is taken for the labels."""
     given, labels = validation
     key = request.inputs_key
     named = {f"{key}.{name}": one for name, one in given.items()} if isinstance(given, dict) else {key: given}
     try:
-        arrays = {name: np.asarray(one) for name, one in {**named, request.labels_key: labels}.items()}
+        both = named if labels is None else {**named, request.labels_key: labels}
+        arrays = {name: np.asarray(one) for name, one in both.items()}
     except (TypeError, ValueError) as error:
         raise BadInput(f"validation: must be inputs and labels, as arrays ({error})") from error
     if any(array.dtype.hasobject for array in arrays.values()):

@@ -8,13 +8,12 @@ import numpy as np
 from msgspec import Struct
 
 from bus.datatypes import DATATYPES
-from bus.messages.catalog import ERRORS, TensorSpec, scored_shape
+from bus.messages.catalog import AGREEMENT, METRICS, TARGETS, TensorSpec, scored_shape
 from bus.tensors import BadTensor, datatype_of, fit, shown
 from infaas.errors import BadInput
 
 Array = np.ndarray[Any, Any]
 SHOWN = 5  # classes, or numbers of an answer
-_MEANT = {"top1": "the share of right answers", "top5": "the share of labels among the five best scores"}
 _DATATYPES = {f"tensor({row.onnx})": name for name, row in DATATYPES.items()}
 
 
@@ -130,7 +129,11 @@ def _trial(specs: list[TensorSpec], batch: int | None, named: dict[str, Any]) ->
         ]
     except BadTensor as error:
         return Trial(inputs=specs, batch=batch, failed=str(error))
-    answers = {spec.name: tensors[spec.name][0].reshape(scored_shape(spec.shape)) for spec in outputs}
+    answers = {
+        spec.name: tensors[spec.name][0].reshape(scored_shape(spec.shape))
+        for spec in outputs
+        if len(tensors[spec.name])
+    }
     return Trial(inputs=specs, outputs=outputs, batch=batch, answers=answers)
 
 
@@ -178,18 +181,25 @@ def understood(
     else:
         lines += [f"input {_spec(spec, trial.batch)}" for spec in trial.inputs]
         lines += [f"output {_spec(spec, given=False)}" for spec in trial.outputs]
-    kind = task or ("regression" if metric in ERRORS else "classification")
-    if classes:
+    kind = task or ("regression" if metric in TARGETS else "ranking" if metric == "ndcg" else "classification")
+    if metric == AGREEMENT:
+        what, kind = "none", task or "any"
+    elif metric not in METRICS:
+        what, kind = f"{len(labels)}, as the function takes them", task or "any"
+    elif classes:
         names = ", ".join(classes[:SHOWN]) + ", …" * (len(classes) > SHOWN)
         what = f"{len(classes)} classes ({names})"
-    elif metric in ERRORS:
-        what = f"targets from {float(labels.min()):.4g} to {float(labels.max()):.4g}"
+    elif metric in TARGETS or metric == "ndcg":
+        what = (
+            f"{'gains' if metric == 'ndcg' else 'targets'} from {float(labels.min()):.4g} to {float(labels.max()):.4g}"
+        )
     else:
         what = f"class numbers {int(labels.min())} to {int(labels.max())}"
-    scored = f"{metric}, {_MEANT[metric]}" if metric in _MEANT else f"{metric}, an error in the unit of the labels"
+    scored = f"{metric}, {METRICS.get(metric, 'a function of your own')}"
     lines.append(f"validation: {samples} items; labels: {what}; task: {kind}; metric: {scored}")
     if trial is not None and trial.answers:
-        lines.append(f"first item: {answer_words(trial, classes, metric)}; its label: {_label(labels[0], classes)}")
+        label = f"; its label: {_label(labels[0], classes)}" if len(labels) and metric in METRICS else ""
+        lines.append(f"first item: {answer_words(trial, classes, metric)}{label}")
     elif trial is not None:
         lines.append(f"first item: no answer, since the model fails on it: {trial.failed}")
     return lines
@@ -198,11 +208,12 @@ def understood(
 def answer_words(trial: Trial, classes: list[str], metric: str) -> str:
     """The answer to the first sample: its class and score, or its numbers."""
     name, found = next(iter(trial.answers.items()))
-    if metric not in ERRORS:
+    by_class = metric in METRICS and metric not in (*TARGETS, AGREEMENT, "ndcg")
+    if by_class:
         name, found = next(
             ((name, one) for name, one in trial.answers.items() if one.ndim == 1 and len(one) > 1), (name, found)
         )
-    if metric not in ERRORS and found.ndim == 1 and len(found) > 1 and found.dtype.kind == "f":
+    if by_class and found.ndim == 1 and len(found) > 1 and found.dtype.kind == "f":
         best = int(found.argmax())
         return f"answer {_label(best, classes)} ({float(found[best]):.3g})"
     flat = np.asarray(found).reshape(-1)

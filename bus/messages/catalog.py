@@ -14,6 +14,7 @@ class TensorSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One input or output of a model. shape: without the batch axis; -1 marks an axis of variable length.
 
     In its owner's words: columns: names along the last axis, of a table that is one input, or of a regressor's target. unit: of its numbers.
+    bare: the model gives this output of one item without a batch axis, which is added; so it takes one item a call.
     """
 
     name: str
@@ -21,6 +22,7 @@ class TensorSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     shape: list[int]
     columns: list[str] = []
     unit: str = ""
+    bare: bool = False
 
 
 class Signature(Struct, frozen=True, kw_only=True):
@@ -76,7 +78,8 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
     accuracy: on the whole validation set, 0..1. accuracy_low, accuracy_high: its 95 % confidence interval: Wilson's of a share of right
     answers, the normal one of a mean error; None: it was not measured.
     artifact: object key (sha256) in the artifacts bucket. precision: fp32, int8 (static QDQ), fp16, bf16.
-    hardware: device kind, "cpu", "gpu", ... agreement: the share of answers that equal those of the fp32 variant.
+    hardware: device kind, "cpu", "gpu", ... agreement: the share of answers that equal those of the model as it was uploaded, of every output.
+    differing: the outputs that are not scored and differ from the model's in more than FLOOR of the answers, with the share that agrees.
     price_per_s: US$ per second of an instance; if None, the instance's share of the device's memory and its threads decide the price.
     metric, labels, allow_nan: as in `Register`. model_accuracy: of the model as it was uploaded; None: not known.
     alone: why each item is computed alone, since its answer would depend on others in its batch; empty: it does not.
@@ -111,20 +114,69 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
     model_accuracy: float | None = None
     alone: str = ""
     arithmetic: str = ""
+    differing: dict[str, float] = {}
 
 
-METRICS = ("top1", "top5", "mae", "rmse")
 LARGEST_BATCH = 1024  # items
 LONGEST_MS = 600_000  # that a batch may take, or wait
 MOST_CONTEXTS = 64  # batches that an instance computes at a time
-ERRORS = frozenset(
-    METRICS[2:]
-)  # metrics that are errors in the unit of the labels; an error e has the accuracy 1 / (1 + e)
+FLOOR = 0.005  # of a share of answers: a variant that is no more below its model answers as that does
+TOLERANCE = 0.005  # of a number, or of its output's spread: what agrees with the model as it was uploaded
+
+# What outputs are judged by, and what that is. The names are scikit-learn's where it has one.
+METRICS = {
+    "top1": "the share of right answers",
+    "top5": "the share of labels among the five best scores",
+    "mae": "the mean absolute error, in the unit of the labels",
+    "rmse": "the root of the mean squared error, in the unit of the labels",
+    "r2": "the share of the targets' variance that is explained",
+    "f1_macro": "the mean over the classes of the F1 score",
+    "roc_auc": "the area under the ROC curve, the mean over the classes",
+    "average_precision": "the average precision, the mean over the classes",
+    "log_loss": "the mean negative logarithm of the right class' probability",
+    "ndcg": "the normalised discounted cumulative gain of the ranking",
+    "agreement": f"the share of answers within {100 * TOLERANCE:g} % of those of the model as it came",
+}
+AGREEMENT = "agreement"
+ACCURACIES = frozenset({"top1", "top5", AGREEMENT})  # what a need `accuracy` means; the others are asked for by name
+TARGETS = frozenset({"mae", "rmse", "r2"})  # metrics of numbers
+_ERRORS = ("mae", "rmse", "log_loss")
+
+
+def is_error(metric: str) -> bool:
+    """Whether less is better: of a user's own metric its name says so, by scikit-learn's rule. An error e counts as the accuracy 1 / (1 + e)."""
+    return metric in _ERRORS or (metric not in METRICS and metric.endswith(("_error", "_loss")))
 
 
 def error_of(accuracy: float | None, metric: str) -> float | None:
-    """The error that an accuracy stands for, in the unit of the labels. None: the metric is no error, or there is no accuracy."""
-    return 1.0 / accuracy - 1.0 if accuracy and metric in ERRORS else None
+    """The error that an accuracy stands for, in the metric's unit. None: the metric is no error, or there is no accuracy."""
+    return 1.0 / accuracy - 1.0 if accuracy and is_error(metric) else None
+
+
+def accuracy_of(value: float, metric: str) -> float:
+    """What a metric's value counts as: 0..1, more is better. r2, which has no least value, counts as the error 1 - r2."""
+    if metric == "r2":
+        return 1.0 / (1.0 + max(0.0, 1.0 - value))
+    return 1.0 / (1.0 + max(0.0, value)) if is_error(metric) else value
+
+
+def stated_in(metric: str | None, metrics: frozenset[str]) -> bool:
+    """Whether an accuracy that is stated in this metric (None: as an accuracy) is one for models that are measured by these."""
+    return not metrics or (metric in metrics if metric else not metrics.isdisjoint(ACCURACIES))
+
+
+def value_of(accuracy: float, metric: str) -> float:
+    """The metric's value that an accuracy stands for."""
+    if metric == "r2":
+        return 2.0 - 1.0 / max(accuracy, 1e-300)
+    return 1.0 / max(accuracy, 1e-300) - 1.0 if is_error(metric) else accuracy
+
+
+def in_metric(accuracy: float | None, metric: str) -> str:
+    """An accuracy in words, by its metric: "accuracy 0.97", "mae 43.2"; None: nobody has measured it."""
+    if accuracy is None:
+        return f"{metric} unknown"
+    return f"{'accuracy' if metric in ('top1', 'top5') else metric} {value_of(accuracy, metric):.4g}"
 
 
 def scored_shape(shape: list[int]) -> list[int]:

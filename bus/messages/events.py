@@ -34,7 +34,7 @@ class OutcomeEvent(Event, frozen=True, gc=False, omit_defaults=True):
 
     time: when the query arrived. outcome: ok, late, refused, error, default. parent, stage: of a part: the uid of its query, and which part
     it is. confidence, missing: of a query with parts: the share of the asked members that agree with the answer, 0..1, and how many of
-    them are not in it; None for any other. payer: as in the Route. An absent field has its default value.
+    them are not in it; None for any other. payer: as in the Route. mistake: it asked for what no variant gives. An absent field has its default value.
     """
 
     kind: ClassVar[str] = "outcome"
@@ -67,6 +67,7 @@ class OutcomeEvent(Event, frozen=True, gc=False, omit_defaults=True):
     confidence: float | None = None
     missing: int | None = None
     payer: str | None = None
+    mistake: bool = False
 
 
 class CostEvent(Event, frozen=True, kw_only=True, gc=False):

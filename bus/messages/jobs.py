@@ -15,13 +15,14 @@ OFFLINE = "offline"  # the policy of offline work in routes and outcomes
 class SubmitJob(Struct, frozen=True, kw_only=True):
     """`infaas.job.<app>`: compute every item of `input`, and write the outputs in the same order to `output`. Both are URLs.
 
-    accuracy: the least accuracy, 0..1. model, variant: use only this one; without both, the cheapest variant that meets the accuracy.
+    accuracy: the least accuracy, 0..1, stated in metric, as of a query. model, variant: use only this one; without both, the cheapest variant that meets the accuracy.
     job: an id that the client may choose. The others are needs of queries only: a job that states one is refused.
     """
 
     input: str
     output: str
     accuracy: float | None = None
+    metric: str | None = None
     model: str | None = None
     variant: str | None = None
     job: str | None = None

@@ -29,6 +29,9 @@ RESENT = (
 MOST_TEXT = 1000  # characters of a context, an id, a label as JSON: such texts stay in memory, and in the database
 
 
+METRIC = Text(r"[A-Za-z_][A-Za-z0-9_]{0,63}", "the name of a metric: 1 to 64 letters, digits and _, no digit first")
+
+
 class Tensor(Struct, frozen=True, gc=False):
     """One array: Open Inference Protocol datatype name, shape (first axis = items), C-order little-endian bytes."""
 
@@ -73,6 +76,11 @@ class Requirements(Struct, frozen=True, kw_only=True, gc=False):
     accuracy: Annotated[float | None, SHARE, "Least accuracy of the variant, 0 to 1, as measured at registration."] = (
         None
     )
+    metric: Annotated[
+        str | None,
+        METRIC,
+        "Metric that accuracy is stated in, where models are measured by another one than top1, top5 or agreement.",
+    ] = None
     cost: Annotated[float | None, Number(unit="US$ per 1,000 queries"), "Highest cost, in US$ per 1,000 queries."] = (
         None
     )
@@ -221,8 +229,9 @@ class Register(Struct, frozen=True, kw_only=True):
     task: Annotated[str | None, Length(MOST_TASK, least=1), "What the model is for, in your own words."] = None
     metric: Annotated[
         str,
-        choice(*METRICS),
-        "How outputs are scored against the labels: top1, top5, mae or rmse. An error e of mae or rmse counts as the accuracy 1 / (1 + e).",
+        METRIC,
+        f"How outputs are scored against the labels: {', '.join(METRICS)}, or the name of a function of your own, whose file is in the "
+        "validation set. Where less is better, an error e counts as the accuracy 1 / (1 + e).",
     ] = "top1"
     default_output: Annotated[Any, "What the app answers for an item if no model can answer in time."] = None
     latency_ms: Annotated[

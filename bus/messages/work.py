@@ -93,7 +93,7 @@ class ModelInspected(Struct, frozen=True, kw_only=True):
 
 class VariantBuilt(Struct, frozen=True, kw_only=True):
     """`infaas.registrar.built`: one variant was built, verified and profiled. accuracy_low, accuracy_high, contexts,
-    alone: as in its record; where items are computed alone, the record's largest batch is 1, whatever was planned.
+    alone, differing: as in its record; where items are computed alone, the record's largest batch is 1, whatever was planned.
     """
 
     registration: str
@@ -102,8 +102,9 @@ class VariantBuilt(Struct, frozen=True, kw_only=True):
     plan: VariantPlan
     artifact: str
     accuracy: float
-    agreement: float
+    agreement: float | None
     profile: Profile
+    differing: dict[str, float] = {}
     accuracy_low: float | None = None
     accuracy_high: float | None = None
     contexts: int = 1

@@ -131,8 +131,18 @@ def _table(rows: pd.DataFrame) -> None:
         saturation_qps=rows["saturation_qps"].round(),
         interval=[formats.interval(*each) for each in zip(rows["accuracy_low"], rows["accuracy_high"], strict=True)],
         note=[
-            "; ".join([*["worse than another"] * bool(each), *[f"one item at a time: {why}"] * bool(why)]) or None
-            for each, why in zip(rows["dominated"], rows["alone"], strict=True)
+            "; ".join(
+                [
+                    *[f"accuracy is {metric}: {formats.number(value)}"] * (metric not in (None, "top1", "top5")),
+                    *[f"other answers: {', '.join(differing or ())}"] * bool(differing),
+                    *["worse than another"] * bool(each),
+                    *[f"one item at a time: {why}"] * bool(why),
+                ]
+            )
+            or None
+            for metric, value, differing, each, why in zip(
+                rows["metric"], rows["measured"], rows["differing"], rows["dominated"], rows["alone"], strict=True
+            )
         ],
     )
     widgets.table(

@@ -11,13 +11,13 @@ import secrets
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from bus.messages.catalog import VariantRecord
+from bus.messages.catalog import METRICS, VariantRecord
 from bus.messages.public import Register
 from bus.messages.work import ContainerPlace, PlaceContainer
 from bus.port import Bus
@@ -55,7 +55,7 @@ def container(
     model: str | None = None,
     validation: Path,
     version: str | None = None,
-    metric: Literal["top1", "top5", "mae", "rmse"] | None = None,
+    metric: str | None = None,
     default_output: str | None = None,
     labels: Path | None = None,
     max_batch: Whole | None = None,
@@ -86,7 +86,7 @@ def container(
     version
         Name of this version. Default: the newest that containers of this model have, else the next number.
     metric
-        How outputs are scored against the labels. Default: top1. An error e of mae or rmse counts as the accuracy 1 / (1 + e).
+        How outputs are scored against the labels, as of `infaas register`; agreement, without labels. Default: top1.
     default_output
         What the app answers for an item if no model can answer in time, as JSON.
     labels
@@ -108,6 +108,8 @@ def container(
     most = USUAL_BATCH if max_batch is None else max_batch
     if not 1 <= most <= MOST_BATCH:
         usage(f"--max-batch {max_batch}: must be 1 to {MOST_BATCH}")
+    if metric is not None and metric not in METRICS:
+        usage(f"--metric {metric}: must be one of {', '.join(METRICS)}")
     if not validation.is_file():
         usage(f"--validation {validation}: there is no such file")
     from services.executor.backends.base import BackendError  # noqa: PLC0415

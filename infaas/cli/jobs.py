@@ -31,6 +31,7 @@ def submit(
     input: str,
     output: str,
     accuracy: float | None = None,
+    metric: str | None = None,
     model: str | None = None,
     variant: str | None = None,
     id: str | None = None,
@@ -56,6 +57,8 @@ def submit(
         The file for the outputs, named like the input. It must not exist yet.
     accuracy
         Least accuracy, 0 to 1. The cheapest variant that reaches it computes the job.
+    metric
+        Metric that the accuracy is stated in, where models are measured by another one than top1, top5 or agreement.
     model
         Use only this model.
     variant
@@ -71,7 +74,10 @@ def submit(
 
     async def run() -> "str | JobStatus":
         async with connect(data_dir=data_dir) as client:
-            job = await client.submit(app, source, output, accuracy=accuracy, model=model, variant=variant, job=id)
+            stated = {"metric": metric}
+            job = await client.submit(
+                app, source, output, accuracy=accuracy, model=model, variant=variant, job=id, measure=stated
+            )
             if not wait:
                 return job
             with _progress() as on_progress:

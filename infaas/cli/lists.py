@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from bus.messages.catalog import error_of
+from bus.messages.catalog import is_error, value_of
 from bus.port import BusError, KeyValueEntry
 from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import (
@@ -273,10 +273,10 @@ def _interval(item: Mapping[str, Any]) -> str | None:
     low, high = item.get("accuracy_low"), item.get("accuracy_high")
     if low is None or high is None:
         return None
-    errors = [error_of(one, str(item.get("metric"))) for one in (high, low)]
-    if None in errors:
+    metric = str(item.get("metric") or "top1")
+    if not is_error(metric) and metric != "r2":
         return f"{low:.3f}..{high:.3f}"
-    return "..".join(number(one or 0.0) for one in errors)
+    return "..".join(number(one) for one in sorted(value_of(one, metric) for one in (high, low)))
 
 
 def _percent(share: float | None) -> str | None:

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from msgspec import Struct
 
 from bus.fields import Field, fields_of
+from bus.messages.catalog import METRICS, is_error
 from bus.messages.public import Requirements
 from infaas.cli.output import meant, usage
 
@@ -142,9 +143,20 @@ def _within(field: Field) -> Callable[[type, Any], None]:
     return check
 
 
+_BY_NAME = [(name, what) for name, what in METRICS.items() if name not in ("top1", "top5")]
 _of_needs: Any = make_dataclass(
     "_of_needs",
-    options_of(Requirements, leave=["deadline"], named={"version": ["--version", "--model-version"]}),
+    [
+        *options_of(Requirements, leave=["deadline"], named={"version": ["--version", "--model-version"]}),
+        *(
+            (
+                name,
+                Annotated[float | None, Parameter(help=f"{'Largest' if is_error(name) else 'Least'} {name}: {what}.")],
+                None,
+            )
+            for name, what in _BY_NAME
+        ),
+    ],
     frozen=True,
     kw_only=True,
 )
@@ -154,17 +166,6 @@ _of_needs: Any = make_dataclass(
 @dataclass(frozen=True, kw_only=True)
 class NeedOptions(_of_needs):  # type: ignore[misc]  # made of the message's fields
     """The requirements of a query, for `query`, `explain` and `bench`: those of its message. None: no such requirement."""
-
-    mae: Annotated[
-        float | None,
-        Parameter(help="Largest mean absolute error, in the unit of the labels, where models are measured by mae."),
-    ] = None
-    rmse: Annotated[
-        float | None,
-        Parameter(
-            help="Largest root of the mean squared error, in the unit of the labels, where models are measured by rmse."
-        ),
-    ] = None
 
     def to_needs(self) -> "Needs":
         """The requirements as the client takes them."""

@@ -11,7 +11,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
-from bus.messages.catalog import error_of
+from bus.messages.catalog import is_error, value_of
 from infaas.errors import Refused
 
 if TYPE_CHECKING:
@@ -253,10 +253,12 @@ def number(value: float) -> str:
 
 
 def quality_of(item: Mapping[str, Any]) -> Any:
-    """A listed variant's accuracy; where its metric is an error, that in the unit of the labels, with its name."""
-    error = item.get("error")
-    unit = f" {item['unit']}" if item.get("unit") else ""
-    return item.get("accuracy") if error is None else f"{item['metric']} {number(error)}{unit}"
+    """A listed variant's accuracy; where it is measured by another metric than top1 or top5, that with its name, and the unit of an error."""
+    accuracy, metric = item.get("accuracy"), str(item.get("metric") or "top1")
+    if accuracy is None or metric in ("top1", "top5"):
+        return accuracy
+    unit = f" {item['unit']}" if item.get("unit") and is_error(metric) else ""
+    return f"{metric} {number(value_of(accuracy, metric))}{unit}"
 
 
 def hardware_of(item: Mapping[str, Any]) -> str | None:
@@ -290,10 +292,8 @@ def _offer(closest: dict[str, Any]) -> str:
         )
         if isinstance(value := closest.get(name), (int, float))
     ]
-    error = error_of(closest.get("accuracy"), str(closest.get("metric")))
-    if error is not None:
-        unit = f" {closest['unit']}" if closest.get("unit") else ""
-        figures[0] = f"{closest['metric']} {number(error)}{unit}"
+    if isinstance(closest.get("accuracy"), (int, float)):
+        figures[0] = str(figures[0] if closest.get("metric") in (None, "top1", "top5") else quality_of(closest))
     return f"{closest.get('variant')} ({', '.join(figures)})"
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from bus.messages.catalog import in_metric
 from bus.messages.public import Register
 from infaas.cli.options import DataDir, Json, Wide, json_or_text, options_class, options_of
 from infaas.cli.output import (
@@ -37,7 +38,9 @@ COLUMNS = (
     Column("variant", "variant"),
     Column("hardware", hardware_of, rank=2),
     Column("accuracy", quality_of),
-    Column("agrees", "agreement", rank=4),
+    Column(
+        "agrees", lambda item: min((item.get("agreement"), *item.get("differing", {}).values()), default=None), rank=4
+    ),
     Column("load ms", "load_ms", rank=3),
     Column("latency ms", "latency_ms"),
     Column("memory MB", "memory_mb", rank=3),
@@ -64,7 +67,7 @@ def register(
     app: str,
     model: str | None = None,
     validation: Path | None = None,
-    metric: Literal["top1", "top5", "mae", "rmse"] | None = None,
+    metric: str | None = None,
     default_output: str | None = None,
     labels: str | None = None,
     format: Literal["onnx", "pt2", "torchscript"] | None = None,
@@ -93,8 +96,9 @@ def register(
         An .npz file with inputs (first axis: items) and their labels. Accuracy is measured on them. Without it a folder's model is measured
         against its own answers to the folder's input example.
     metric
-        How outputs are scored against the labels. Default: as labels and outputs tell, top1 of classes and mae of targets. An error e of
-        mae or rmse counts as the accuracy 1 / (1 + e).
+        How outputs are scored against the labels: top1, top5, f1_macro, roc_auc, average_precision, log_loss, mae, rmse, r2, ndcg, or
+        FILE.py:FUNCTION of your own, which runs in the sandbox. Default: as labels and outputs tell, top1 of classes and mae of targets.
+        agreement: without labels, with the model itself.
     default_output
         What the app answers for an item if no model can answer in time, as JSON.
     labels
@@ -228,7 +232,9 @@ def render_dry_run(document: dict[str, Any]) -> None:
     print(f"would register {document['model']} {version} for app {document['app']}; nothing was kept")
     for what in ("inputs", "outputs"):
         print(f"{what}: {', '.join(_words(spec) for spec in document[what])}")
-    print(f"accuracy: {document['accuracy']:.4g} on the validation set of {document['samples']}")
+    metric = document.get("metric") or "top1"
+    name, _, value = in_metric(document["accuracy"], metric).partition(" ")
+    print(f"{name}: {value} on the validation set of {document['samples']}")
     if "variants" in document:
         print(f"variants: {', '.join(each['variant'] for each in document['variants'])}")
     else:

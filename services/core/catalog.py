@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bus.codec import decode_kept
-from bus.messages.catalog import ERRORS, AppRecord, ModelRecord, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import TARGETS, AppRecord, ModelRecord, Signature, TensorSpec, VariantRecord
 from bus.messages.public import Register
 from bus.messages.scaling import PipelineReplicas
 from bus.subjects import WITHOUT_APP
@@ -276,7 +276,7 @@ def worded(signature: Signature, request: Register, known: Signature | None) -> 
         inputs = [replace(inputs[0], columns=columns)]
     name, unit = ("", "") if known is None else known.target
     name, unit = request.target or name, request.unit or unit
-    if (name or unit) and request.metric in ERRORS:
+    if (name or unit) and request.metric in TARGETS:
         outputs = [replace(outputs[0], columns=[name] if name else [], unit=unit), *outputs[1:]]
     return Signature(inputs=inputs, outputs=outputs)
 

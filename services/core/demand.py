@@ -3,8 +3,9 @@
 Similar needs (latency and cost within a quarter of an octave, accuracy within 0.02) form one class, which has the strictest needs of its
 members. Queries that name a model, a version or a variant form a class of their own, and so do those that state no accuracy.
 
-A query that states no accuracy gets that of its model, as it was uploaded. A variant answers as its model does if its accuracy is at most FLOOR below the model's own. For errors (mae, rmse): if its error is at most
-FLOOR of it larger, and all answers but a share of FLOOR agree with the model's. A variant of a model of unknown accuracy does, too.
+A query that states no accuracy gets that of its model, as it was uploaded. A variant answers as its model does if its accuracy is at most FLOOR below the model's own, and its further outputs agree with the model's.
+For errors (mae, rmse): if its error is at most FLOOR of it larger, and all answers but a share of FLOOR agree. A variant of a model of
+unknown accuracy does, too.
 """
 
 from collections import Counter
@@ -14,14 +15,13 @@ from typing import Literal, get_args
 
 from msgspec.structs import replace
 
-from bus.messages.catalog import ERRORS, AppRecord, VariantRecord
+from bus.messages.catalog import FLOOR, TARGETS, AppRecord, VariantRecord, is_error
 from bus.messages.scaling import ClassDemand
 from bus.subjects import WITHOUT_APP
 from services.core.catalog import Catalog
 from services.core.cost import merit
 from services.core.planning.problem import RequirementClass
 
-FLOOR = 0.005
 NOISE = 1e-6  # of a computed accuracy
 
 Default = Literal[
@@ -35,15 +35,15 @@ def floor_of(record: VariantRecord) -> float:
     own = record.model_accuracy
     if not own:
         return 0.0
-    if record.metric in ERRORS:
+    if is_error(record.metric) or record.metric == "r2":
         return 1.0 / (1.0 + (1.0 / own - 1.0) * (1.0 + FLOOR)) - NOISE
     return own - FLOOR - NOISE
 
 
 def answers_as_model(record: VariantRecord) -> bool:
     """Whether this variant answers as its model does."""
-    agrees = record.metric not in ERRORS or record.agreement is None or record.agreement >= 1.0 - FLOOR
-    return agrees and (record.accuracy is None or record.accuracy >= floor_of(record))
+    agrees = record.metric not in TARGETS or record.agreement is None or record.agreement >= 1.0 - FLOOR
+    return agrees and not record.differing and (record.accuracy is None or record.accuracy >= floor_of(record))
 
 
 def defaults(records: Sequence[VariantRecord], app: AppRecord | None) -> list[bool]:

@@ -81,8 +81,9 @@ def refused(
     cost: float = 0.0,
     confidence: float | None = None,
     missing: int | None = None,
+    mistake: bool = False,
 ) -> OutcomeEvent:
-    """The outcome of a query that was refused before an executor ended it. default: the query got its app's default output instead.
+    """The outcome of a query that was refused before an executor ended it. mistake: as in the event. default: the query got its app's default output instead.
 
     Of a query with parts: cost: US$ of those that were computed. confidence, missing: as in the event.
     """
@@ -111,6 +112,7 @@ def refused(
         confidence=confidence,
         missing=missing,
         payer=route.payer,
+        mistake=mistake,
     )
 
 
@@ -160,7 +162,8 @@ def is_client_error(event: OutcomeEvent) -> bool:
     """Whether the query was wrong itself. Then it counts in `client_errors`, and not among the outcomes of its app."""
     # Most queries have no code. A part was asked by a dispatcher, an offline chunk by a job.
     return (
-        event.code in CLIENT_ERRORS
+        # Executors refuse as unsatisfiable only what costs more than the query's own limit.
+        (event.code in CLIENT_ERRORS or event.mistake or (event.code == "unsatisfiable" and event.worker is not None))
         and event.outcome in ("refused", "error")
         and event.parent is None
         and event.policy != OFFLINE

@@ -42,9 +42,14 @@ def gets_default(query: Query, error: Error) -> bool:
     """Whether the query gets its app's default instead of this refusal."""
     if query.fallback is None or error.code not in REPLACED:
         return False
+    return error.code not in OF_THE_QUERY or not demands(query)
+
+
+def demands(query: Query) -> bool:
+    """Whether the query states needs itself, beside those of its app."""
     head = query.head
-    demands = (head.latency_ms, head.accuracy, head.cost, head.model, head.version, head.variant)
-    return error.code not in OF_THE_QUERY or all(demand is None for demand in demands)
+    stated = (head.latency_ms, head.accuracy, head.cost, head.model, head.version, head.variant)
+    return any(one is not None for one in stated)
 
 
 def reason_of(error: Error) -> str:

@@ -13,7 +13,8 @@ from services.core.actor import NOTHING, Effect, Envelope, Publish
 from services.core.deadlines import EarliestDeadline
 from services.core.outcomes import ECHO_LOST, PART_GRACE, SILENT, OutcomeLog, RecentAnswers, answered, joined, refused
 from services.core.selection.instances import Instance
-from services.dispatcher.default_output import default_answer, default_due, gets_default, reason_of
+from services.core.selection.refusals import NEEDS
+from services.dispatcher.default_output import default_answer, default_due, demands, gets_default, reason_of
 from services.dispatcher.query import Query, spans_of
 from services.dispatcher.waiting import WaitingQueries, handed_back
 
@@ -384,6 +385,7 @@ class OutcomeRecorder:
                     default=default is not None,
                     cost=cost,
                     missing=None if query.ensemble is None else missing,
+                    mistake=default is None and error.field == NEEDS and demands(query),
                 )
             ),
             *spans_of(query, now, error.code if default is None else ""),

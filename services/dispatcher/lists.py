@@ -162,6 +162,7 @@ def _variants(ask: ListRequest, view: ClusterView, hops: Mapping[str, MeasuredHo
                     "unit": record.signature.target[1],
                     "contexts": record.contexts,
                     "agreement": record.agreement,
+                    "differing": record.differing,
                     "load_ms": record.profile.load_ms,
                     "init_ms": record.profile.init_ms,
                     "transfer_ms": record.profile.transfer_ms,

@@ -5,6 +5,7 @@ from typing import Any
 from msgspec import Raw, convert
 from msgspec.structs import replace
 
+from bus.messages.catalog import stated_in
 from bus.messages.flow import Route
 from bus.messages.public import QueryHead, Requirements
 from services.core.ensemble.base import Member
@@ -89,7 +90,9 @@ def needs_of_member(ask: Ask, member: Member | None, cost: float) -> Ask:
 
 
 def needs_of_stage(ask: Ask, stage: Stage, items: int, length: int | None, cost: float, now: float) -> Ask:
-    """Of the part that one vertex of a pipeline answers. Of both floors the stricter one counts. cost: what is left for it."""
+    """Of the part that one vertex of a pipeline answers. Of both floors the stricter one counts; the query's is for those stages that are
+    measured as it states it. cost: what is left for it.
+    """
     return replace(
         ask,
         app=stage.vertex.app,
@@ -97,7 +100,9 @@ def needs_of_stage(ask: Ask, stage: Stage, items: int, length: int | None, cost:
         length=length,
         deadline=stage.deadline(ask.deadline, now),
         latency_s=INFINITE if ask.latency_s >= INFINITE else stage.share(ask.latency_s),
-        accuracy=max(stage.vertex.accuracy or 0.0, ask.accuracy),
+        accuracy=max(
+            stage.vertex.accuracy or 0.0, ask.accuracy if stated_in(ask.wish.metric, stage.app.metrics) else 0.0
+        ),
         cost=cost,
     )
 

@@ -9,7 +9,7 @@ from bus.messages.public import Closest, Error
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, Ask, VariantInstances
 from services.core.selection.instances import CAUTION, OVERHEAD
-from services.core.selection.refusals import nearest, offered_s
+from services.core.selection.refusals import NEEDS, nearest, offered_s
 from services.dispatcher.budgets import Least, dearest
 from services.dispatcher.needs import needs_of_stage
 from services.dispatcher.stages import ServedPipeline
@@ -55,12 +55,12 @@ def offer(ask: Ask, served: ServedPipeline, view: ClusterView, text: str, *, che
     costs: dict[str, float] = {}
     for name, stage in served.stages.items():
         if stage.app.app.pipeline is not None or not stage.app.groups:
-            return Error(code="unsatisfiable", message=text)
+            return Error(code="unsatisfiable", message=text, field=NEEDS)
         asked = needs_of_stage(ask, stage, ask.items, None, INFINITE, ask.deadline)
         asked = replace(asked, cost=LEAST) if cheapest else replace(asked, latency_s=LEAST)
         group = nearest(asked, stage.app, view, servable=True)
         if group is None:
-            return Error(code="unsatisfiable", message=text)
+            return Error(code="unsatisfiable", message=text, field=NEEDS)
         groups[name], seconds[name] = group, offered_s(group, ask.items, None)
         costs[name] = float(stage.app.charge(ask.items)[stage.app.index[group.record.variant]])
     accuracies = [group.record.accuracy for group in groups.values()]
@@ -73,7 +73,7 @@ def offer(ask: Ask, served: ServedPipeline, view: ClusterView, text: str, *, che
         cost=CAUTION * dearest(costs, served),
         metric=next(iter(groups.values())).record.metric,
     )
-    return Error(code="unsatisfiable", message=text, closest=closest)
+    return Error(code="unsatisfiable", message=text, closest=closest, field=NEEDS)
 
 
 def _fastest(ask: Ask, served: ServedPipeline, name: str) -> float:

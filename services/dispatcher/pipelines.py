@@ -146,6 +146,8 @@ class Pipelines(Struct, eq=False):
         if served is None:
             gone = Error(code="unknown_app", message=f"there is no pipeline {query.ask.app!r} any more")
             return self._refused(query, gone, now, 0.0)
+        if (wrong := served.misstated(query.ask)) is not None:
+            return self._refused(query, wrong, now, 0.0)
         least = self.budgets.of_stages(query.ask, served) if query.ask.cost < INFINITE else None
         error = _unfit(query, served, least, self.apps.view, len(self.joins.open) >= self.settings.max_queue)
         if error is not None:
@@ -462,7 +464,8 @@ def _told(part: QueryPart, join: Join, view: ClusterView) -> Error:
     error, run = part.error, join.plan
     assert error is not None
     if error.code == "unsatisfiable":
-        return offer(join.query.ask, run.served, view, f"vertex {part.stage}: {error.message}")
+        offered = offer(join.query.ask, run.served, view, f"vertex {part.stage}: {error.message}")
+        return replace(offered, field=error.field)
     # What a stage gets is made here and not the client's fault, unless it is read from where the client says.
     from_client = run.by_ref and any(
         one.vertex == QUERY for refs in run.served.stages[part.stage].inputs.values() for one in refs

@@ -17,6 +17,7 @@ from services.core.actor import Effect, Envelope
 from services.core.cost import bucket_of
 from services.core.selection.eligibility import INFINITE, Ask
 from services.core.selection.instances import Instance
+from services.core.selection.refusals import misstated
 from services.core.trace import Span, Trace, read, span_id
 from services.core.validation import WrongField, count_items, length_of, wrong_requirement
 from services.dispatcher.apps import Apps
@@ -309,6 +310,8 @@ class Admission(Struct, eq=False):
         wrong = wrong_requirement(head)
         if wrong is not None:
             return Error(code="bad_request", message=str(wrong))
+        if (head.accuracy or head.metric) and (error := misstated(head, app_name, view.metrics)) is not None:
+            return error
         try:
             items = count_items(head, view.app)
             length = None

@@ -1,11 +1,12 @@
 """Questions about the system: lists, which variant a query would get, and why. Pure."""
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from bus.messages.catalog import Ensemble, PipelineEdge, error_of
+from bus.messages.catalog import Ensemble, PipelineEdge, error_of, in_metric, is_error, value_of
 from bus.messages.public import (
     Candidate,
     Error,
@@ -23,7 +24,7 @@ from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask
 from services.core.selection.instances import OVERHEAD
 from services.core.selection.policy import Decision, SelectionPolicy
-from services.core.selection.refusals import not_loaded
+from services.core.selection.refusals import misstated, not_loaded
 from services.core.validation import wrong_requirement
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import dearest, fitting, share
@@ -74,12 +75,16 @@ class Questions(Struct, eq=False):
         if found is None:
             return Refusal(error=self.apps.unknown(app_name, wish.model))
         key, app = found
+        if (error := misstated(wish, app_name, app.metrics)) is not None:
+            return Refusal(error=error)
         return self._explain(needs_of(wish, key, 1, None, app.app.latency_ms, now, self.default_deadline_s), now)
 
     def _explain(self, ask: Ask, now: float, depth: int = 0) -> Explanation:
         """depth: pipelines that this app is a vertex within."""
         pipeline = self.composites.pipelines.served(ask.app)
         if pipeline is not None:
+            if (error := pipeline.misstated(ask)) is not None:
+                return Explanation(chosen=None, candidates=[], refusal=error)
             return self._explain_stages(ask, pipeline, now, depth)
         view, rules = self.view, self.view.apps[ask.app].app.selection
         if rules is not None and rules.policy is not None and ask.model is ask.version is ask.variant is None:
@@ -331,12 +336,21 @@ def _unmet(i: int, app: AppView, ask: Ask, now: float) -> str:
             return f"version {record.version} does not serve now: name it to use it"
         return "the query names another model, version or variant"
     if app.accuracy[i] < ask.accuracy:
-        error, most = error_of(record.accuracy, record.metric), error_of(ask.accuracy, record.metric)
-        if error is not None and most is not None:
-            unit = record.signature.target[1]
-            return f"{record.metric} {error:.4g} is above {most:.4g}{' ' * bool(unit)}{unit}"
-        return f"accuracy {app.accuracy[i]:.4f} is below {ask.accuracy:g}"
+        if record.metric in ("top1", "top5"):
+            return f"accuracy {app.accuracy[i]:.4f} is below {ask.accuracy:g}"
+        than = "above" if is_error(record.metric) else "below"
+        unit = record.signature.target[1] if is_error(record.metric) else ""
+        most = f"{value_of(ask.accuracy, record.metric):.4g}{' ' * bool(unit)}{unit}"
+        return f"{in_metric(record.accuracy, record.metric)} is {than} {most}"
     if not app.accurate(ask)[i]:
+        if record.differing:
+            name, share = min(record.differing.items(), key=itemgetter(1))
+            return f"its output {name!r} agrees with the model's in {share:.1%} of the answers: state an accuracy to use it"
+        if record.metric not in ("top1", "top5"):
+            own = in_metric(record.model_accuracy, record.metric)
+            return (
+                f"{in_metric(record.accuracy, record.metric)}, its model's own {own}: state a {record.metric} to use it"
+            )
         return f"accuracy {app.accuracy[i]:.4f} is below its model's own, {record.model_accuracy or 0.0:.4f}: state an accuracy to use it"
     alone = float(app.latency(ask.items, ask.length)[i]) + OVERHEAD
     if alone > ask.latency_s:
@@ -360,6 +374,9 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
     if unmet:
         return unmet
     if group.active:
+        if decision.instance is None and decision.load is None:
+            text = "the query would wait for it" if decision.refusal is None else decision.refusal.message
+            return f"meets everything, but {text}"
         if app.goal == "accuracy":
             return "meets everything, but a variant that comes first for accuracy does too"
         return "meets everything, but a cheaper variant does too"

@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, PipelineRecord, PipelineVertex, PlannedStage
+from bus.messages.public import Error
 from services.core.pipelines.branching import drawn_edges, ways
 from services.core.pipelines.graph import PipelineGraph, Reference, references
-from services.core.selection.eligibility import AppView
+from services.core.selection.eligibility import AppView, Ask
+from services.core.selection.refusals import misstated
 from services.dispatcher.apps import Apps
 
 NESTED = 4  # pipelines within pipelines that are looked into
@@ -100,6 +103,12 @@ class ServedPipeline:
                 before[name],
                 behind[name],
             )
+
+    def misstated(self, ask: Ask) -> Error | None:
+        """The error where none of its stages is measured as the query states its accuracy. None: one is, or is a pipeline itself."""
+        metrics = [stage.app.metrics for stage in self.stages.values()]
+        known = frozenset[str]().union(*metrics) if all(metrics) else frozenset[str]()
+        return misstated(replace(ask.wish, accuracy=ask.accuracy), self.app.app, known)
 
 
 def _conditional(record: PipelineRecord, apps: Apps, depth: int = 0) -> bool:

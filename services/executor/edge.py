@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from bus.subjects import Subjects
 from bus.tensors import BadTensor, check_finite, datatype_of, dtype_of, fit, from_array, to_array
 from services.core.ensemble.outputs import class_names
 from services.core.settings import ExecutorSettings
-from services.executor.backends.base import BackendError, Handle, plain
+from services.executor.backends.base import BackendError, Handle, RunFailed, plain
 from services.executor.commands import (
     BatchResult,
     FetchInputs,
@@ -87,6 +87,16 @@ def _single(queries: list[QueuedQuery], spec: TensorSpec) -> Array:
         return fit(whole, spec, "inputs")
     parts = [_one(query.inputs, spec, "inputs") for query in queries]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _together(parts: Sequence[Array]) -> Array:
+    """One output of a query that ran in pieces. Raises RunFailed where items differ in shape, as the boxes of detectors do."""
+    shapes = sorted({part.shape[1:] for part in parts})
+    if len(shapes) > 1:
+        raise RunFailed(
+            f"its items have outputs of different shapes, {list(shapes[0])} and {list(shapes[-1])}: ask one item a query"
+        )
+    return np.concatenate(parts)
 
 
 def several(queries: list[QueuedQuery], signature: Signature, *, allow_nan: bool = False) -> dict[str, Array]:
@@ -284,7 +294,7 @@ class ExecutorEdge:
         """A query larger than the variant's largest batch runs in pieces."""
         limit = model.record.max_batch
         parts = [model.handle.run_single(array[i : i + limit]) for i in range(0, len(array), limit)]
-        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+        return [_together(column) for column in zip(*parts, strict=True)]
 
     @staticmethod
     def _named_pieces(model: ModelInMemory, arrays: dict[str, Any]) -> list[Any]:
@@ -294,8 +304,7 @@ class ExecutorEdge:
         pieces = [{name: one[i : i + limit] for name, one in arrays.items()} for i in range(0, count, limit)]
         parts = [handle.run(piece) for piece in pieces]
         return [
-            np.concatenate([part[name] for part in parts]) if len(parts) > 1 else parts[0][name]
-            for name in handle.outputs
+            _together([part[name] for part in parts]) if len(parts) > 1 else parts[0][name] for name in handle.outputs
         ]
 
     async def _run(self, command: RunBatch) -> BatchResult:

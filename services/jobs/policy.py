@@ -8,17 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from bus.messages.catalog import AppRecord, Signature, VariantRecord
+from bus.messages.catalog import AppRecord, Signature, VariantRecord, value_of
 from bus.messages.jobs import JobRecord, JobStatus, SubmitJob
 from bus.messages.public import Closest, Error, Requirements
 from services.core.catalog import Catalog
 from services.core.cost import LatencyTable, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms
 from services.core.demand import meeting
+from services.core.selection.refusals import misstated
 from services.core.settings import JobsSettings
 from services.core.validation import WrongField, check_name
 from services.jobs.commands import BadUrl, JobRoute, parse
 
-NEEDS = ("accuracy", "model", "variant")  # those needs of queries that a job has, too
+NEEDS = ("accuracy", "metric", "model", "variant")  # those needs of queries that a job has, too
 
 
 def eligible(
@@ -128,6 +129,9 @@ class JobPolicy(Struct, eq=False):
         if variant is not None and not candidates:
             text = f"variant: {app} has no variant {variant!r}: see infaas.list.variants"
             return Error(code="bad_request", message=text)
+        metrics = frozenset(one.metric for one in candidates)
+        if (wrong := misstated(Requirements(accuracy=ask.accuracy, metric=ask.metric), app, metrics)) is not None:
+            return wrong
         if self._eligible(app, ask):
             return None
         if not candidates:
@@ -139,8 +143,10 @@ class JobPolicy(Struct, eq=False):
             accuracy=best.accuracy,
             latency_ms=latency_ms(best, 1),
             cost=cost_per_item(best, best.max_batch, self.prices) * 1000.0,
+            metric=best.metric,
         )
-        text = f"accuracy: no variant reaches {ask.accuracy:g}, the most accurate one has {accuracy_of(best):g}"
+        wanted, metric = ask.accuracy or 0.0, best.metric
+        text = f"{ask.metric or 'accuracy'}: no variant reaches {value_of(wanted, metric):g}, the most accurate one has {value_of(accuracy_of(best), metric):g}"
         return Error(code="unsatisfiable", message=text, closest=nearest)
 
     def route_of(self, status: JobStatus) -> JobRoute | None:
@@ -189,7 +195,9 @@ class JobPolicy(Struct, eq=False):
 def is_same(status: JobStatus, app: str, ask: SubmitJob) -> bool:
     """Whether a job is the very one that is asked for."""
     fields = ("input", "output", *NEEDS)
-    return status.app == app and all(getattr(status, field) == getattr(ask, field) for field in fields)
+    return status.app == app and all(
+        getattr(status, field) == getattr(ask, field) for field in fields if field != "metric"
+    )
 
 
 def listed(records: Iterable[JobRecord], app: str | None, model: str | None) -> list[JobStatus]:

@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from bus.codec import BadMessage, decode
-from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord, value_of
 from bus.subjects import WITHOUT_APP
 from services.core.catalog import target_of
 from services.core.cost import PER_CORE, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms, pays_whole
@@ -90,6 +90,8 @@ class CatalogWriter:
                 "batching": record.batching, "provenance": profile.provenance, "dominated": record.dominated,
                 "simulated": record.simulated, "attributes": _json(record.attributes),
                 "shared": _shared(record), "model_accuracy": record.model_accuracy, "alone": record.alone or None,
+                "differing": _json(record.differing), "metric": record.metric,
+                "measured": None if record.accuracy is None else value_of(record.accuracy, record.metric),
             },
         )  # fmt: skip
         connection.cursor().executemany(

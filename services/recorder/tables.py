@@ -82,7 +82,7 @@ def _values(columns: tuple[str, ...], types: tuple[str, ...]) -> Callable[[Seque
 
     def values(events: Sequence[Event]) -> list[tuple[Any, ...]]:
         """The events in the types `sent`; raises ValueError or OverflowError for a time or uid that is none."""
-        rows = [(round((row[0] - _EPOCH) * 1e6), *row[1:]) for row in map(fields, events)]
+        rows = [(round((row[0] - _EPOCH) * 1e6), *row[1 : len(columns)]) for row in map(fields, events)]
         for i in ids:
             lengths = {len(row[i]) for row in rows if row[i] is not None}
             if lengths - {16}:
@@ -99,10 +99,10 @@ def _values(columns: tuple[str, ...], types: tuple[str, ...]) -> Callable[[Seque
 
 
 def _table(event: type[Event]) -> EventTable:
-    columns = event.__struct_fields__
+    columns = tuple(name for name in event.__struct_fields__ if name != "mistake")  # it is last, and decides the table
     assert columns[0] == "time"
     types, sent = ["timestamptz"], ["int8"]
-    for field in msgspec.structs.fields(event)[1:]:
+    for field in msgspec.structs.fields(event)[1 : len(columns)]:
         kinds = [kind for kind in getattr(field.type, "__args__", (field.type,)) if kind is not type(None)]
         column, binary = _TYPES[kinds[0].__name__]
         types.append(column)

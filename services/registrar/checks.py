@@ -10,7 +10,7 @@ from msgspec import NODEFAULT, UNSET, Raw, Struct, ValidationError, convert
 
 from bus.codec import BadMessage, decode, encode, explain
 from bus.fields import faults
-from bus.messages.catalog import ERRORS, Ensemble, PipelinePlan, VariantRecord
+from bus.messages.catalog import TARGETS, Ensemble, PipelinePlan, VariantRecord
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.public import Error, Register
 from bus.messages.verbs import (
@@ -52,7 +52,7 @@ def registration_error(request: Register, settings: RegistrarSettings) -> Error 
         wrong.append(f"labels: must fit into {MOST_DEFAULT // 1024} kB")
     if sum(map(len, request.columns)) + 3 * len(request.columns) > MOST_DEFAULT:
         wrong.append(f"columns: must fit into {MOST_DEFAULT // 1024} kB")
-    if (request.target or request.unit) and request.metric not in ERRORS:
+    if (request.target or request.unit) and request.metric not in TARGETS:
         what = "unit" if request.unit else "target"
         wrong.append(f"{what}: is of a regressor's number, but metric {request.metric} is of classes; leave it out")
     if request.contexts > 1 and request.format in (CONTAINER, REMOTE):

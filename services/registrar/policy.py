@@ -164,7 +164,7 @@ def defect(built: VariantBuilt, settings: RegistrarSettings) -> str | None:
         <= 1.0
     ):
         return f"the interval of its accuracy {built.accuracy:g} was reported as {low} to {high}"
-    if not built.agreement >= settings.agreement:
+    if built.agreement is not None and not built.agreement >= settings.agreement:
         return f"it agrees with the fp32 answers in {built.agreement:.1%} of the validation set, below {settings.agreement:.0%}"
     return _incomplete(built.profile)
 

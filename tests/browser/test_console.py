@@ -93,11 +93,10 @@ def test_a_query_is_tried_with_a_picture_an_array_and_needs_that_nobody_meets(
 
     page.get_by_text(f"Recent queries of {APP}").click()
     page.get_by_role("heading", level=1, name="Recent queries").wait_for()
-    page.goto(f"{system.dashboard}/queries?app={APP}&search=unsatisfiable")
-    # The outcome is written some seconds after the refusal; until then there may be no table.
+    page.goto(f"{system.dashboard}/queries?app={APP}")
+    # The outcome is written some seconds after the answer; until then there may be no table.
     click_cell(page.get_by_test_id("stDataFrame").last, 60)
     page.get_by_role("heading", name="One query").wait_for()
-    page.get_by_test_id("stMarkdown").get_by_text("Unsatisfiable: no variant can ever meet the needs").wait_for()
     page.wait_for_function("location.search.includes('query=')")
     shoot_all(page, "recent-queries")
     page.get_by_role("button", name="Close").click()

@@ -109,7 +109,7 @@ def test_every_field_arrives_as_it_was_sent(ledger: EventWriter, ask: Any) -> No
         input_digest="d", parent=bytes(range(16, 32)), stage="s",
     )  # fmt: skip
     ledger.write([message(sent)])
-    columns = OutcomeEvent.__struct_fields__
+    columns = TABLES["outcome"].columns
     (row,) = ask(f"SELECT {', '.join(columns)} FROM infaas.query_outcomes")
     found = dict(zip(columns, row, strict=True))
     expected = msgspec.structs.asdict(sent)

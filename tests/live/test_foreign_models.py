@@ -59,7 +59,7 @@ def regression(_: Path) -> Foreign:
     x, y = datasets.load_diabetes(return_X_y=True)
     model = linear.Ridge().fit(x, y)
     asked = x[:5].astype("f4")
-    said = ("targets from 25 to 346", "task: regression; metric: mae, an error in the unit of the labels")
+    said = ("targets from 25 to 346", "task: regression; metric: mae, the mean absolute error")
     return Foreign(model, x, y, asked, model.predict(asked), said)
 
 

@@ -94,7 +94,7 @@ def test_what_happened_is_counted(page: str) -> None:
     assert total(found, "infaas_queries_total", app=APP, outcome="ok") >= 1
     assert total(found, "infaas_client_errors_total", code="unknown_app") >= 1
     assert total(found, "infaas_queries_total", app="nobody") == 0
-    assert total(found, "infaas_refusals_total", app=APP, code="unsatisfiable") >= 1
+    assert total(found, "infaas_client_errors_total", code="unsatisfiable") >= 1
     assert total(found, "infaas_query_latency_seconds_count", app=APP) >= 20
     assert total(found, "infaas_query_cost_dollars_total", app=APP) > 0
     assert total(found, "infaas_decision_seconds_count") >= 1

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Struct, UnsetType
 
 from bus.fields import TOKEN, Checked, Fault, Length, Number, Text, check_of, choice, faults, fields_of
+from bus.messages.catalog import METRICS
 from bus.messages.public import Requirements
 from infaas.cli.options import NeedOptions
 from infaas.queries import Needs
@@ -20,12 +21,8 @@ from services.simulation.scenario.toml import Location, ScenarioError, struct_at
 from tools.asyncapi.schema import schemas
 from tools.openapi.operation import properties
 
-ELSEWHERE = {
-    "mae",
-    "rmse",
-    "id",
-    "input_digest",
-}  # the client makes an accuracy of the first two; no needs of a variant are the others
+# The client makes an accuracy of metrics by name; no needs of a variant are the others.
+ELSEWHERE = METRICS.keys() - {"top1", "top5"} | {"id", "input_digest"}
 
 
 class Every(Struct, frozen=True, kw_only=True):

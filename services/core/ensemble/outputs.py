@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bus.datatypes import DATATYPES
-from bus.messages.catalog import ERRORS, ModelRecord
+from bus.messages.catalog import TARGETS, ModelRecord
 from bus.values import leaves
 from services.core.ensemble.base import Array, Combined, Member, Outputs
 
@@ -98,7 +98,7 @@ def _label_error(label: Any, count: int, model: ModelRecord) -> str | None:
         kind = DATATYPES[spec.datatype].kind
         scores = kind == "f"
         shape = [count if size < 0 else size for size in spec.shape]
-        unknown = spec.shape.count(-1) > 1 or (scores and model.metric not in ERRORS and spec.shape[-1:] == [-1])
+        unknown = spec.shape.count(-1) > 1 or (scores and model.metric not in TARGETS and spec.shape[-1:] == [-1])
         if unknown or math.prod(shape) > MOST_CHECKED:
             return None
         outputs[spec.name] = np.zeros((1, *shape), np.float32 if scores else np.str_ if kind == "O" else np.int64)
@@ -116,7 +116,7 @@ def _label_error(label: Any, count: int, model: ModelRecord) -> str | None:
 
 
 def _counts(outputs: Outputs, metric: str) -> _Counts:
-    if metric in ERRORS:
+    if metric in TARGETS:
         numbers = (name for name, array in outputs.items() if array.dtype.kind in "fiu")
         found = next(numbers, None)
         if found is None:

@@ -18,7 +18,7 @@ from typing import Any
 from msgspec import Struct
 
 from bus.codec import decode, encode
-from bus.messages.catalog import ERRORS, Ensemble
+from bus.messages.catalog import TARGETS, Ensemble
 from bus.messages.public import Requirements
 from services.core.ensemble.base import Combined, EnsemblePolicy, Learnt, Member, Outputs
 from services.core.ensemble.outputs import combined, losses
@@ -194,7 +194,7 @@ class Weighted(_Weighing):
 def _trust(member: Member) -> float:
     accuracy = min(max(member.accuracy or 0.0, 1.0 - SURE), SURE)
     odds = accuracy / (1.0 - accuracy)
-    return odds if member.metric in ERRORS else max(LEAST, math.log(odds))
+    return odds if member.metric in TARGETS else max(LEAST, math.log(odds))
 
 
 def _logs(state: MemberWeights, members: Sequence[Member]) -> dict[str, float]:

@@ -244,6 +244,7 @@ class AppView:
         self.accuracy: NDArray[np.float64] = np.array(
             [1.0 if r.accuracy is None else r.accuracy for r in records], dtype=np.float64
         )
+        self.metrics = frozenset(r.metric for r in records)
         # Which ones serve queries that state no accuracy.
         self.default: NDArray[np.bool_] = np.array(defaults(records, app), dtype=bool)
         self._merit: NDArray[np.float64] = np.array([merit(r.accuracy) for r in records], dtype=np.float64)

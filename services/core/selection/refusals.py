@@ -11,8 +11,8 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from bus.messages.catalog import ERRORS
-from bus.messages.public import Closest, Error
+from bus.messages.catalog import ACCURACIES, METRICS, is_error, stated_in, value_of
+from bus.messages.public import Closest, Error, Requirements
 from services.core.cost import HANDLING_MS
 from services.core.placement import is_container, quarantined_words
 from services.core.selection.cluster import ClusterView
@@ -20,6 +20,7 @@ from services.core.selection.eligibility import INFINITE, AppView, Ask, VariantI
 from services.core.selection.instances import CAUTION, OVERHEAD
 
 WAY = 0.0025  # s to the model and back, beyond OVERHEAD, as a busy machine may need them
+NEEDS = "needs"  # the field of an error where no variant has what is asked for, rather than none that has it serves
 LOAD_AGAIN = 5.0  # s before a worker that could not load a variant is asked to load it again
 OFFERS = 16  # nearest variants of which the first one that can be served is offered
 
@@ -84,6 +85,17 @@ def not_loaded(ask: Ask, view: ClusterView) -> Error | None:
 # -- what no variant can do, and what comes nearest
 
 
+def misstated(wish: Requirements, name: str, metrics: frozenset[str]) -> Error | None:
+    """The error where a query states its accuracy in another measure than its app's. name: of the app; metrics: of its models."""
+    if not (wish.accuracy or wish.metric) or stated_in(wish.metric, metrics):
+        return None
+    metric, asked = min(metrics), wish.metric or "accuracy"
+    meant = "accuracy" if metric in ACCURACIES else metric
+    what = METRICS.get(metric, "a function of its owner")
+    text = f"{asked}: the metric of app {name!r} is {metric}, {what}: ask for {meant} in place of {asked}"
+    return Error(code="bad_request", message=text, field=asked)
+
+
 def unsatisfiable(ask: Ask, app: AppView, view: ClusterView) -> Error:
     """The error when no variant can ever serve this. It names what fails, and the nearest variant."""
     allowed = app.pinned(ask)
@@ -102,9 +114,10 @@ def unsatisfiable(ask: Ask, app: AppView, view: ClusterView) -> Error:
     is_default = default[app.index[closest.variant]]
     what = "no variant" if is_default else "no variant as accurate as its model"
     text = f"{what} of app {ask.app!r} {_failing(ask, app, default)}; ask for less, or register another model"
-    if not is_default:
-        text += f", or state an accuracy: {closest.variant} has {closest.accuracy:.4g}"
-    return Error(code="unsatisfiable", message=text, closest=closest)
+    if not is_default and closest.accuracy is not None:
+        what = "an accuracy" if closest.metric in ACCURACIES else f"a {closest.metric}"
+        text += f", or state {what}: {closest.variant} has {value_of(closest.accuracy, closest.metric):.4g}"
+    return Error(code="unsatisfiable", message=text, closest=closest, field=NEEDS)
 
 
 def nearest(ask: Ask, app: AppView, view: ClusterView, *, servable: bool = False) -> VariantInstances | None:
@@ -183,11 +196,13 @@ def _failing(ask: Ask, app: AppView, allowed: NDArray[np.bool_]) -> str:
     needs = []
     latency = app.latency(ask.items, ask.length) + OVERHEAD
     metrics = {record.metric for record, one in zip(app.records, allowed, strict=True) if one}
-    if ask.accuracy > 0.0 and len(metrics) == 1 and metrics <= ERRORS:
+    if ask.accuracy > 0.0 and len(metrics) == 1 and not metrics <= {"top1", "top5"}:
         (metric,) = metrics
-        errors = 1.0 / np.maximum(app.accuracy, 1e-300) - 1.0
+        sign = 1.0 if is_error(metric) else -1.0
+        values = np.array([sign * value_of(one, metric) for one in app.accuracy.tolist()])
         limit, found = f"reaches a {metric} of {{}}", f"has a {metric} of {{}}"
-        needs.append(_Need(errors, 1.0 / ask.accuracy - 1.0, limit, found, "the best has {}"))
+        most = sign * value_of(ask.accuracy, metric)
+        needs.append(_Need(values, most, limit, found, "the best has {}", sign))
     elif ask.accuracy > 0.0:
         needs.append(
             _Need(-app.accuracy, -ask.accuracy, "reaches accuracy {}", "has accuracy {}", "the best has {}", -1.0)

@@ -133,6 +133,17 @@ class Backend(Protocol):
         """Load and prove where it runs: never silently somewhere else. Raises BackendUnavailable, LoadFailed."""
 
 
+def bare_outputs(signature: Signature | None) -> tuple[bool, ...]:
+    """Of each output, whether it comes without the axis that counts items; empty if none does."""
+    found = () if signature is None else tuple(spec.bare for spec in signature.outputs)
+    return found if any(found) else ()
+
+
+def with_items(outputs: "list[Array]", bare: tuple[bool, ...]) -> "list[Array]":
+    """The outputs of one item, all with the axis that counts items."""
+    return [output[None] if alone else output for output, alone in zip(outputs, bare, strict=True)]
+
+
 def in_order(inputs: "dict[str, Array]", names: tuple[str, ...]) -> "list[Array]":
     """The arrays in the order of the model's inputs. Raises InputRejected if one is missing, or if there are too many."""
     try:

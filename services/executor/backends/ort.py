@@ -36,8 +36,10 @@ from services.executor.backends.base import (
     LoadFailed,
     LoadSpec,
     RunFailed,
+    bare_outputs,
     plain,
     trim_memory,
+    with_items,
 )
 from services.executor.backends.cuda import growth, placed
 
@@ -116,6 +118,7 @@ class OrtHandle:
         self.outputs = tuple(given)
         self._first = self.inputs[0] if self.inputs else ""
         self._wanted = given
+        self._bare = bare_outputs(spec.signature)
         self._session = session
         self._run = session.run
         self._ort = ort
@@ -141,7 +144,7 @@ class OrtHandle:
             raise self._explain(error) from error
         finally:
             self._end()
-        return outputs
+        return with_items(outputs, self._bare) if self._bare else outputs
 
     def _begin(self) -> None:
         with self._lock:

@@ -23,9 +23,11 @@ from services.executor.backends.base import (
     LoadFailed,
     LoadSpec,
     RunFailed,
+    bare_outputs,
     in_order,
     plain,
     trim_memory,
+    with_items,
 )
 from services.executor.backends.cuda import placed
 
@@ -105,6 +107,7 @@ class TorchHandle:
         self.outputs = tuple(map(str, outputs))
         self._torch = torch
         self._most = most
+        self._bare = bare_outputs(signature)
         self._closed = False
 
     def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":
@@ -119,7 +122,8 @@ class TorchHandle:
         if self._most and len(arrays[0]) > self._most:
             raise InputRejected(f"a batch of {len(arrays[0])} is larger than the {self._most} that this was loaded for")
         try:
-            return self._answers(arrays)
+            outputs = self._answers(arrays)
+            return with_items(outputs, self._bare) if self._bare else outputs
         except BackendError:
             raise
         except Exception as error:

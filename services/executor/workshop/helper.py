@@ -245,7 +245,7 @@ class Helper:
             if task.score:
                 scores[artifact] = result, alone
             scored, alone = scores[artifact]
-            accuracy, agreement = _scores_of(scored)
+            accuracy = _accuracy_of(scored)
             key = self._digest_of(Path(artifact.path))
             await self._keep(self._artifacts, key, Path(artifact.path))
         except (supervisor.SandboxCrashed, UploadRejected) as error:
@@ -269,7 +269,8 @@ class Helper:
                     accuracy_low=scored.accuracy_low,
                     accuracy_high=scored.accuracy_high,
                     contexts=result.contexts,
-                    agreement=agreement,
+                    agreement=scored.agreement,
+                    differing=scored.differing,
                     profile=profile,
                     alone=alone,
                 ),
@@ -424,11 +425,11 @@ def _last(kind: type[F], frames: list[Frame]) -> F:
     raise supervisor.SandboxCrashed("the sandbox ended without a result")
 
 
-def _scores_of(measured: Measured) -> tuple[float, float]:
-    """Accuracy and agreement. Raises SandboxCrashed if they are not there."""
-    if measured.accuracy is None or measured.agreement is None:
+def _accuracy_of(measured: Measured) -> float:
+    """Raises SandboxCrashed if it is not there."""
+    if measured.accuracy is None:
         raise supervisor.SandboxCrashed("the sandbox ended without an accuracy")
-    return measured.accuracy, measured.agreement
+    return measured.accuracy
 
 
 def _provenance(measured: Measured) -> str:

@@ -1,6 +1,6 @@
 """A request's parameters as requirements of the query, and the answer's as parameters of the reply. Pure.
 
-Parameters are the fields of a query's `Requirements` (contract, section 6). `priority` and `timeout` mean what they mean to Triton: 1 is
+Parameters are the fields of a query's `Requirements` (contract, section 6), and metrics by name, as in `mae`. `priority` and `timeout` mean what they mean to Triton: 1 is
 the highest priority and 0 the default; microseconds that the request may take, 0 for no limit, in place of a deadline.
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bus.fields import fields_of
+from bus.messages.catalog import METRICS
 from bus.messages.public import Requirements
 from infaas.answers import Answer
 from services.gateway.errors import BadRequest
@@ -35,6 +36,8 @@ def requirements_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]
         if name in NEEDS:
             if (need := _need(name, value)) is not None:
                 requirements[name] = need
+        elif name in METRICS:
+            requirements[name] = _number(name, value)
         elif name == "timeout":
             timeout = _whole(name, value)
             if timeout < 0:
@@ -86,7 +89,9 @@ def _one_typo(name: str, other: str) -> bool:
 def ignored(parameters: Mapping[str, Any]) -> str:
     """Names of the parameters that are not read, separated by commas. The reply shows them, so that misspelt ones are noticed."""
     return ",".join(
-        name for name in parameters if name not in NAMES and name not in _READ_ELSEWHERE and name not in RESERVED
+        name
+        for name in parameters
+        if name not in NAMES and name not in METRICS and name not in _READ_ELSEWHERE and name not in RESERVED
     )
 
 

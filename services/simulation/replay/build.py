@@ -94,8 +94,17 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
     pipelines = [one.app for one in apps if one.pipeline is not None]
     _check_policies(options.policies, pipelines)
     kinds, recorded = _read(source, {one.app for one in apps}, only, notes, lacking, progress)
+    metrics = {record.model: record.metric for record in head.variants}
+    stated = {one.app: next((metrics[model] for model in one.links if model in metrics), None) for one in apps}
     loads = tuple(
-        WorkloadSpec(apps=(app,), shares=(1.0,), arrivals="times", times=kind.times, needs=kind.needs, items=kind.items)
+        WorkloadSpec(
+            apps=(app,),
+            shares=(1.0,),
+            arrivals="times",
+            times=kind.times,
+            items=kind.items,
+            needs=replace(kind.needs, metric=stated.get(app)) if kind.needs.accuracy else kind.needs,
+        )
         for app, found in sorted(kinds.items())
         for kind in found.found()
     )

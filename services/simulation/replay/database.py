@@ -339,7 +339,7 @@ def variants_of(connection: Connection, apps: set[str], notes: list[str]) -> lis
         connection,
         "SELECT DISTINCT ON (variant) variant, model, version, hardware, framework, precision, greatest(1, threads) AS threads, max_batch,"
         " accuracy, agreement, load_ms, memory_mb, saturation_qps, batching, provenance, dominated, simulated, attributes, init_ms,"
-        " transfer_ms, host_mb, model_accuracy, coalesce(alone, '') AS alone, coalesce(metric, 'top1') AS metric"
+        " transfer_ms, host_mb, model_accuracy, coalesce(alone, '') AS alone, differing, coalesce(m.metric, 'top1') AS metric"
         " FROM variants LEFT JOIN (SELECT model, version, metric FROM models) m USING (model, version) WHERE app = ANY (%s) ORDER BY variant",
         (sorted(apps),),
     ):

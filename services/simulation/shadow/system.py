@@ -10,9 +10,10 @@ from math import ceil
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bus.codec import decode
-from bus.messages.catalog import VariantRecord
+from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from bus.messages.events import Event, ScalingEvent
 from bus.messages.fleet import DeviceStatus, EnsureLoaded, WorkerHeartbeat
 from bus.messages.public import Answer, Refusal, Requirements
@@ -187,8 +188,17 @@ class ShadowSystem:
         if found is None:
             if len(self._templates) >= TEMPLATES:
                 self._templates.clear()
-            found = self._templates[key] = QueryTemplate(app, needs, items, self.subjects)
+            stated = replace(needs, metric=self._metric(app)) if needs.accuracy else needs
+            found = self._templates[key] = QueryTemplate(app, stated, items, self.subjects)
         return found
+
+    def _metric(self, app: str) -> str | None:
+        """What the app's first model is measured by, in which demand states its accuracy. None: not known."""
+        bucket = self.subjects.catalog_bucket
+        record = self._kernel.get(bucket, f"app.{app}")
+        links = {} if record is None else decode(AppRecord, record).links
+        models = [self._kernel.get(bucket, f"model.{model}.{version}") for model, version in links.items()]
+        return next((decode(ModelRecord, model).metric for model in models if model is not None), None)
 
     def _send(self, query: tuple[QueryTemplate, int]) -> None:
         template, items = query

@@ -110,6 +110,18 @@ def mixing(batch: str | int = "n") -> bytes:
     return made(nodes, [tensor("x", [batch, FEATURES])], [tensor("scores", [batch, FEATURES])])
 
 
+def detecting() -> bytes:
+    """From x [n, 16] to as many boxes [k, 2] as there are positive numbers, as operators for non-maximum suppression give them."""
+    nodes = [
+        h.make_node("Greater", ["x", "zero"], ["positive"]),
+        h.make_node("NonZero", ["positive"], ["places"]),
+        h.make_node("Transpose", ["places"], ["rows"]),
+        h.make_node("Cast", ["rows"], ["boxes"], to=T.FLOAT),
+    ]
+    zero = nh.from_array(np.zeros(1, "f4"), "zero")
+    return made(nodes, [tensor("x", ["n", FEATURES])], [tensor("boxes", ["k", 2])], [zero])
+
+
 def limiting() -> bytes:
     """Scores of the items, scaled down where the largest number of the whole batch is above 100: only an extreme item changes others."""
     nodes = [

@@ -17,7 +17,7 @@ from tests.unit.dispatcher.test_pipelines import CHAIN, DIAMOND, FORK, ONE, Stag
 BETTER = variant("a-v1-ort-fp64-t1-b8", model="a", accuracy=0.97, base_ms=6.0)
 WISH: dict[str, Any] = {
     "latency_ms": 250.0, "accuracy": 0.5, "cost": 0.25, "model": "m", "version": "1", "variant": "v", "context": "c", "priority": 2,
-    "deadline": 2e9, "confidence": 0.75,
+    "deadline": 2e9, "confidence": 0.75, "metric": "mae",
 }  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def test_a_message_with_all_needs_is_one_with_every_field_there_is() -> None:
 def test_every_need_survives_the_way_to_another_dispatcher() -> None:
     ask = needs_of(QueryHead(**WISH), "app", 3, 16, None, 1e9, 30.0)
     for name in WISH.keys() - {"latency_ms", "deadline"}:
-        assert getattr(ask, name) == WISH[name], name
+        assert getattr(ask, name, getattr(ask.wish, name)) == WISH[name], name
     assert (ask.app, ask.items, ask.length, ask.latency_s, ask.deadline) == ("app", 3, 16, 0.25, 1e9 + 0.25)
     stated = [field for field in fields(Ask) if field.name != "wish"]
     assert all(getattr(ask, field.name) != field.default for field in stated), "the test states each"

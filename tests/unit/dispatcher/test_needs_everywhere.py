@@ -236,6 +236,7 @@ NEED: dict[str, Need] = {
     "latency_ms": Need(lambda _: 900.0, lambda _: 0.4, lambda w, v, r: r["latency_ms"] <= v, "within"),
     "deadline": Need(lambda w: w.fleet.stage.now + 3.0, lambda w: w.fleet.stage.now - 1.0, in_time, "deadline"),
     "accuracy": Need(lambda _: 0.95, lambda _: 0.99, lambda w, v, r: r["accuracy"] >= v, "accuracy"),
+    "metric": Need(lambda _: "top1", lambda _: "bleu", lambda w, v, r: "error" not in r, "metric"),
     "cost": Need(
         lambda w: 1.0001 * w.least(), lambda w: 0.9999 * w.least(), lambda w, v, r: 1000.0 * r["cost"] <= v, "cost"
     ),
@@ -271,6 +272,8 @@ def wrong(world: World, need: str, cell: str, *, taken_over: bool) -> Iterator[s
         return
     if "error" in reply or reply["missed"] or not about.met(world, value, reply):
         yield f"{need}={value} can be met: {reply}"
+    if need == "metric" and taken_over:
+        return  # whoever had it first has refused it
     value = about.never(world)
     reply = world.ask(taken_over=taken_over, **{need: value})
     for device in world.fleet.devices.values():
@@ -347,9 +350,9 @@ def test_a_retry_keeps_all_needs(kind: str) -> None:
 @pytest.mark.parametrize("need", FIELDS)
 def test_an_offline_job_has_a_need_or_is_refused_for_it(need: str) -> None:
     policy = JobPolicy(catalog(GOOD), "infaas", PRICES, JobsSettings(), simulated=False)
-    fine: dict[str, Any] = {"accuracy": 0.95, "model": "a", "variant": GOOD.variant}
+    fine: dict[str, Any] = {"accuracy": 0.95, "metric": "top1", "model": "a", "variant": GOOD.variant}
     other: dict[str, Any] = fine | {
-        "accuracy": 0.99, "model": "nosuch", "variant": "nosuch", "priority": 2, "context": "ann", "version": "1",
+        "accuracy": 0.99, "metric": "bleu", "model": "nosuch", "variant": "nosuch", "priority": 2, "context": "ann", "version": "1",
     }  # fmt: skip
     urls: dict[str, Any] = {"input": "file:///tmp/in.npy", "output": "file:///tmp/out.npy"}
     assert (table()["an offline job", need] == "limited") == (need in NEEDS)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec import convert
 
-from bus.messages.catalog import TensorSpec
+from bus.messages.catalog import METRICS, TensorSpec
 from infaas.blocking import Infaas
 from infaas.client import Client
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
@@ -267,9 +267,8 @@ async def test_feedback():
 
 
 def test_needs_and_methods_are_those_of_the_contract() -> None:
-    errors = {"mae", "rmse"}  # sent as `accuracy`
-    assert set(Needs.__annotations__) - errors == {
-        "latency_ms", "accuracy", "cost", "model", "version", "variant", "context", "priority", "deadline", "confidence", "id", "input_digest",
+    assert set(Needs.__annotations__) - METRICS.keys() == {
+        "latency_ms", "accuracy", "metric", "cost", "model", "version", "variant", "context", "priority", "deadline", "confidence", "id", "input_digest",
     }  # fmt: skip
     for name in (
         "query", "feedback", "apps", "models", "variants", "workers", "selection", "explain", "register",

@@ -1,5 +1,6 @@
 """Models as Python objects become files that answer as the objects do; what cannot be converted is refused with a remedy."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from infaas.conversion import Converted, convert, kind_of, whole_onnx
 from infaas.errors import BadInput
-from infaas.samples import labels_of
+from infaas.samples import labels_of, own_metric
 from infaas.trial import understood
 from tests.support.models import tiny_models
 
@@ -75,7 +76,7 @@ def test_a_regressor_gives_targets(tmp_path: Path) -> None:
     assert (found.metric, found.classes) == ("mae", [])
     lines = said(found)
     assert "targets from" in lines[-2]
-    assert "task: regression; metric: mae, an error in the unit of the labels" in lines[-2]
+    assert "task: regression; metric: mae, the mean absolute error" in lines[-2]
     assert lines[-1].startswith("first item: answer ")
     assert "its label: " in lines[-1]
 
@@ -122,6 +123,12 @@ def test_boosted_trees(tmp_path: Path, library: str) -> None:
     assert kind_of(model) == library
     found = convert(model, X, CLASSES, tmp_path)
     assert np.array_equal(answers(found.path, found.inputs)[0].argmax(axis=1), model.predict(X))
+    if library == "xgboost":
+        with pytest.raises(BadInput, match=r"cannot convert this XGBRanker.*infaas container"):
+            convert(module.XGBRanker(n_estimators=5).fit(X, CLASSES, group=[20] * 10), X, CLASSES, tmp_path)
+        return
+    ranker = module.LGBMRanker(n_estimators=5).fit(X, CLASSES, group=[20] * 10)
+    assert convert(ranker, X, CLASSES, tmp_path).metric == "ndcg"
 
 
 @pytest.mark.torch
@@ -144,6 +151,15 @@ def test_a_torch_module_becomes_a_program_for_any_batch(tmp_path: Path) -> None:
     for n in (1, 7):
         tensors = [torch.from_numpy(array[:n]) for array in found.inputs.values()]
         assert torch.allclose(program(*tensors), model(*tensors), atol=1e-5)
+    words = torch.nn.Sequential(torch.nn.Embedding(50, 4), torch.nn.AdaptiveAvgPool2d((1, 4)), torch.nn.Flatten())
+    ids = RNG.integers(0, 50, (30, 12))
+    found = convert(words, ids, None, tmp_path, dynamic_shapes={"input": {1: "length"}})
+    program = torch.export.load(found.path).module()
+    for length in (3, 12, 40):
+        some = torch.from_numpy(RNG.integers(0, 50, (5, length)))
+        assert torch.allclose(program(some), words(some), atol=1e-5)
+    with pytest.raises(BadInput, match="has no input 'ids', only input"):
+        convert(words, ids, None, tmp_path, dynamic_shapes={"ids": {1: "length"}})
 
 
 def test_an_onnx_model_keeps_the_names_of_its_inputs(tmp_path: Path) -> None:
@@ -232,5 +248,40 @@ def test_what_cannot_be_converted_is_refused_with_a_remedy(tmp_path: Path) -> No
         convert(model, bad, NAMES, tmp_path)
     with pytest.raises(BadInput, match=r"y: the model has no class 'elm'"):
         convert(model, X, np.where(NAMES == "oak", "elm", NAMES), tmp_path)
-    with pytest.raises(BadInput, match="neither a classifier nor a regressor"):
+    with pytest.raises(BadInput, match="neither a classifier nor a regressor: leave y out"):
         convert(KMeans(2).fit(X), X, CLASSES, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_models_without_labels_are_measured_by_agreement_and_own_metrics_by_their_file(tmp_path: Path) -> None:
+    sklearn()
+    from sklearn.cluster import KMeans
+    from sklearn.decomposition import PCA
+    from sklearn.ensemble import IsolationForest
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    for model in (
+        KMeans(2, n_init=1),
+        IsolationForest(n_estimators=5),
+        PCA(2),
+        Ridge().fit(X, X[:, 0]),
+        LogisticRegression().fit(X, NAMES),
+    ):
+        fitted = model if isinstance(model, (Ridge, LogisticRegression)) else model.fit(X)
+        found = convert(fitted, X, None, tmp_path)
+        assert (found.metric, len(found.labels)) == ("agreement", 0)
+        assert "labels: none" in said(found)[-2]
+    assert found.classes == sorted(set(NAMES.tolist()))
+    (tmp_path / "score.py").write_text("def map50(y, outputs):\n    return 0.5\n")
+    name, _ = own_metric(f"{tmp_path}/score.py:map50")
+    assert name == "map50"
+    labels, _, metric = labels_of([{"boxes": np.zeros((2, 4))}, {"boxes": []}], name)
+    assert (metric, [json.loads(one) for one in labels]) == (name, [{"boxes": [[0.0] * 4] * 2}, {"boxes": []}])
+    for wrong, says in (
+        ("f1", "did you mean f1_macro"),
+        (f"{tmp_path}/score.py:map", "has no function map, only map50"),
+    ):
+        with pytest.raises(BadInput, match=says):
+            own_metric(wrong)
+    with pytest.raises(BadInput, match="metric mae needs labels"):
+        labels_of(None, "mae")

@@ -126,12 +126,16 @@ def test_a_misspelt_requirement_is_a_programming_error():
 
 
 def test_an_error_in_the_unit_of_the_labels_is_a_need():
-    assert check_needs({"mae": 60, "cost": None}) == {"accuracy": 1 / 61, "cost": None}
-    assert check_needs({"rmse": 0.0}) == {"accuracy": 1.0}
+    assert check_needs({"mae": 60, "cost": None}) == {"accuracy": 1 / 61, "cost": None, "metric": "mae"}
+    assert check_needs({"rmse": 0.0}) == {"accuracy": 1.0, "metric": "rmse"}
+    assert check_needs({"r2": -1.0}) == {"accuracy": 1 / 3, "metric": "r2"}
+    assert check_needs({"map50": 0.4}) == {"accuracy": 0.4, "metric": "map50"}  # a user's own
+    assert check_needs({"word_error": 3}) == {"accuracy": 0.25, "metric": "word_error"}
     for wrong, says in (
         ({"mae": 1, "rmse": 1}, "give one of"),
         ({"mae": 1, "accuracy": 0.5}, "give one of"),
         ({"mae": -1}, "at least 0"),
+        ({"f1_macro": 2}, "from 0 to 1"),
     ):
         with pytest.raises(Refused, match=says):
             check_needs(wrong)

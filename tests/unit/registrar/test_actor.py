@@ -95,7 +95,7 @@ def test_progress_and_states_only_go_forward() -> None:
 
 def test_the_worst_requests_are_refused_at_once_and_counted() -> None:
     stage = Stage()
-    reply = stage.register(replace(REQUEST, app="../x\0", metric="f1"))
+    reply = stage.register(replace(REQUEST, app="../x\0", metric="f 1"))
     assert isinstance(reply, Refusal)
     assert reply.error.code == "bad_request"
     assert "app: " in reply.error.message

@@ -65,7 +65,7 @@ def test_names_must_be_names(field: str, name: str) -> None:
     [
         ("format", "pickle"),
         ("format", ""),
-        ("metric", "f1"),
+        ("metric", "f 1"),
         ("object", ""),
         ("object", "../secret"),
         ("object", "a/b"),
@@ -99,7 +99,7 @@ def test_each_field_is_checked(field: str, value: Any) -> None:
 
 
 def test_wrong_fields_are_named_at_once_and_order_does_not_matter() -> None:
-    error = registration_error(replace(REQUEST, app="a b", metric="f1", latency_ms=-1.0), RegistrarSettings())
+    error = registration_error(replace(REQUEST, app="a b", metric="f 1", latency_ms=-1.0), RegistrarSettings())
     assert error is not None
     assert [part.partition(":")[0] for part in error.message.split("; ")] == ["app", "metric", "latency_ms"]
     a, b = (TensorSpec(name=name, datatype="FP32", shape=[1]) for name in "ab")

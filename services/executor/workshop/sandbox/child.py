@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from bus.messages.catalog import METRICS
 from services.executor.backends.base import plain
 from services.executor.workshop.sandbox.lockdown import lock_down
 from services.executor.workshop.sandbox.protocol import (
@@ -37,6 +38,7 @@ def main() -> int:
         print(f"sandbox without {', '.join(missing)}", file=sys.stderr)
     tell = channel.send
     try:
+        _check(task, missing)
         _work(order, tell)
     except UploadRejected as refusal:
         tell(TaskRefused(reason=str(refusal)))
@@ -47,6 +49,14 @@ def main() -> int:
     except Exception as error:
         tell(TaskRefused(reason=f"the model could not be processed: {plain(error)}"))
     return 0
+
+
+def _check(task: SandboxTask, missing: list[str]) -> None:
+    """Raises UploadRejected where a function of the user's own would run unprotected."""
+    if "landlock" in missing and not isinstance(task, ProbeTask) and task.data.metric not in METRICS:
+        raise UploadRejected(
+            f"metric {task.data.metric}: this worker's kernel has no Landlock, without which it runs no function of a user"
+        )
 
 
 def _work(order: SandboxInput, tell: Callable[[Frame], None]) -> None:

@@ -140,6 +140,7 @@ class NotMade(Struct, frozen=True, kw_only=True, tag=True):
 
 class Measured(Struct, frozen=True, kw_only=True, tag=True):
     """One artifact's profile with so many threads. memory_mb: by largest batch. accuracy with its interval, agreement: None when not scored.
+    differing: the further outputs that differ from those of the model as it came, with the share of answers that agree.
 
     transfer_ms, host_mb: of its way from host memory to the device, and what it takes there; None: it cannot be kept there. short_of: the
     largest batch that was measured when larger ones take too long or fail, else 0. neighbours: further instances that
@@ -157,6 +158,7 @@ class Measured(Struct, frozen=True, kw_only=True, tag=True):
     neighbours: int = 0
     accuracy: float | None = None
     agreement: float | None = None
+    differing: dict[str, float] = {}
     accuracy_low: float | None = None
     accuracy_high: float | None = None
     contexts: int = 1

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from services.core.placement import REMOTE
 from services.executor.backends import backend, pt2
@@ -22,6 +23,8 @@ def build(task: BuildTask, tell: Callable[[Frame], None]) -> None:
     tell(Step(step="reading the model"))
     upload = inspection.open_upload(task)
     candidate = upload.candidates[-1 if task.fixed_batch else 0]
+    if any(spec.bare for spec in task.signature.outputs):
+        candidate = structs.replace(candidate, signature=task.signature)
     data = validation.read(task.data, task.signature)
     if not Path(task.reference).exists():
         most = 1 if task.fixed_batch else min(inspection.BATCH, upload.most_batch or inspection.BATCH)
@@ -48,9 +51,9 @@ def _note_reference(
     most: items of a batch.
     """
     handle = candidate.load()
-    scorer = Scorer(task.data.metric, task.signature)
+    scorer = Scorer(task.data.metric, task.signature, data.source)
     indices = validation.shuffled(len(data))
-    predictions = inspection.predictions(
+    answers = inspection.predictions(
         handle,
         data,
         indices,
@@ -61,7 +64,7 @@ def _note_reference(
     )
     handle.close()
     with Path(task.reference).open("wb") as file:
-        np.save(file, predictions, allow_pickle=False)
+        np.savez(file, allow_pickle=False, **answers.packed())
 
 
 def _onnx_of(task: BuildTask, candidate: RunnableUpload, data: ValidationSet) -> Path:

@@ -14,12 +14,13 @@ from services.executor.backends.container import UserProcess
 from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile
 from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.independence import why_alone
+from services.executor.workshop.tasks.measures import Answers
 from services.executor.workshop.tasks.measuring import host
 from services.executor.workshop.tasks.profiling import BATCHES, BUDGET_S, LONGEST_BATCH_S, CellTable
 from services.executor.workshop.tasks.validation import Array, Scorer, ValidationSet
 
 REFERENCE = 64  # samples whose answers are kept, for further processes of the same version to agree with
-PREDICTIONS = "predictions"
+PREDICTIONS = "predictions"  # the key in references of older versions
 
 Tell = Callable[[str], None]
 
@@ -48,7 +49,7 @@ class InspectedContainer:
         """Accuracy and profile. Raises UploadRejected."""
         tell("measuring accuracy")
         indices = validation.shuffled(len(self.data))
-        accuracy = self._scorer.accuracy(self._predictions(self.data, indices), self.data.labels[indices])
+        accuracy = self._scorer.judge(self._answers(self.data, indices), self.data, indices)
         tell("measuring latency")
         table = CellTable(self._process, self.data, self.signature, 0)  # 0 threads: not in this process
         lengths = table.lengths()
@@ -81,28 +82,30 @@ class InspectedContainer:
         )
 
     def reference(self) -> bytes:
-        """An .npz file: some inputs, and the predictions of this process."""
+        """An .npz file: some inputs, and the answers of this process."""
         some = np.arange(min(REFERENCE, len(self.data)))
         inputs = self.data.take(some)
         stored: dict[str, Array] = {f"inputs.{name}": _plain(array) for name, array in inputs.items()}
-        stored[PREDICTIONS] = self._predictions(self.data, some)
+        stored |= self._answers(self.data, some).packed()
         file = io.BytesIO()
         np.savez_compressed(file, allow_pickle=False, **stored)
         return file.getvalue()
 
     def agreement(self, reference: bytes) -> float:
-        """The share of the reference's predictions that this process gives, too. Raises UploadRejected."""
+        """The share of the reference's answers that this process gives, too, of the output with the least. Raises UploadRejected."""
         try:
             with np.load(io.BytesIO(reference), allow_pickle=False) as file:
                 stored = {name: file[name] for name in file.files}
-            predictions = stored[PREDICTIONS]
+            known = Answers.unpacked({"scored": stored.get(PREDICTIONS, np.zeros(0)), **stored})
             inputs = {spec.name: _fitted(stored[f"inputs.{spec.name}"], spec) for spec in self.signature.inputs}
         except (OSError, ValueError, KeyError) as error:
             raise UploadRejected(f"the answers of the first process of this version cannot be read: {error}") from error
-        data = ValidationSet(inputs, predictions)
-        return self._scorer.agreement(self._predictions(data, np.arange(len(predictions))), predictions)
+        data = ValidationSet(inputs, known.scored)
+        found = self._answers(data, np.arange(len(data)))
+        known.others.update({name: [] for name in found.others if name not in known.others})  # of an older version
+        return min(self._scorer.compare(found, known).values())
 
-    def _predictions(self, data: ValidationSet, indices: "ndarray[tuple[int], np.dtype[np.int64]]") -> Array:
+    def _answers(self, data: ValidationSet, indices: "ndarray[tuple[int], np.dtype[np.int64]]") -> Answers:
         batch = min(self.max_batch, inspection.BATCH)
         return inspection.predictions(self._process, data, indices, self._scorer, batch, _nothing)
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from services.executor.workshop.sandbox.protocol import (
 )
 from services.executor.workshop.tasks import validation
 from services.executor.workshop.tasks.independence import CHANGES, same
+from services.executor.workshop.tasks.measures import Answers
 from services.executor.workshop.tasks.validation import Scorer, ValidationSet
 
 CPU_FRAMEWORKS = ("ort", "torch")  # that read and run an upload; accelerators are probed without it
@@ -162,6 +164,7 @@ def _with_converter(frameworks: dict[str, str]) -> dict[str, str]:
 Array = ndarray[Any, Any]
 Tell = Callable[[float], None]
 
+BARE_S = 2.0  # in which single items are asked for outputs that count none
 TRIAL = 3  # items run at once and one by one: the least number that shows whether the batch axis is one
 BATCH = 32
 BUDGET_S = 20.0
@@ -220,20 +223,29 @@ def varies(signature: Signature) -> bool:
 
 def predictions(
     handle: Handle, data: ValidationSet, indices: Array, scorer: Scorer, batch: int, tell: Tell, budget_s: float = 0.0
-) -> Array:
-    """The scored output's predictions on these samples, in their order.
+) -> Answers:
+    """The scored output's predictions on these samples, in their order, and the further outputs of the first ones, as many as memory may hold.
 
     budget_s: stop after so many seconds, but not before 200 samples; then there are fewer predictions than samples. tell: 0..1.
     """
     parts: list[Array] = []
+    others: dict[str, list[Array]] = {name: [] for name in scorer.others}
+    left = inf if scorer.own is not None else validation.KEPT
     start = time.monotonic()
     for at in range(0, len(indices), batch):
         some = indices[at : at + batch]
-        parts.append(scorer.predictions(run_batch(handle, data.take(some))[scorer.output]))
+        outputs = run_batch(handle, data.take(some))
+        if scorer.output:
+            parts.append(scorer.predictions(outputs[scorer.output]))
+        if left > 0:
+            for name, items in others.items():
+                items.extend(outputs[name])
+                left -= outputs[name].nbytes
         tell(at / len(indices))
         if budget_s and at + batch >= LEAST_SCORED and time.monotonic() - start > budget_s:
             break
-    return np.concatenate(parts)
+    further = {name: [np.asarray(one) for one in found] for name, found in others.items()}
+    return Answers(np.concatenate(parts) if parts else np.zeros(0), further)
 
 
 # -- the task
@@ -249,7 +261,7 @@ def inspect(task: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
     candidate, handle, data, alone = _first_that_works(upload.candidates, task.data)
     if candidate.signature is None:
         raise UploadRejected("the model has no signature")
-    scorer = Scorer(task.data.metric, candidate.signature)
+    scorer = Scorer(task.data.metric, candidate.signature, data.source)
     scorer.check(data.labels)
     tell(Step(step="measuring accuracy", progress=0.5))
     indices = validation.shuffled(len(data))
@@ -266,7 +278,7 @@ def inspect(task: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
         operators=upload.operators,
         fixed_batch=candidate.fixed,
         samples=len(data),
-        accuracy=scorer.accuracy(found, data.labels[indices]).value,
+        accuracy=scorer.judge(found, data, indices).value,
         frameworks=upload.frameworks,
         most_batch=upload.most_batch,
         alone=alone,
@@ -292,6 +304,28 @@ def _first_that_works(
     raise UploadRejected("the model does not run")
 
 
+def _bare(handle: Handle, data: ValidationSet) -> frozenset[str]:
+    """The outputs without an axis that counts items: those of a detector that gives as many boxes as there are. Seen on single items."""
+    found: set[str] = set()
+    start = time.monotonic()
+    for count, at in enumerate(validation.shuffled(len(data))[:BATCH].tolist()):
+        if count >= TRIAL and time.monotonic() - start > BARE_S:
+            break
+        try:
+            outputs = handle.run(data.take(np.array([at])))
+        except BackendError:
+            return frozenset()  # the next run says why
+        found |= {name for name, output in outputs.items() if output.ndim == 0 or len(output) != 1}
+    return frozenset(found)
+
+
+def _lengths(singles: list[Array], shape: list[int]) -> list[int]:
+    """An output's shape, with -1 where items differ."""
+    if len({one.ndim for one in singles}) > 1:
+        raise UploadRejected("an output has now more axes and now fewer: give it the same number for each item")
+    return [size if len({one.shape[axis + 1] for one in singles}) == 1 else -1 for axis, size in enumerate(shape)]
+
+
 def _try(candidate: RunnableUpload, data: ValidationFile) -> tuple[RunnableUpload, Handle, ValidationSet, str]:
     handle = candidate.load()
     signature = candidate.signature
@@ -300,9 +334,22 @@ def _try(candidate: RunnableUpload, data: ValidationFile) -> tuple[RunnableUploa
 
         signature = torch_files.script_signature(handle.inputs, validation.arrays(data), data.inputs_key)
     samples = validation.read(data, signature)
-    first = run_batch(handle, samples.take(validation.shuffled(len(samples))[:1]))
-    outputs = outputs_seen(first, signature.outputs, varies(signature))
+    bare = _bare(handle, samples)
+    if bare:
+        handle.close()
+        specs = {spec.name: spec for spec in signature.outputs}
+        marked = [structs.replace(spec, bare=name in bare) for name, spec in specs.items()]
+        candidate = structs.replace(candidate, signature=structs.replace(signature, outputs=marked))
+        handle = candidate.load()
+    indices = validation.shuffled(len(samples))[:TRIAL]
+    singles = [run_batch(handle, samples.take(indices[i : i + 1])) for i in range(len(indices))]
+    outputs = [
+        structs.replace(spec, shape=_lengths([one[spec.name] for one in singles], spec.shape), bare=spec.name in bare)
+        for spec in outputs_seen(singles[0], signature.outputs, varies(signature))
+    ]
     why = "its batch has a fixed size of one item" if candidate.fixed else why_single(handle, samples)
+    if bare:
+        why = f"its output {min(bare)!r} does not count items"
     fixed = bool(why)
     if fixed and candidate.opened:
         raise UploadRejected(

@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from bus.messages.catalog import ProfileRow, Signature
+from bus.messages.catalog import FLOOR, ProfileRow, Signature
 from services.core.placement import REMOTE
 from services.executor.backends.base import Handle
 from services.executor.workshop.sandbox.protocol import Frame, Independence, Measured, MeasureTask, Step, UploadRejected
 from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.independence import why_alone
 from services.executor.workshop.tasks.inspection import TRIAL_S, RunnableUpload
+from services.executor.workshop.tasks.measures import Answers
 from services.executor.workshop.tasks.measuring import DeviceMemory, LatencyCell, Memory, host, measure_calls, memory_of
-from services.executor.workshop.tasks.validation import MeasuredAccuracy, Scorer, ValidationSet
+from services.executor.workshop.tasks.validation import MeasuredAccuracy, Scorer, ValidationSet, wilson
 
 Array = ndarray[Any, Any]
 
@@ -224,10 +225,10 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
                 lambda share: tell(Step(step=f"profiling {what}, {contexts} at a time", progress=0.6 + share / 4)),
             )
     accuracy: MeasuredAccuracy | None = None
-    agreement = None
+    agreement, differing = None, dict[str, float]()
     if task.score:
         tell(Step(step=f"measuring the accuracy of {what}", progress=0.6))
-        accuracy, agreement = _score(task, handle, data, max(peaks), tell)
+        accuracy, agreement, differing = _score(task, handle, data, max(peaks), tell)
     where = _host(handle.proof)
     if task.artifact.framework == REMOTE:
         peaks = dict.fromkeys(peaks, 0.0)  # what grew here is no model
@@ -254,6 +255,7 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
         accuracy_low=accuracy.low if accuracy is not None else None,
         accuracy_high=accuracy.high if accuracy is not None else None,
         agreement=agreement,
+        differing=differing,
     )
 
 
@@ -305,13 +307,16 @@ def _fill(
 
 def _score(
     task: MeasureTask, handle: Handle, data: ValidationSet, most: int, tell: Callable[[Frame], None]
-) -> tuple[MeasuredAccuracy, float]:
-    """Accuracy on all samples, and agreement with the model as uploaded on the samples that the reference has."""
+) -> tuple[MeasuredAccuracy, float | None, dict[str, float]]:
+    """Accuracy on all samples, agreement of the scored output with the model as uploaded on the samples that the reference has, and of each
+    further output that differs. Where a metric of the user's own judges all outputs, there is only the accuracy.
+    """
     try:
-        reference = np.load(task.reference, allow_pickle=False)
+        with np.load(task.reference, allow_pickle=False) as file:
+            reference = Answers.unpacked({name: file[name] for name in file.files})
     except (OSError, ValueError) as error:
         raise UploadRejected("the model's own answers are missing") from error
-    scorer = Scorer(task.data.metric, task.signature)
+    scorer = Scorer(task.data.metric, task.signature, data.source)
     indices = validation.shuffled(len(data))
     step = f"measuring the accuracy of {task.artifact.framework} {task.artifact.precision}"
     found = inspection.predictions(
@@ -322,7 +327,15 @@ def _score(
         min(most, inspection.BATCH),
         lambda share: tell(Step(step=step, progress=0.6 + 0.4 * share)),
     )
-    return scorer.accuracy(found, data.labels[indices]), scorer.agreement(found[: len(reference)], reference)
+    accuracy = scorer.judge(found, data, indices)
+    if scorer.own is not None:
+        return accuracy, None, {}
+    shares = scorer.compare(found, reference)
+    if not scorer.output:
+        least = min(shares.values())
+        return wilson(least, max(map(len, reference.others.values()))), least, {}
+    agreement = shares.pop(scorer.output)
+    return accuracy, agreement, {name: share for name, share in shares.items() if share < 1.0 - FLOOR}
 
 
 def _load(candidate: RunnableUpload, task: MeasureTask, one: dict[str, Array]) -> tuple[Handle, float]:

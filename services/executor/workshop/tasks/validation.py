@@ -1,7 +1,7 @@
 """The labelled validation set (.npz), an untrusted zip file of numpy arrays, and scores on it. Runs in the sandbox."""
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -12,9 +12,16 @@ from msgspec import structs
 from numpy import ndarray
 
 from bus.datatypes import DATATYPES
-from bus.messages.catalog import METRICS, Signature, TensorSpec, scored_shape
+from bus.messages.catalog import AGREEMENT, METRICS, TARGETS, Signature, TensorSpec, accuracy_of, scored_shape
 from bus.tensors import BadTensor, check_finite, fit
 from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile
+from services.executor.workshop.tasks.measures import (
+    MEASURES,
+    Answers,
+    agreeing,
+    own_measure,
+    read_labels,
+)
 
 Array = ndarray[Any, Any]
 
@@ -24,13 +31,18 @@ CALIBRATION = 64  # samples
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """inputs: by name, [n, ...] each, in the model's datatypes. labels: [n, ...]."""
+    """inputs: by name, [n, ...] each, in the model's datatypes. labels: [n, ...]; of agreement there are none.
+
+    groups: of each sample, the number of the list that it is ranked in; None: all are one list. source: the file of the user's own metric.
+    """
 
     inputs: dict[str, Array]
     labels: Array
+    groups: Array | None = None
+    source: bytes = b""
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(next(iter(self.inputs.values())))
 
     def take(self, indices: Array) -> dict[str, Array]:
         return {name: np.ascontiguousarray(array[indices]) for name, array in self.inputs.items()}
@@ -79,7 +91,7 @@ def read(data: ValidationFile, signature: Signature) -> ValidationSet:
     """The set as this model takes it. Raises UploadRejected that names the array that does not fit."""
     found = arrays(data)
     labels = found.get(data.labels_key)
-    if labels is None:
+    if labels is None and data.metric != AGREEMENT:
         raise UploadRejected(f"validation: there are no labels `{data.labels_key}`; the file has {_listed(found)}")
     inputs: dict[str, Array] = {}
     for spec in signature.inputs:
@@ -91,8 +103,16 @@ def read(data: ValidationFile, signature: Signature) -> ValidationSet:
             inputs[spec.name] = np.ascontiguousarray(fit(array, spec, key))
         except BadTensor as error:
             raise UploadRejected(f"validation: {error}") from error
+    groups, source = found.get(f"{data.labels_key}.groups"), found.get(f"{data.labels_key}.metric")
+    if labels is None or data.metric == AGREEMENT:
+        labels = next(iter(inputs.values()))
+        check_sizes(inputs, labels, data)
+        return ValidationSet(inputs, labels[:0])
+    check_sizes(inputs, labels if groups is None else groups, data)
     check_sizes(inputs, labels, data)
-    return ValidationSet(inputs, check_labels(labels, data))
+    return ValidationSet(
+        inputs, check_labels(labels, data), groups, b"" if source is None else source.astype(np.uint8).tobytes()
+    )
 
 
 def check_sizes(inputs: dict[str, Array], labels: Array, data: ValidationFile) -> None:
@@ -108,13 +128,17 @@ def check_sizes(inputs: dict[str, Array], labels: Array, data: ValidationFile) -
 
 
 def check_labels(labels: Array, data: ValidationFile) -> Array:
-    """The labels: whole numbers for top1 and top5, finite numbers for mae and rmse. Raises UploadRejected."""
+    """The labels: whole numbers of classes, finite numbers of targets and gains, anything for a user's own metric. Raises UploadRejected."""
     name = data.labels_key
+    if data.metric not in METRICS:
+        return labels
     if labels.dtype.kind not in "biuf":
         raise UploadRejected(f"validation: labels `{name}` must be numbers, not {labels.dtype}")
     if not np.isfinite(labels).all():
         raise UploadRejected(f"validation: labels `{name}` hold NaN or infinite values")
-    if data.metric in {"mae", "rmse"}:
+    if data.metric == "ndcg" and labels.min() < 0:
+        raise UploadRejected(f"validation: labels `{name}` must be gains of at least 0 for ndcg")
+    if data.metric in TARGETS or data.metric == "ndcg":
         return labels.astype(np.float64)
     whole = labels.astype(np.int64)
     if not (whole == labels).all():
@@ -149,7 +173,10 @@ def _listed(found: dict[str, Array]) -> str:
     return ", ".join(f"`{key[:40]}`" for key in list(found)[:8]) or "nothing"
 
 
-# -- scores, 0..1, by metric: top1, top5, and 1/(1+error) of mae and rmse
+# -- scores, 0..1, by metric, as `accuracy_of` counts its values
+
+FOLDS = 20  # parts of the samples, each left out once, that an interval is made of
+KEPT = 2**26  # bytes of outputs that are not scored, kept to compare them
 
 
 class MeasuredAccuracy(NamedTuple):
@@ -176,15 +203,18 @@ def wilson(share: float, n: int) -> MeasuredAccuracy:
 class Scorer:
     """Turns outputs into predictions and compares them with labels, or with another model's predictions.
 
-    Which output counts: for top1 one that gives class labels (integers, one an item: scikit-learn's `label`), else the
-    largest score of the first floating-point output; one score alone is a probability, 0.5 the threshold.
+    Which output counts: for top1 and f1_macro one that gives class labels (integers, one an item: scikit-learn's `label`), else the
+    largest score of the first floating-point output; one score alone is a probability, 0.5 the threshold. output: its name; empty: all
+    count, of agreement and of a user's own metric. others: the outputs that are compared with the model's own besides.
     """
 
-    def __init__(self, metric: str, signature: Signature) -> None:
-        """Raises UploadRejected if no output can be scored by this metric."""
-        if metric not in METRICS:
-            raise UploadRejected(f"metric {metric!r} is unknown: use one of {', '.join(METRICS)}")
+    def __init__(self, metric: str, signature: Signature, source: bytes = b"") -> None:
+        """source: the file of the user's own metric. Raises UploadRejected if no output can be scored by this metric."""
+        self.own = None if metric in METRICS or not source else own_measure(metric, source)
+        if metric not in METRICS and self.own is None:
+            raise UploadRejected(f"metric {metric!r} is unknown: use one of {', '.join(METRICS)}, or FILE.py:FUNCTION")
         self.metric = metric
+        self.output, self._labels = "", False
         floats = [
             structs.replace(one, shape=scored_shape(one.shape))
             for one in signature.outputs
@@ -192,12 +222,19 @@ class Scorer:
         ]
         labels = [one for one in signature.outputs if DATATYPES[one.datatype].kind in "iub" and one.shape in ([], [1])]
         self._scores = next((one for one in floats if one.shape), floats[0] if floats else None)
-        if metric == "top1" and labels:
+        if metric in ("top1", "f1_macro") and labels:
             self.output = labels[0].name
             self._labels = True
-        else:
+        elif self.own is None and metric != AGREEMENT:
             self.output = self._usable(metric, signature).name
-            self._labels = False
+        scored = {self.output}
+        if self._by_class and self._scores is not None:  # the scores and the label that is made of them are one answer
+            scored |= {self._scores.name, *(one.name for one in labels[:1])}
+        self.others = [one.name for one in signature.outputs if one.name not in scored]
+
+    @property
+    def _by_class(self) -> bool:
+        return self.metric in METRICS and self.metric not in (*TARGETS, AGREEMENT, "ndcg")
 
     def _usable(self, metric: str, signature: Signature) -> TensorSpec:
         if self._scores is None:
@@ -209,7 +246,7 @@ class Scorer:
 
     def check(self, labels: Array) -> None:
         """Raises UploadRejected if the labels are not of the model's classes."""
-        if self.metric not in {"top1", "top5"} or self._scores is None:
+        if not self._by_class or self._scores is None:
             return
         classes = self._scores.shape[-1] if self._scores.shape else 1
         if classes == -1:
@@ -229,25 +266,27 @@ class Scorer:
             )
 
     def predictions(self, output: Array) -> Array:
-        """The predictions in a batch's output: class numbers, the five best, or the numbers themselves."""
-        if self.metric in {"mae", "rmse"}:
+        """The predictions in a batch's output: class numbers, the five best, the scores, or the numbers themselves."""
+        if self.metric in TARGETS or self.metric == "ndcg":
             return output.astype(np.float64)
         if self._labels:
             return output.reshape(len(output)).astype(np.int64)
         output = output.reshape(len(output), *scored_shape(list(output.shape[1:])))
+        if self.metric not in ("top1", "top5", "f1_macro"):
+            return output.astype(np.float64)
         if output.ndim == 1 or output.shape[-1] == 1:
             return (output.reshape(len(output), -1)[:, 0] > 0.5).astype(np.int64)
-        if self.metric == "top1":
+        if self.metric != "top5":
             best: Array = output.argmax(axis=-1)
             return best
         ranked: Array = np.argsort(-output, axis=-1, kind="stable")
         return ranked[..., :5]
 
-    def accuracy(self, predictions: Array, labels: Array) -> MeasuredAccuracy:
+    def accuracy(self, predictions: Array, labels: Array, groups: Array | None = None) -> MeasuredAccuracy:
         """Higher is better. Raises UploadRejected if the shapes do not match.
 
         The interval of top1 and top5 is Wilson's, with one trial for each sample, even if a sample has several labels. That of mae and
-        rmse is the normal interval of the mean absolute or squared error of a sample.
+        rmse is the normal interval of the mean absolute or squared error of a sample. That of the others is the jackknife's.
         """
         if self.metric == "top5":
             self._same(predictions.shape[:-1], labels.shape)
@@ -255,6 +294,18 @@ class Scorer:
         if self.metric == "top1":
             self._same(predictions.shape, labels.shape)
             return wilson(float((predictions == labels).mean()), len(labels))
+        if self.metric in MEASURES:
+            if self.metric in TARGETS and predictions.size != labels.size:
+                self._same(predictions.shape, labels.shape)
+            if self.metric not in TARGETS:
+                self._same(predictions.shape[:1], labels.shape)
+            measure = MEASURES[self.metric]
+
+            def value(some: Array) -> float:
+                lists = [some] if groups is None else [some[groups[some] == one] for one in np.unique(groups[some])]
+                return float(np.mean([measure(labels[each], predictions[each]) for each in lists]))
+
+            return self._jackknife(value, len(labels))
         if predictions.size != labels.size:
             self._same(predictions.shape, labels.shape)
         n = len(labels)
@@ -263,15 +314,49 @@ class Scorer:
         mean, half = float(errors.mean()), Z * float(errors.std()) / sqrt(n)
         return MeasuredAccuracy(*(self._of_error(error) for error in (mean, mean + half, max(0.0, mean - half))))
 
+    def judge(self, answers: Answers, data: ValidationSet, indices: Array) -> MeasuredAccuracy:
+        """The accuracy of these answers to all samples. Of agreement it is 1: that of the model as it came, with itself."""
+        if self.metric == AGREEMENT:
+            return MeasuredAccuracy(1.0, 1.0, 1.0)
+        if self.own is None:
+            groups = None if data.groups is None else data.groups[indices]
+            return self.accuracy(answers.scored, data.labels[indices], groups)
+        labels, own = data.labels[indices], self.own
+
+        def value(some: Array) -> float:
+            return own(read_labels(labels[some]), {name: _stacked(one, some) for name, one in answers.others.items()})
+
+        return self._jackknife(value, len(indices))
+
+    def _jackknife(self, value: Callable[[Array], float], n: int) -> MeasuredAccuracy:
+        """The accuracy of all samples, and its interval by how much it depends on each twentieth of them. value: of these samples."""
+        places = np.arange(n)
+        whole = accuracy_of(value(places), self.metric)
+        try:
+            parts = np.array(
+                [accuracy_of(value(places[places % FOLDS != fold]), self.metric) for fold in range(min(FOLDS, n))]
+            )
+        except UploadRejected:  # without some samples it is none: nothing is known
+            return MeasuredAccuracy(whole, 0.0, 1.0)
+        half = Z * sqrt((len(parts) - 1) / len(parts) * float(((parts - parts.mean()) ** 2).sum()))
+        return MeasuredAccuracy(whole, max(0.0, whole - half), min(1.0, whole + half))
+
+    def compare(self, found: Answers, reference: Answers) -> dict[str, float]:
+        """The share of answers that equal the reference's, by output; the scored one, if any, comes first."""
+        scored = {} if not self.output else {self.output: self.agreement(found.scored[: len(reference.scored)], reference.scored)}  # fmt: skip
+        return scored | {name: agreeing(found.others[name], reference.others[name]) for name in self.others}
+
     def agreement(self, predictions: Array, reference: Array) -> float:
         """The share of answers equal to the reference's: same class, or numbers within 5 % (or 1 % of their spread)."""
         if predictions.shape != reference.shape:
             return 0.0
-        if self.metric in {"mae", "rmse"}:
+        if self.metric in TARGETS or self.metric == "ndcg":
             slack = 0.01 * float(reference.std()) if reference.size else 0.0
             return float(np.isclose(predictions, reference, rtol=0.05, atol=slack).mean())
         if self.metric == "top5":
             return float((predictions[..., 0] == reference[..., 0]).mean())
+        if predictions.dtype.kind == "f":
+            predictions, reference = _best(predictions), _best(reference)
         return float((predictions == reference).mean())
 
     def _of_error(self, error: float) -> float:
@@ -280,3 +365,15 @@ class Scorer:
     def _same(self, outputs: tuple[int, ...], labels: tuple[int, ...]) -> None:
         if outputs != labels:
             raise UploadRejected(f"validation: labels have shape {list(labels)}, but answers have {list(outputs)}")
+
+
+def _best(scores: Array) -> Array:
+    columns = scores.reshape(len(scores), -1)
+    best: Array = columns.argmax(axis=1) if columns.shape[1] > 1 else (columns[:, 0] > 0.5).astype(np.int64)
+    return best
+
+
+def _stacked(items: list[Array], some: Array) -> Any:
+    """One array of these items; a list of them where they differ in shape."""
+    found = [items[i] for i in some.tolist()]
+    return np.stack(found) if len({one.shape for one in found}) == 1 else found

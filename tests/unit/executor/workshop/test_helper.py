@@ -24,6 +24,8 @@ from bus.messages.work import (
 )
 from bus.subjects import Subjects
 from services.core.settings import RegistrarSettings
+from services.executor.backends import backend
+from services.executor.backends.base import LoadSpec
 from services.executor.workshop.actor import WorkshopOrder
 from services.executor.workshop.helper import Helper
 from services.executor.workshop.tasks.profiling import MOST_NEIGHBOURS
@@ -235,6 +237,26 @@ def test_variants_share_artifacts_and_profiles(shop):
     assert (failed.plan.variant, "fp7" in failed.reason) == ("m-ort-fp7-t1-b4", True)
 
 
+OWN = b"def right(y, outputs):\n    return float((next(iter(outputs.values())).argmax(axis=1) == [one['is'] for one in y]).mean())\n"
+
+
+def test_without_labels_variants_agree_and_a_function_of_the_users_own_judges_in_the_sandbox(shop):
+    shop.inspect(tiny_models.mlp(), npz(x=X), metric="agreement")
+    assert shop.reason is None
+    assert shop.of(ModelInspected)[0].baseline_accuracy == 1.0
+    shop.build(plan(), plan("int8"), metric="agreement")
+    built = {one.plan.precision: one for one in shop.of(VariantBuilt)}
+    assert (built["fp32"].accuracy, built["fp32"].agreement) == (1.0, 1.0)
+    assert built["int8"].accuracy == built["int8"].agreement < 1.0, "scores of int8 are other numbers"
+    labels = np.array([json.dumps({"is": int(one)}) for one in (Y + (np.arange(len(Y)) < 20)) % 4])
+    own = npz(x=X, y=labels, **{"y.metric": np.frombuffer(OWN, np.uint8)})
+    shop.inspect(tiny_models.mlp(), own, metric="right").build(plan(), metric="right")
+    (variant,) = shop.of(VariantBuilt)
+    assert (variant.accuracy, variant.agreement) == (pytest.approx(0.9), None)
+    shop.inspect(tiny_models.mlp(), npz(x=X, y=Y), metric="right")
+    assert shop.reason.startswith("metric 'right' is unknown: use one of top1")
+
+
 def test_variants_whose_answers_depend_on_their_batch_compute_items_alone(shop):
     """Each variant is asked itself: inspection, with ordinary samples, had found nothing."""
     shop.inspect(tiny_models.limiting()).build(plan(most=8), plan(threads=2, most=8))
@@ -254,6 +276,23 @@ def test_a_process_that_ends_beside_an_extreme_item_is_no_failure(shop):
     assert shop.reason is None
     (built,) = shop.of(VariantBuilt)
     assert built.alone.startswith("in a batch with an extreme item it crashed")
+
+
+def test_outputs_that_count_no_items_serve_one_item_a_call(shop, tmp_path):
+    shop.inspect(tiny_models.detecting(), npz(x=X - X.mean()), metric="agreement")
+    assert shop.reason is None
+    (found,) = shop.of(ModelInspected)
+    (boxes,) = found.signature.outputs
+    assert (found.fixed_batch, boxes.bare, boxes.shape) == (True, True, [-1, 2])
+    assert found.alone == "its output 'boxes' does not count items"
+    shop.build(plan(most=1), metric="agreement")
+    (built,) = shop.of(VariantBuilt)
+    assert (built.accuracy, [row.batch for row in built.profile.rows]) == (1.0, [1])
+    (tmp_path / "m.onnx").write_bytes(tiny_models.detecting())
+    handle = backend("ort").load(tmp_path / "m.onnx", LoadSpec(signature=found.signature))
+    for count in (0, 1, 5):
+        item = np.where(np.arange(16) < count, 1.0, -1.0).astype("f4")[None]
+        assert handle.run({"x": item})["boxes"].shape == handle.run_single(item)[0].shape == (1, count, 2)
 
 
 def test_a_model_that_takes_one_item_says_why(shop):

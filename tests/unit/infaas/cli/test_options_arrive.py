@@ -63,8 +63,16 @@ ADMIN: dict[str, tuple[str, Any]] = {  # option: its verb with what that needs, 
 NEEDS: dict[str, Any] = {
     "--latency-ms 7.5": {"latency_ms": 7.5},
     "--accuracy 0.9": {"accuracy": 0.9},
-    "--mae 3": {"accuracy": 0.25},
-    "--rmse 4": {"accuracy": 0.2},
+    "--metric r2": {"metric": "r2"},
+    "--mae 3": {"accuracy": 0.25, "metric": "mae"},
+    "--rmse 4": {"accuracy": 0.2, "metric": "rmse"},
+    "--log-loss 1": {"accuracy": 0.5, "metric": "log_loss"},
+    "--r2 0": {"accuracy": 0.5, "metric": "r2"},
+    "--f1-macro 0.5": {"accuracy": 0.5, "metric": "f1_macro"},
+    "--roc-auc 0.5": {"accuracy": 0.5, "metric": "roc_auc"},
+    "--average-precision 0.5": {"accuracy": 0.5, "metric": "average_precision"},
+    "--ndcg 0.5": {"accuracy": 0.5, "metric": "ndcg"},
+    "--agreement 0.5": {"accuracy": 0.5, "metric": "agreement"},
     "--cost 0.5": {"cost": 0.5},
     "--model m": {"model": "m"},
     "--version 2": {"model": "m", "version": "2"},
@@ -207,7 +215,12 @@ def test_options_of_submit_and_filters_of_lists_are_fields(heard: Any) -> None:
         for option in options:
             assert said(heard, f"{what} --{option} a", f"list.{what}") == {option: "a"}
     assert said(heard, "selection --app a --context me", "list.selection") == {"app": "a", "context": "me"}
-    options = {"--accuracy 0.9": {"accuracy": 0.9}, "--model m": {"model": "m"}, "--variant v": {"variant": "v"}}
+    options = {
+        "--accuracy 0.9": {"accuracy": 0.9},
+        "--metric mae": {"metric": "mae"},
+        "--model m": {"model": "m"},
+        "--variant v": {"variant": "v"},
+    }
     for option, fields in options.items():
         body = said(heard, f"{SUBMIT} {option}", "job.a")
         assert {"input": "nats://b/in.npy", "output": "nats://b/out.npy", **fields}.items() <= body.items(), option

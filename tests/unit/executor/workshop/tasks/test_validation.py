@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bus.messages.catalog import Signature, TensorSpec
+from bus.messages.catalog import Signature, TensorSpec, value_of
 from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile
 from services.executor.workshop.tasks import validation
+from services.executor.workshop.tasks.measures import Answers
 from services.executor.workshop.tasks.validation import Scorer
 from tests.support.models.tiny_models import npz
 
@@ -202,3 +203,72 @@ def test_scores_are_shares(scores, data):
 def test_what_cannot_be_scored_is_refused(metric, outputs):
     with pytest.raises(UploadRejected):
         scorer(metric, *outputs)
+
+
+# -- what people judge by, as scikit-learn computes it
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_metrics_are_scikit_learns(classes: int) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(4)
+    labels = rng.integers(0, classes, 300)
+    scores = np.round(rng.dirichlet(np.ones(classes), 300) + 0.3 * np.eye(classes)[labels], 2)
+    scores /= scores.sum(axis=1, keepdims=True)
+    columns = scores[:, 1] if classes == 2 else scores
+    expected = {
+        "f1_macro": metrics.f1_score(labels, scores.argmax(axis=1), average="macro"),
+        "roc_auc": metrics.roc_auc_score(labels, columns, multi_class="ovr"),
+        "average_precision": metrics.average_precision_score(labels if classes == 2 else np.eye(3)[labels], columns),
+        "log_loss": metrics.log_loss(labels, scores),
+    }
+    for name, value in expected.items():
+        one = scorer(name, ("scores", "FP32", [classes]))
+        found = one.accuracy(one.predictions(scores), labels)
+        assert value_of(found.value, name) == pytest.approx(value, abs=1e-6)
+        assert 0.0 <= found.low < found.value < found.high <= 1.0
+    targets, guesses = rng.normal(size=300), rng.normal(size=300)
+    r2 = scorer("r2", ("y", "FP32", [1])).accuracy(guesses, targets).value
+    assert value_of(r2, "r2") == pytest.approx(metrics.r2_score(targets, guesses))
+    gains, lists = rng.integers(0, 4, 300).astype(float), np.arange(300) // 10
+    ranked = np.round(gains + rng.normal(size=300))
+    ndcg = scorer("ndcg", ("y", "FP32", [1])).accuracy(ranked.reshape(-1, 1), gains, lists).value
+    assert ndcg == pytest.approx(metrics.ndcg_score(gains.reshape(30, 10), ranked.reshape(30, 10)))
+
+
+OWN = b"def map50(y, outputs):\n    return float((outputs['boxes'][:, 0] == [one['at'] for one in y]).mean())\n"
+
+
+def test_a_function_of_the_users_own_judges_all_outputs(tmp_path) -> None:
+    labels = np.array([f'{{"at": {n % 3}}}' for n in range(30)])
+    data = read(
+        tmp_path, npz(x=X, y=labels, **{"y.metric": np.frombuffer(OWN, np.uint8)}), metric="map50", signature=ONE
+    )
+    outputs = [TensorSpec(name="boxes", datatype="FP32", shape=[4])]
+    own = Scorer("map50", Signature(inputs=[], outputs=outputs), data.source)
+    boxes = [np.full(4, n % 3 if n else 7, "f4") for n in range(30)]
+    found = own.judge(Answers(np.zeros(0), {"boxes": boxes}), data, np.arange(30))
+    assert found.value == pytest.approx(29 / 30)
+    for wrong, says in ((b"import nothing_here", "cannot be run"), (OWN.replace(b"'at'", b"'to'"), "the function failed"), (b"map50 = lambda y, o: 3", "must give 0 to 1")):  # fmt: skip
+        with pytest.raises(UploadRejected, match=says):
+            Scorer("map50", Signature(inputs=[], outputs=outputs), wrong).judge(
+                Answers(np.zeros(0), {"boxes": boxes}), data, np.arange(30)
+            )
+
+
+def test_without_labels_every_output_is_compared_within_the_tolerance(tmp_path) -> None:
+    data = read(tmp_path, npz(x=X), metric="agreement")
+    assert (len(data), len(data.labels)) == (30, 0)
+    price = ("price", "FP32", [])
+    both = scorer("agreement", ("embedding", "FP32", [2]), price)
+    assert both.others == ["embedding", "price"]
+    rng = np.random.default_rng(1)
+    prices = [np.float32(one) for one in rng.uniform(100.0, 110.0, 50)]
+    boxes = [rng.normal(size=(n % 4, 2)).astype("f4") for n in range(50)]  # as many as there are
+    known = Answers(np.zeros(0), {"embedding": boxes, "price": [np.asarray(one) for one in prices]})
+    kept = Answers.unpacked(known.packed())
+    assert both.compare(known, kept) == {"embedding": 1.0, "price": 1.0}
+    off = Answers(np.zeros(0), {"embedding": [*boxes[:-1], boxes[0]], "price": [np.asarray(1.011 * one) for one in prices]})  # fmt: skip
+    assert both.compare(off, kept) == {"embedding": 0.98, "price": 0.0}
+    assert scorer("top1", SCORES, price).others == ["price"], "a second output counts beside the one that is scored"
+    assert scorer("top1", LABEL, SCORES).others == [], "the scores of a label are no second output"
