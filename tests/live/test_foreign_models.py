@@ -14,6 +14,7 @@ import pytest
 
 import infaas
 from infaas.errors import BadInput, Refused
+from tests.support.models import tiny_models
 from tests.support.servers.system import Whole
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
@@ -335,3 +336,37 @@ def test_every_door_takes_rows_and_speaks_the_owners_words(
     with pytest.raises(TypeError, match="register has no option laten_ms; did you mean latency_ms"):
         client.register(priced.model, priced.x, priced.y, app="no", laten_ms=3)
     assert client.apps(app="no") == []
+
+
+SCORE = """
+def counted(y, outputs):
+    return sum(len(boxes) == one["boxes"] for boxes, one in zip(outputs["boxes"], y)) / len(y)
+"""
+
+
+def test_models_without_labels_and_measures_of_ones_own_are_asked_for_by_name(
+    client: infaas.Infaas, tmp_path: Path
+) -> None:
+    """KMeans is compared with itself; a detector, which gives as many boxes as there are, is judged by its owner's function."""
+    (cluster,) = sklearn("cluster")
+    x = RNG.normal(size=(80, 16)).astype("f4")
+    model = cluster.KMeans(3, n_init=1, random_state=0).fit(x)
+    document = client.register(model, x, app="clusters", timeout=LIMIT_S)
+    assert {one["metric"] for one in document["variants"]} == {"agreement"}
+    answer = client.query("clusters", x[:5], agreement=0.999, timeout=60.0)
+    assert answer.outputs["label"].ravel().tolist() == model.predict(x[:5]).tolist()
+    with pytest.raises(Refused, match="mae: the metric of app 'clusters' is agreement"):
+        client.query("clusters", x[:5], mae=3)
+    (tmp_path / "net.onnx").write_bytes(tiny_models.detecting())
+    (tmp_path / "score.py").write_text(SCORE)
+    labels = [{"boxes": int((one > 0).sum())} for one in x]
+    metric = f"{tmp_path}/score.py:counted"
+    document = client.register(tmp_path / "net.onnx", x, labels, app="boxes", metric=metric, timeout=LIMIT_S)
+    assert [(one["metric"], one["accuracy"], one["max_batch"]) for one in document["variants"]][:1] == [
+        ("counted", 1.0, 1)
+    ]
+    for item in x[:3]:
+        boxes = client.query("boxes", item[None], counted=0.9, timeout=60.0).output
+        assert boxes.shape == (1, int((item > 0).sum()), 2)
+    with pytest.raises(Refused, match="accuracy: the metric of app 'boxes' is counted"):
+        client.explain("boxes", accuracy=0.9)
