@@ -75,10 +75,10 @@ def _own_labels(y: Any) -> Array:
         values = np.asarray(y)
     except ValueError:  # items of different lengths
         values = np.empty(0, dtype=object)
-    if values.dtype.kind in "biuf" and values.ndim:
+    if values.dtype.kind in "biufS" and values.ndim:  # bytes: they were made so before
         return values
     try:
-        return np.array([json.dumps(one, default=_listed) for one in y], np.str_)
+        return np.array([json.dumps(one, default=_listed) for one in y], np.bytes_)
     except TypeError as error:
         raise BadInput(f"y: a label is neither numbers nor what JSON can say ({error})") from error
 

@@ -277,6 +277,7 @@ def test_models_without_labels_are_measured_by_agreement_and_own_metrics_by_thei
     assert name == "map50"
     labels, _, metric = labels_of([{"boxes": np.zeros((2, 4))}, {"boxes": []}], name)
     assert (metric, [json.loads(one) for one in labels]) == (name, [{"boxes": [[0.0] * 4] * 2}, {"boxes": []}])
+    assert (labels_of(labels, name)[0] == labels).all(), "once is enough"
     for wrong, says in (
         ("f1", "did you mean f1_macro"),
         (f"{tmp_path}/score.py:map", "has no function map, only map50"),

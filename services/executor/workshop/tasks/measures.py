@@ -138,7 +138,7 @@ def own_measure(name: str, source: bytes) -> Callable[[Any, dict[str, Any]], flo
 
 def read_labels(labels: Array) -> Any:
     """The labels as the user gave them: what is no array of numbers comes as JSON, one text an item."""
-    return [json.loads(one) for one in labels.tolist()] if labels.dtype.kind == "U" else labels
+    return [json.loads(one) for one in labels.tolist()] if labels.dtype.kind in "US" else labels
 
 
 # -- agreement
