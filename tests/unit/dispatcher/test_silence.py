@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from bus.messages.events import OutcomeEvent
-from bus.messages.flow import DoneBatch
+from bus.messages.flow import DoneBatch, HandBack
 from bus.port import ECHO
 from services.core.actor import Publish, PublishBehind
 from services.core.line import ECHO_S, WINDOW_S
@@ -320,6 +321,28 @@ def test_what_waits_for_its_turn_as_a_retry_stays_with_such_a_worker() -> None:
     assert not fleet.replies(first)
     assert "outputs" in fleet.reply(second)
     assert row(fleet, second).worker == "w0"
+
+
+def test_what_was_taken_from_an_executor_that_has_answered_it_unheard_is_not_refused() -> None:
+    fleet = warm()
+    fleet.start_worker("w1")
+    fleet.stage.run(2.0)
+    hang(fleet, "w1")
+    route = Route(fleet)
+    route.slow = True
+    label = fleet.ask(latency_ms=20_000.0, seconds=0.5)
+    assert "outputs" in fleet.reply(label)
+    fleet.stage.kill("w0", seconds=3.0)
+    flight = fleet.dispatcher().in_flight
+    [query] = flight.dispatched.values()
+    assert query.sent is not None
+    assert (query.instance and query.instance.worker.name) == "w1"
+    fleet.stage.publish(fleet.subjects.resubmit("d0"), HandBack(query.sent, "deadline", Raw(query.body)))
+    fleet.stage.run(1.0)
+    assert len(fleet.replies(label)) == 1
+    route.go_on()
+    fleet.stage.run(1.0)
+    assert row(fleet, label).outcome == "ok"
 
 
 def test_a_flood_that_waits_behind_the_batches_of_such_a_worker_is_not_tried_one_by_one() -> None:
