@@ -63,6 +63,23 @@ def test_it_goes_to_the_idlest_worker_with_room_and_only_once() -> None:
     assert fleet.states(NAME) == {"w2": ["Active"]}
 
 
+def test_it_does_not_go_to_a_worker_that_has_asked_for_the_same_and_waits_there_until_that_is_long_ago() -> None:
+    """Where all are as slow, as on shared cores, it would go to and fro."""
+    fleet = fleet_of(workers=2)
+    fleet.stage.run(4.0)
+    ask(fleet, "w0")
+    fleet.stage.run(4.0)
+    assert orders(fleet) == [("w1", NAME, 1)]
+    for _ in range(20):
+        ask(fleet, "w1")
+        fleet.stage.run(1.0)
+    assert orders(fleet) == [("w1", NAME, 1)], "w0 asked less than half a minute ago"
+    fleet.stage.run(10.0)
+    ask(fleet, "w1")
+    fleet.stage.run(4.0)
+    assert orders(fleet) == [("w1", NAME, 1), ("w0", NAME, 1)]
+
+
 def test_the_fullest_worker_with_room_keeps_others_empty_and_the_idlest_is_for_what_was_slowed_down() -> None:
     workers = [worker("a", 0.5, 5000.0), worker("b", 0.1)]
     chosen = (place(ON_GPU, workers, SHARE), place(ON_GPU, workers, SHARE, idlest=True))
