@@ -182,7 +182,7 @@ def check_needs(needs: Mapping[str, Any]) -> Mapping[str, Any]:
     """The requirements as they are sent. A misspelt name raises TypeError, as for any Python function. Raises Refused if a value is wrong."""
     measures = {name: value for name, value in needs.items() if name not in _PLAIN and value is not None}
     for name in sorted((needs.keys() - _PLAIN) - METRICS.keys()):
-        meant = did_you_mean(name, _PLAIN)
+        meant = did_you_mean(name, _PLAIN, 0.8)  # names of people's own metrics may be somewhat near
         if meant or not isinstance(needs[name], (int, float)) or _wrong(name, needs[name]):
             raise TypeError(
                 f"no requirement {name}: use {', '.join((*_PLAIN, *METRICS))}, or the name of your own metric{meant}"

@@ -95,9 +95,9 @@ def table_of(x: Any) -> dict[str, Any] | None:
     return {str(name): [row[name] for row in x] for name in x[0]}
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question with the known name that is nearest; empty: none is near."""
-    near = get_close_matches(name, list(known), 1)
+def did_you_mean(name: str, known: Iterable[str], least: float = 0.6) -> str:
+    """A question with the known name that is nearest; empty: none is near. least: how alike they are, 0..1."""
+    near = get_close_matches(name, list(known), 1, least)
     return f"; did you mean {near[0]}?" if near else ""
 
 

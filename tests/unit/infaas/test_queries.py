@@ -130,6 +130,7 @@ def test_an_error_in_the_unit_of_the_labels_is_a_need():
     assert check_needs({"rmse": 0.0}) == {"accuracy": 1.0, "metric": "rmse"}
     assert check_needs({"r2": -1.0}) == {"accuracy": 1 / 3, "metric": "r2"}
     assert check_needs({"map50": 0.4}) == {"accuracy": 0.4, "metric": "map50"}  # a user's own
+    assert check_needs({"counted": 0.9}) == {"accuracy": 0.9, "metric": "counted"}, "though context is near"
     assert check_needs({"word_error": 3}) == {"accuracy": 0.25, "metric": "word_error"}
     for wrong, says in (
         ({"mae": 1, "rmse": 1}, "give one of"),
