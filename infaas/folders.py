@@ -1,6 +1,6 @@
 """Models as others keep them: MLflow's model folders and Triton's model repositories. Nothing of them is unpickled.
 
-What has no labelled samples is measured against its own answers: to the folder's input example, or to random items.
+What has no labels is measured by its agreement with the model itself: on the folder's input example, or on random items.
 """
 
 import json
@@ -73,61 +73,22 @@ def example_of(folder: Path) -> Any:
     return {name: np.asarray(one) for name, one in inputs.items()} if isinstance(inputs, dict) else np.asarray(inputs)
 
 
-def own_answers(model: Any, x: Any = None) -> tuple[Any, Any]:
-    """Samples and what the model itself answers to them, as labels. x: None: random items, of a file that is ONNX. Raises BadInput."""
+def random_samples(path: Path) -> dict[str, Any]:
+    """Random items for a model that came without samples. Raises BadInput unless it is an ONNX file."""
     import numpy as np  # noqa: PLC0415
 
-    if not isinstance(model, Path):
-        return x, np.asarray(model.predict(x))
-    if model.suffix != ".onnx":
-        raise BadInput(f"{model.name}: give labelled samples with --validation")
+    if path.suffix != ".onnx":
+        raise BadInput(f"{path.name}: give samples with --validation")
     import onnxruntime  # noqa: PLC0415
 
     from infaas.inputs import random_items  # noqa: PLC0415
     from infaas.trial import specs_of  # noqa: PLC0415
 
     try:
-        session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-        specs = specs_of(session)
-        if x is None:
-            x = random_items(specs, RANDOM_ITEMS, np.random.default_rng(0))
-        x = _by_inputs(x, [one.name for one in specs])
-        count, batch = len(next(iter(x.values()))), session.get_inputs()[0].shape[0]
-        step = batch if isinstance(batch, int) else count
-        fed = {
-            one.name: x[one.name].astype(object if x[one.name].dtype.kind == "U" else x[one.name].dtype)
-            for one in specs
-        }
-        parts = [
-            session.run(None, {name: one[at : at + step] for name, one in fed.items()})[0]
-            for at in range(0, count - count % step, step)
-        ]
-        scores = np.concatenate(parts)
+        specs = specs_of(onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]))
     except Exception as error:
-        raise BadInput(f"{model.name} cannot be run: {' '.join(str(error).split())[:200]}") from error
-    x = {name: one[: len(scores)] for name, one in x.items()}
-    if scores.ndim == 2 and scores.shape[1] > 1 and scores.dtype.kind == "f":
-        return x, scores.argmax(axis=1)
-    if scores.ndim == 1 or scores.shape[1:] == (1,):
-        return x, scores.reshape(-1)
-    raise BadInput(f"{model.name} gives neither scores nor one number for each item: give labelled samples")
-
-
-def _by_inputs(x: Any, names: list[str]) -> dict[str, Any]:
-    """The samples by a model's inputs: columns of such names, or all of them as its only input."""
-    import numpy as np  # noqa: PLC0415
-
-    from infaas.samples import float32_of  # noqa: PLC0415
-
-    named = hasattr(x, "columns") or isinstance(x, dict)
-    if named and all(name in x for name in names):
-        frame = hasattr(x, "columns")
-        found = {name: np.asarray(x[name]).reshape(-1, 1) if frame else np.asarray(x[name]) for name in names}
-    elif len(names) == 1 and not isinstance(x, dict):
-        found = {names[0]: np.asarray(x)}
-    else:
-        raise BadInput(f"the samples have no {', '.join(names)}, which the model takes")
-    return {name: float32_of(one) if one.dtype == np.float64 else one for name, one in found.items()}
+        raise BadInput(f"{path.name} cannot be run: {' '.join(str(error).split())[:200]}") from error
+    return random_items(specs, RANDOM_ITEMS, np.random.default_rng(0))
 
 
 def _xgboost(path: Path, kind: str) -> Any:

@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, defstruct
 from msgspec.structs import asdict
 
 from bus.fields import Named, Number, fields_of, hints_of
-from bus.messages.catalog import AppRecord, Ensemble, ModelRecord
+from bus.messages.catalog import AGREEMENT, AppRecord, Ensemble, ModelRecord
 from bus.messages.public import Register
 from bus.messages.verbs import AppSettings
 from bus.port import KeyValueEntry
@@ -26,7 +26,7 @@ from infaas.cli.output import progress, show, usage
 from infaas.cli.pipeline import change_of
 from infaas.client import Client
 from infaas.connecting import connect, with_client
-from infaas.folders import own_answers, repository
+from infaas.folders import random_samples, repository
 from services.core.catalog import Catalog
 from services.simulation.scenario.pipelines import PipelineFile, pipeline_in, read_pipeline
 from services.simulation.scenario.planning import PipelineBlock
@@ -152,8 +152,9 @@ async def _carry_out(client: Client, change: Change) -> None:
     fields = dict(change.fields)
     file = fields.pop("file")
     if "validation" not in fields:
-        inputs, labels = await asyncio.to_thread(own_answers, Path(file))
-        fields["validation"] = (next(iter(inputs.values())) if len(inputs) == 1 else inputs, labels)
+        inputs = await asyncio.to_thread(random_samples, Path(file))
+        x = next(iter(inputs.values())) if len(inputs) == 1 else inputs
+        fields |= {"validation": (x, None), "metric": AGREEMENT}
     status = await client.register(file, say=progress, **fields)
     for failure in status.failures:
         progress(f"not built: {failure.variant}: {failure.reason}")
