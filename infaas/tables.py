@@ -42,7 +42,7 @@ def as_inputs(x: Any, specs: Sequence[TensorSpec]) -> Any:
     if wanted and hasattr(x, "to_dict") and not hasattr(x, "columns") and set(wanted) <= set(x.index):
         x = x.to_dict()  # a row of a DataFrame
     table = table_of(x)
-    if table is None and len(specs) > 1 and isinstance(x, list) and all(_is_row(row, len(specs)) for row in x):
+    if table is None and len(specs) > 1 and isinstance(x, list) and x and all(_is_row(row, len(specs)) for row in x):
         table = dict(zip(wanted, map(list, zip(*x, strict=True)), strict=True))
     if table is None and one is not None:
         pictures = _pictures(x, one)
@@ -52,12 +52,14 @@ def as_inputs(x: Any, specs: Sequence[TensorSpec]) -> Any:
             f"inputs: the app takes {len(specs)} columns, {', '.join(wanted)}: give a DataFrame, or rows that name them"
         )
     if table is None:
-        return [x] if isinstance(x, str) else x
+        return _plain_array(x) if isinstance(x, (str, list, tuple)) else x
     if not specs:
-        columns = {name: np.asarray(values) for name, values in table.items()}
+        columns = {name: _plain_array(values) for name, values in table.items()}
         return {name: array.reshape(-1, 1) if array.ndim == 1 else array for name, array in columns.items()}
     if one is not None and one.name not in table:
         names = wanted or list(table)
+        if not names:
+            raise BadInput("inputs: the rows have no columns")
         if not one.columns and not takes(one.shape, [len(names)]) and (one.shape or len(names) > 1):
             raise BadInput(
                 f"inputs: the app takes {one.name} {shown(one.shape, 'n')}, and there are {len(names)} columns"
@@ -128,7 +130,7 @@ def _fitting(array: "Array", spec: TensorSpec, what: str) -> "Array":
     texts, flat = spec.datatype == "BYTES", array.reshape(-1)
     if texts and array.dtype.kind not in "OUS":
         raise BadInput(f"{what} holds numbers, and the app takes texts: convert it, as by .astype(str)")
-    if texts and any(isinstance(one, (int, float)) and not math.isnan(one) for one in flat.tolist()):
+    if texts and any(isinstance(one, int) or (isinstance(one, float) and one == one) for one in flat.tolist()):
         raise BadInput(f"{what} holds numbers among its texts, and the app takes texts: convert it, as by .astype(str)")
     if texts:
         array = array.astype(str)
@@ -138,7 +140,10 @@ def _fitting(array: "Array", spec: TensorSpec, what: str) -> "Array":
                 raise BadInput(
                     f"{what} holds {one!r} in row {row}, and the app takes numbers: convert it, as by .astype(float)"
                 )
-        array = array.astype(np.float64)
+        try:
+            array = array.astype(np.float64)
+        except OverflowError as error:
+            raise BadInput(f"{what} holds a whole number that is too large") from error
     if spec.shape == [1] and array.ndim == 1:
         array = array.reshape(-1, 1)
     elif array.ndim == len(spec.shape) and takes(spec.shape, array.shape):

@@ -119,8 +119,10 @@ async def check_system(system: SystemAddress) -> list[Finding]:
         return [nats, Finding("nats login", "failed", str(error), remedy), *parts]
     try:
         subjects = Subjects(system.prefix)
-        heartbeats, jetstream, outcomes, sql, registrar = await asyncio.gather(  # each may wait for one that hangs
-            _listen(bus, subjects),
+        heartbeats = await _listen(
+            bus, subjects
+        )  # alone: what else this process does would count as a difference of clocks
+        jetstream, outcomes, sql, registrar = await asyncio.gather(  # each may wait for one that hangs
             run_async_check("jetstream", lambda: _jetstream(bus)),
             run_async_check("outcomes", lambda: _outcomes(bus, subjects)),
             run_async_check("sql", lambda: _sql(system.sql)),

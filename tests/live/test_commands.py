@@ -158,7 +158,7 @@ async def test_lists(infaas):
         ("apps", ["digits", "mlp", "x: FP32[n, 4]", "y: FP32[n, any]", "20", "99.9 %"], [{**APP, **UNKNOWN}]),
         (
             "variants",
-            ["mlp-v1-ort-fp32-t1-b8", "Active (x2, 1 reclaimable)", "81,234", "0.0123", "0.93"],
+            ["mlp-v1-ort-fp32-t1-b8", "Active (x2, 1 reclaimable)", "81,234", "1.23e-05", "0.93"],
             [VARIANT],
         ),
         ("workers", ["w0", "plain", "25%", "0.5 of 2", "500 of 8000", "Active (reclaimable)"], [WORKER]),
