@@ -130,7 +130,7 @@ def _fitting(array: "Array", spec: TensorSpec, what: str) -> "Array":
     texts, flat = spec.datatype == "BYTES", array.reshape(-1)
     if texts and array.dtype.kind not in "OUS":
         raise BadInput(f"{what} holds numbers, and the app takes texts: convert it, as by .astype(str)")
-    if texts and any(isinstance(one, int) or (isinstance(one, float) and one == one) for one in flat.tolist()):
+    if texts and any(isinstance(one, int) or (isinstance(one, float) and not math.isnan(one)) for one in flat.tolist()):
         raise BadInput(f"{what} holds numbers among its texts, and the app takes texts: convert it, as by .astype(str)")
     if texts:
         array = array.astype(str)
