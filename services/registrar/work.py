@@ -332,7 +332,9 @@ class Registrations:
     def first_written(self, registration: str, refused: ChangeRefused | None, now: float) -> list[Effect]:
         """The first variant is in the catalogue. If it was refused, all of them are, when they are built."""
         self.commands.ended(("first", registration))
-        found = self.open[registration]
+        found = self.open.get(registration)
+        if found is None or found.phase == "over":  # it has failed meanwhile
+            return []
         found.first = "written" if refused is None else ""
         if found.withdrawn:
             return self.cancel(registration, now)
