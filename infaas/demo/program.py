@@ -137,7 +137,9 @@ async def temporary(settings: str, *, keep: bool, progress: Progress) -> AsyncIt
 
 RECORDED_S = 10.0  # until every outcome must be in SQL. The contract says 5 s; a loaded machine may take longer.
 COUNT = """
-SELECT count(*) AS outcomes, count(DISTINCT uid) AS "different ones" FROM infaas.query_outcomes WHERE app = '{app}' AND parent IS NULL
+SELECT count(*) + (SELECT coalesce(sum(count), 0)::int8 FROM infaas.client_errors WHERE app = '{app}' AND code = 'unsatisfiable') AS outcomes,
+  count(DISTINCT uid) + (SELECT coalesce(sum(count), 0)::int8 FROM infaas.client_errors WHERE app = '{app}' AND code = 'unsatisfiable') AS "different ones"
+FROM infaas.query_outcomes WHERE app = '{app}' AND parent IS NULL
 """
 
 
