@@ -283,7 +283,7 @@ def tradeoff(unit: str) -> Spec:
         "type": "quantitative",
         "title": "accuracy",
         "scale": {"zero": False, "nice": True},
-        "axis": {"format": "~r", "tickCount": 6, "labelOverlap": True},
+        "axis": {"format": "~f", "tickCount": 6, "labelOverlap": True},
     }
     tips = [_tip("variant"), _tip("on"), _tip("state")]
     tips += [
@@ -435,8 +435,8 @@ def _colour(series: str, *, idle: bool = False, colours: Mapping[str, str] | Non
 
 def _value(y: str, unit: str, form: str, domain: Sequence[float] | None) -> Spec:
     scale: Spec = {"domain": list(domain), "nice": False, "clamp": True} if domain else {"zero": True, "nice": True}
-    # Without a precision of its own, the format takes as many digits as it needs to tell the ticks apart.
-    axis: Spec = {"format": ",~r", "tickCount": 4, "labelOverlap": True}
+    # Without a precision of its own, the format takes the decimals of the step. `~r` takes a digit too few up to 0.12, by an error of rounding.
+    axis: Spec = {"format": ",~f", "tickCount": 4, "labelOverlap": True}
     if form.endswith("0f"):
         axis |= {"format": ",d", "tickMinStep": 1}
     return {"field": y, "type": "quantitative", "title": unit, "scale": scale, "axis": axis}
