@@ -29,6 +29,7 @@ max_batches = [8]
 [machines]
 provider = "swarm"
 idle_s = 10.0
+utilisation_above = 1.0  # the "machines" share the cores of one, and what others do there is no reason for one more
 [machines.swarm]
 hosts = ["tcp://tasks.engine-proxy:2375"]
 [machines.kinds.cpu]

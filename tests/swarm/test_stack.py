@@ -3,6 +3,7 @@
 The tests build on each other, in this order; the first that fails shows what is wrong.
 """
 
+import json
 import subprocess
 import sys
 import time
@@ -220,18 +221,18 @@ def test_load_brings_a_worker_and_low_load_gives_one_back(up: Deployed) -> None:
         light.more(10)
     for load in (light, heavy):
         load.ended()
-        assert not load.lost(), (load.said, recorded_of(up, load.lost()))
+        assert not load.lost(), f"{load.said} {recorded_of(up, load.lost())}"
     assert not light.failed(), light.said
     removed = "SELECT worker FROM infaas.scaling_events WHERE action = 'remove_worker'"
     eventually(lambda: [gone] in up.rows(removed), "its removal is recorded", 120, 1.0)
 
 
-def recorded_of(up: Deployed, queries: list[dict[str, Any]]) -> list[Any]:
-    """What the first few took, and all that the history says of them."""
+def recorded_of(up: Deployed, queries: list[dict[str, Any]]) -> str:
+    """What the first few took, and all that the history says of them: as a text, since pytest cuts anything else."""
     some = queries[:12]
     names = ", ".join(f"'{query['id']}'" for query in some)
     said = f"SELECT to_jsonb(o) FROM infaas.query_outcomes o WHERE id IN ({names})"
-    return [[(query["id"], query["at"], query["took"]) for query in some], *up.rows(said)]
+    return json.dumps([some, *up.rows(said)])
 
 
 def test_each_answer_is_recorded_once(up: Deployed) -> None:
@@ -256,11 +257,7 @@ def test_each_answer_is_recorded_once(up: Deployed) -> None:
     # No row at all, or one that says otherwise than the client was told.
     told = "SELECT id, string_agg(concat_ws(' ', outcome, code), '; ') FROM infaas.query_outcomes GROUP BY id"
     said = dict(up.rows(told)) if lost else {}
-    assert not lost, (
-        Counter(said.get(one, "no row") for one in lost),
-        [queries[one] for one in lost],
-        recorded_of(up, [queries[one] for one in lost]),
-        up.lost_machines,
-    )
+    counts = Counter(said.get(one, "no row") for one in lost)
+    assert not lost, f"{counts} {recorded_of(up, [queries[one] for one in lost])} {up.lost_machines}"
     assert {name: count for name, count in recorded().items() if count != 1} == {}
     print(f"{len(answered)} answers, each with its row; {len(answered.keys() - recorded().keys())} died with a machine")
