@@ -200,7 +200,7 @@ def _boosting(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -
     try:
         types = [("x", FloatTensorType([None, array.shape[1]]))]
         if package == "xgboost":
-            proto = onnxmltools.convert_xgboost(model, initial_types=types)
+            proto = onnxmltools.convert_xgboost(_without_ranks(model, directory), initial_types=types)
         else:
             proto = onnxmltools.convert_lightgbm(model, initial_types=types, zipmap=False)
     except Exception as error:
@@ -208,6 +208,19 @@ def _boosting(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -
             f"onnxmltools cannot convert this {type(model).__name__} ({_short(error)}); {SERVE_IT}"
         ) from error
     return _scored(model, proto, array, inputs, y, directory, metric, classifier, package)
+
+
+def _without_ranks(model: Any, directory: Path) -> Any:
+    """A ranker of XGBoost as a regressor of the same trees: its scores are their sums, and its objective only trains them."""
+    import xgboost  # noqa: PLC0415
+
+    if not isinstance(model, xgboost.XGBRanker):
+        return model
+    booster, scorer, path = model.get_booster().copy(), xgboost.XGBRegressor(), directory / "scores.ubj"
+    booster.set_param({"objective": "reg:squarederror"})
+    booster.save_model(path)
+    scorer.load_model(path)
+    return scorer
 
 
 def _torch(model: Any, x: Any, y: Any, directory: Path, shapes: Mapping[str, Mapping[int, Any]]) -> Converted:
