@@ -24,7 +24,7 @@ OVERCOMMIT = 2.0  # threads for each CPU core, by default: those that compute, a
 class Device(Struct, frozen=True, kw_only=True):
     """One device of a worker. memory_mb: all it has; cores: 1 where a device has none of its own.
 
-    address: what frameworks call it, "cpu", "cuda:0". arithmetic: of a CPU, "exact" or "saturating" (`services.shell.host.processor`);
+    address: what frameworks call it, "cpu", "cuda:0". arithmetic: of a CPU, "exact" or "saturating" (`services.shell.host.accelerators`);
     empty: not known.
     """
 

@@ -49,9 +49,9 @@ from services.executor.commands import (
 )
 from services.executor.edge_models import DeviceModels, ModelInMemory
 from services.executor.queue import Inputs, QueuedQuery
-from services.shell.clock import now
 from services.shell.host.running import Running
 from services.shell.objects import fetch, fetch_tensors, store_outputs
+from services.shell.runtime.runtime import unix_now
 from services.shell.runtime.telemetry import about
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class ExecutorEdge:
     def _result(self, model: ModelInMemory, command: RunBatch) -> BatchResult:
         """Assemble, run, split. An error is reported for the whole batch; the actor then runs its queries one by one."""
         queries, record = command.queries, model.record
-        started = now()
+        started = unix_now()
         unfit = True
         try:
             handle = model.handle
@@ -284,10 +284,10 @@ class ExecutorEdge:
                 outputs = self._named_pieces(model, arrays)
             parts = split(outputs, handle.outputs, queries)
             labels = named_classes(outputs, record.labels, queries) if record.labels else None
-            return BatchResult(started, now(), parts, None, most_bytes(outputs), labels=labels)
+            return BatchResult(started, unix_now(), parts, None, most_bytes(outputs), labels=labels)
         except (BackendError, BadTensor, NotANumber, ValueError, KeyError, MemoryError) as error:
             found = [plain(error)] * len(queries)
-            return BatchResult(started, now(), [], found, unfit=unfit and isinstance(error, BadTensor))
+            return BatchResult(started, unix_now(), [], found, unfit=unfit and isinstance(error, BadTensor))
 
     @staticmethod
     def _pieces(model: ModelInMemory, array: Any) -> list[Any]:
@@ -310,7 +310,7 @@ class ExecutorEdge:
     async def _run(self, command: RunBatch) -> BatchResult:
         model = self._loaded.get(command.instance)
         if model is None:
-            return BatchResult(now(), now(), [], ["the model is no longer loaded"] * len(command.queries))
+            return BatchResult(unix_now(), unix_now(), [], ["the model is no longer loaded"] * len(command.queries))
         model.running += 1
         try:
             if command.queries[0].route.alone:

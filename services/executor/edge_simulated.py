@@ -33,7 +33,7 @@ from services.executor.commands import (
     UnloadModel,
 )
 from services.executor.edge import MOST_RUNS, ExecutorEdge
-from services.shell.clock import now
+from services.shell.runtime.runtime import unix_now
 
 NOTE = "outputs are zeros: this simulated device is faster than the CPU that would have to compute them"
 
@@ -136,7 +136,7 @@ class SimulatedEdge:
             unloaded: BatchResult = await self._cpu_edge.perform(command)
             return unloaded
         record, table = known
-        started = now()
+        started = unix_now()
         items = sum(query.items for query in command.queries)
         seconds = table.at(command.queries[0].route.length).seconds(items)
         number = self._begin(seconds)
@@ -149,9 +149,9 @@ class SimulatedEdge:
             self._drop(number)
         elif number:
             await loop.run_in_executor(self._sleeping, self._sleep_among_others, number)
-        elif (rest := started + seconds - now()) > 0:
+        elif (rest := started + seconds - unix_now()) > 0:
             await loop.run_in_executor(self._sleeping, time.sleep, rest)
-        return replace(result, started=started, finished=now())
+        return replace(result, started=started, finished=unix_now())
 
     def _begin(self, seconds: float) -> int:
         """A batch begins on a GPU; returns its number there. 0: the device has cores of its own for each batch."""

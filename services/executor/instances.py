@@ -18,7 +18,7 @@ from bus.subjects import Subjects
 from services.core.actor import After, Do, Effect, Publish
 from services.core.cost import LatencyTable
 from services.core.placement import Device
-from services.core.selection.cores import urgent_at
+from services.core.selection.instances import urgent_at
 from services.core.settings import ExecutorSettings
 from services.executor.batching import BatchingPolicy, BatchingRules, make_policy
 from services.executor.commands import (

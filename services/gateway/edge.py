@@ -28,8 +28,8 @@ from services.core.trace import read as read_trace
 from services.gateway.actor import AwaitClientErrors, Close, Gateway, RequestCounts, Serve
 from services.gateway.errors import RequestFailed, failure_of, retry_after, unavailable
 from services.gateway.statistics import Statistics
-from services.shell.clock import now
 from services.shell.metrics.system import SystemPage
+from services.shell.runtime.runtime import unix_now
 
 log = logging.getLogger(__name__)
 
@@ -90,11 +90,6 @@ class GatewayService:
         except packages.PackageNotFoundError:
             return "0"
 
-    @staticmethod
-    def now() -> float:
-        """Unix seconds, by a clock that never goes back."""
-        return now()
-
     @property
     def subjects(self) -> Subjects:
         return self.client.subjects
@@ -116,7 +111,7 @@ class GatewayService:
         What it lacks may only follow from what the page names: without a monitor no executor is known to live.
         """
         found = (await self.page.missing() if self.page is not None else None) or []
-        ours = self.not_ready(now())
+        ours = self.not_ready(unix_now())
         words = ([ours] if ours else []) + [one.what for one in found]
         return SystemReadiness(not ours and not any(one.serves for one in found), "; ".join(words))
 
@@ -137,14 +132,14 @@ class GatewayService:
         requirements: as the client library takes them. timeout: seconds. protocol: its name in metrics. complete: when the request had been read, in Unix
         seconds: where this process is behind, its objective counts from then. Raises RequestFailed, also of refusals.
         """
-        if missing := self.actor.missing(now()):
+        if missing := self.actor.missing(unix_now()):
             raise self._ended(app, protocol, 0.0, unavailable(missing))
         if app is not None and len(inputs) == 1 and (record := self.actor.catalog.app(app)) is not None:
             inputs = _unnamed(inputs, record)
         trace = read_trace({"traceparent": traceparent}) if traceparent is not None else None
         ours = secrets.token_hex(8) if trace is not None else ""
         onward = None if trace is None else trace.headers(ours)["traceparent"]
-        began, began_at = time.perf_counter_ns(), now()
+        began, began_at = time.perf_counter_ns(), unix_now()
         code = "internal"
         if complete is not None and began_at > complete + UNNOTICED_S:
             timeout = reply_within(requirements.get("deadline")) if timeout is None else timeout
@@ -165,14 +160,14 @@ class GatewayService:
                         name="infaas gateway",
                         kind="server",
                         start=began_at,
-                        end=now(),
+                        end=unix_now(),
                         attributes={"infaas.app": app or WITHOUT_APP, "infaas.protocol": protocol},
                         error=code,
                     )
                 )
         spent = time.perf_counter_ns() - began
         self.counts.queries[protocol, "ok"] += 1
-        self.statistics.answered(app or WITHOUT_APP, answer, _items(inputs), spent, now())
+        self.statistics.answered(app or WITHOUT_APP, answer, _items(inputs), spent, unix_now())
         return answer
 
     def _since(self, complete: float, app: str | None, requirements: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -188,7 +183,7 @@ class GatewayService:
         """Count a query without an answer."""
         self.counts.queries[protocol, failure.code] += 1
         if app is not None and self.actor.catalog.app(app) is not None:
-            self.statistics.refused(app, ns, now())
+            self.statistics.refused(app, ns, unix_now())
         return failure
 
     def shed(self, app: str, protocol: str, objective_ms: float) -> None:
@@ -196,7 +191,7 @@ class GatewayService:
         self._ended(app, protocol, 0.0, BEHIND)
         uid = secrets.token_bytes(16)
         self.record(
-            OutcomeEvent(now(), uid, None, app, "refused", code=BEHIND.code, latency_ms=0.0, slo_ms=objective_ms)
+            OutcomeEvent(unix_now(), uid, None, app, "refused", code=BEHIND.code, latency_ms=0.0, slo_ms=objective_ms)
         )
 
     async def command(self, change: AdminVerb) -> dict[str, Any]:
@@ -315,7 +310,7 @@ class GatewayEdge:
 
     async def _serve(self) -> None:
         end = time.monotonic() + CATCH_UP_S
-        while self._succeeds and self._service.actor.missing(now()) and time.monotonic() < end:  # noqa: ASYNC110
+        while self._succeeds and self._service.actor.missing(unix_now()) and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(CATALOG_POLL_S)
         while self._closed:  # empty where the actor was started again: its servers never stopped
             await self._closed[0].open()

@@ -22,7 +22,7 @@ from bus.messages.scaling import LeaderRecord, MachineReply, StartMachine, StopM
 from bus.natsbus import NatsBus
 from bus.port import Delivery, NotFound
 from bus.subjects import Subjects
-from services.shell.clock import now
+from services.shell.runtime.runtime import unix_now
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
@@ -206,7 +206,7 @@ def beat(worker: str, state: Any = "Active") -> WorkerHeartbeat:
     )  # fmt: skip
     status = InstanceStatus(instance=f"m.{worker}-1", variant="m", device="cpu", state=state, since=0.0, load=5.0)
     return WorkerHeartbeat(
-        worker=worker, hardware="cpu", kind="cpu", incarnation=1, at=now(), devices=[device], instances=[status]
+        worker=worker, hardware="cpu", kind="cpu", incarnation=1, at=unix_now(), devices=[device], instances=[status]
     )
 
 

@@ -29,7 +29,7 @@ from services.core.catalog import variant_key
 from services.core.settings import BusSettings, MonitorSettings, PriceSettings, Settings, WorkerSettings
 from services.monitor.__main__ import wire
 from services.recorder.__main__ import streams
-from services.shell.clock import now
+from services.shell.runtime.runtime import unix_now
 from services.shell.settings import SettingsError
 from tests.support.clients.responders import until
 from tests.support.servers.worker import rows_of
@@ -53,7 +53,7 @@ class Partner:
     async def die(self) -> None:
         for subscription in self.subscriptions:
             await subscription.drain()
-        fact = ExecutorExited(worker="w1", device="cpu", at=now(), reason="killed by signal 9")
+        fact = ExecutorExited(worker="w1", device="cpu", at=unix_now(), reason="killed by signal 9")
         self.bus.publish(self.subjects.exited("w1", "cpu"), encode(fact))
 
     def report(self) -> None:
@@ -62,7 +62,7 @@ class Partner:
             worker="w1",
             device="cpu",
             incarnation=self.incarnation,
-            at=now(),
+            at=unix_now(),
             seconds=0.5,
             samples=samples,
             memory_mb=1.0,

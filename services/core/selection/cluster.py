@@ -14,9 +14,8 @@ from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.cost import Goal, instance_price_per_s
 from services.core.placement import adds_alike
-from services.core.selection.cores import MANY
 from services.core.selection.eligibility import AppView, Ask
-from services.core.selection.instances import Instance, SharedCores, Worker
+from services.core.selection.instances import MANY, Instance, SharedCores, Worker
 
 FEW = 8  # least used workers remembered, of many
 

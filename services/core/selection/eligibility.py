@@ -17,8 +17,7 @@ from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.public import Requirements
 from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis
 from services.core.demand import defaults
-from services.core.selection.cores import MANY
-from services.core.selection.instances import DEFAULT_PRIORITY, OVERHEAD, Instance
+from services.core.selection.instances import DEFAULT_PRIORITY, MANY, OVERHEAD, Instance
 from services.core.selection.sampler import InstanceSampler
 
 INFINITE = float("inf")

@@ -1,6 +1,6 @@
 """Instances, workers and the cores that instances share, as a dispatcher sees them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, inf
 
@@ -8,7 +8,6 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus
 from services.core.cost import LatencyTable
 from services.core.lifecycle import SERVING
-from services.core.selection.cores import MANY, SHUT, cores_free, urgent_at
 
 # A query that must wait is predicted to take so much longer than the profile says. The rate at which a queue drains is known only roughly
 # (neighbours, the loop, the bus). Without a margin, an overloaded system admits every query to end exactly at its deadline, and whatever goes
@@ -19,6 +18,37 @@ OVERHEAD = 0.0005  # s of a query for bus and dispatch, in addition to the model
 DEFAULT_PRIORITY = 5
 LOWEST = 9  # 1 is the highest priority
 STALE = 1.0  # s; the largest age of a queue's length in a heartbeat, which comes by way of the monitor
+MANY = 64  # instances that a decision looks at, each of them; of more, at some
+SHUT = 1e9  # s; not infinity, since those that will join are counted in whole items
+PATIENCE_S = 1.0  # waited by all models alike, in the order of deadlines
+STRETCH = 100.0  # times as long as its queue takes, a quiet model waits
+
+
+# -- When a batch gets cores of its device: as its executor gives them out, and as a dispatcher predicts that.
+
+
+def urgent_at(deadline: float, arrived: float, seconds: float) -> float:
+    """The time by which a device's executor orders the batches of several models, Unix seconds: the first deadline of each. But a quiet one is not
+    to wait for all that another one's flood has put before it: it takes a hundredth of that time. seconds: of all that waits in its queue.
+    """
+    return min(deadline, arrived + PATIENCE_S + STRETCH * seconds)
+
+
+def cores_free(total: float, needed: float, work: float, held: Iterable[tuple[float, float]]) -> float:
+    """Seconds until so many of all cores are free, and free ones have done so much work first (seconds of cores). held: seconds until when batches
+    under way keep how many cores. One keeps no others.
+    """
+    held = sorted(held)
+    free, at = total - sum(cores for _, cores in held), 0.0
+    for until, cores in held:
+        if free >= needed and work <= free * (until - at):
+            break
+        work = max(0.0, work - free * (until - at))
+        at, free = until, free + cores
+    return at + work / free
+
+
+# -- The instances themselves.
 
 
 class Instance:

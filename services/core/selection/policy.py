@@ -13,9 +13,8 @@ from bus.messages.events import OutcomeEvent
 from bus.messages.public import Error
 from services.core.cost import Goal, cost_per_1000, merit
 from services.core.selection.cluster import ClusterView
-from services.core.selection.cores import MANY, SHUT
 from services.core.selection.eligibility import INFINITE, AppView, Ask, Eligibility, VariantInstances
-from services.core.selection.instances import CAUTION, OVERHEAD, Instance
+from services.core.selection.instances import CAUTION, MANY, OVERHEAD, SHUT, Instance
 from services.core.selection.refusals import EXPIRED, full, loading, not_loaded, too_little_time, unsatisfiable
 from services.core.selection.sampler import PACK_BELOW, SAMPLED
 

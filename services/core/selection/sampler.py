@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from services.core.selection.cores import MANY
-from services.core.selection.instances import CAUTION, Instance
+from services.core.selection.instances import CAUTION, MANY, Instance
 
 SAMPLED = 16  # instances looked at while one of them is in time
 PACKED = 0.25  # s for which the order of workers by fullness is kept; heartbeats change it every 0.5 s

@@ -25,6 +25,7 @@ from services.gateway.http.shedding import QUERIES, ErrorReply, QueryRoute, Shed
 from services.gateway.oip import rest
 from services.gateway.rafiqi import rest as rafiqi
 from services.gateway.registration import ModelRegistration
+from services.shell.runtime.runtime import unix_now
 
 PROTOCOL = "infaas.protocol"  # in a request's scope: the dialect whose route has been found, as metrics name it
 NO_DIALECT = "http"  # the protocol, in metrics, of requests that no dialect takes, and of those under way
@@ -137,7 +138,7 @@ class _Endpoint:
         except Exception as error:
             failure = failure_from(error, path=scope["path"])
             if self._query and self._service is not None:
-                self._service.client_errors.add(app_of(scope), failure, self._service.now())
+                self._service.client_errors.add(app_of(scope), failure, unix_now())
             reply = self._failed(failure)
             let_go(failure, error)
         finally:

@@ -31,7 +31,7 @@ from uvicorn.server import ServerState
 from services.core.settings import GatewaySettings
 from services.gateway.http.bodies import BodyBuffer, ReplyTransport
 from services.gateway.http.shedding import Shedding
-from services.shell.clock import now
+from services.shell.runtime.runtime import unix_now
 
 QUERY_TASK = (
     "infaas.query_task"  # in a request's scope: the task that waits for the answer to a query, and for nothing else
@@ -296,7 +296,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         self._state = _IDLE
         scope: dict[str, Any] = self.cycle.scope  # type: ignore[assignment]
-        scope[COMPLETE] = now() - (0.0 if self.shedding is None else self.shedding.turns.waited())
+        scope[COMPLETE] = unix_now() - (0.0 if self.shedding is None else self.shedding.turns.waited())
         if self.cycle.response_complete:
             self._stop_limit()
             self.cycle.more_body = False

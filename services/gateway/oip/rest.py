@@ -13,6 +13,7 @@ from services.gateway.oip import infer, models
 from services.gateway.oip.models import ModelTarget
 from services.gateway.oip.parameters import ignored
 from services.gateway.statistics import statistics_json
+from services.shell.runtime.runtime import unix_now
 
 _LENGTH = b"inference-header-content-length"
 _JSON = (b"content-type", b"application/json")
@@ -106,7 +107,7 @@ class Rest:
         signature = None if app is None else app.signature
         body = await json_body(request, head_length)
         asked = infer.read(body, head_length, signature)
-        needed = infer.requirements(asked, target, app, service.now())
+        needed = infer.requirements(asked, target, app, unix_now())
         answer = await service.query(
             target.app,
             asked.inputs,

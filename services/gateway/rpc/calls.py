@@ -15,7 +15,7 @@ from services.gateway.edge import failure_from
 from services.gateway.errors import BadRequest, RequestFailed, let_go, statuses_of
 from services.gateway.http.access import AccessControl, Right
 from services.gateway.http.limits import max_buffered
-from services.shell.clock import now
+from services.shell.runtime.runtime import unix_now
 
 # Each so many bytes of the largest message give every message one more second: gRPC does not say how much of one has come.
 MESSAGE_BYTES_PER_S = 2**20
@@ -45,7 +45,7 @@ class Call:
     def deadline(self) -> float | None:
         """Unix seconds until which the client waits; None where it waits for ever."""
         left = self._context.time_remaining()
-        return None if left is None else now() + float(left)
+        return None if left is None else unix_now() + float(left)
 
 
 Next = Callable[[], Awaitable[bytes | None]]

@@ -19,6 +19,7 @@ from services.gateway.rpc.calls import Call, Calls, Next, Write
 from services.gateway.rpc.infer import message_of
 from services.gateway.rpc.messages import HEALTH, INFERENCE, REFLECTIONS, Schema
 from services.gateway.statistics import statistics_json
+from services.shell.runtime.runtime import unix_now
 
 SERVICE = "GRPCInferenceService"
 _OPEN = ("ServerLive", "ServerReady")  # need no token
@@ -131,7 +132,7 @@ class InferenceService:
             return await self._asked(request, raw, call)
         except Exception as error:
             failure = failure_from(error)
-            service.client_errors.add(request.model_name.partition(".")[0], failure, service.now())
+            service.client_errors.add(request.model_name.partition(".")[0], failure, unix_now())
             raise failure from None
 
     async def _asked(self, request: Any, raw: list[Any], call: Call) -> bytes:
@@ -139,7 +140,7 @@ class InferenceService:
         target = models.target_of(request.model_name, request.model_version)
         service = self._service
         app = service.catalog.app(target.app)
-        needed = requirements(asked, target, app, service.now(), call.deadline)
+        needed = requirements(asked, target, app, unix_now(), call.deadline)
         answer = await service.query(target.app, asked.inputs, needed, traceparent=call.traceparent, protocol="grpc")
         classes = [] if answer.labels is None or app is None else service.catalog.classes_of(app)
         return infer.write(asked, request.model_name, answer_of(asked, answer), classes)

@@ -1,17 +1,59 @@
-"""The accelerators that this machine has, as their drivers say. No framework is imported, and no context is made.
+"""The processor and the accelerators that this machine has: instruction sets, and what drivers say. No framework is imported, and no context is made.
 
 NVIDIA: the driver's own library (NVML), which comes with it, by nvidia-ml-py.
 """
 
 import os
+import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
+
+# Instruction sets that decide how fast, and for int8 how accurate, a model runs; the best one is named.
+_SETS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512f", "avx2", "i8mm", "asimddp", "asimd")
+_EXACT = frozenset({"amx_int8", "avx512_vnni", "avx_vnni"})
+X86 = ("x86_64", "AMD64", "i686")
+
+
+class Processor(Struct, frozen=True, kw_only=True):
+    """isa: the best instruction set. arithmetic: "exact", or "saturating": sums of two products of int8 are cut off at 16 bits, so that
+    a quantised model may give other answers there (x86 without VNNI).
+    """
+
+    model: str
+    isa: str
+    arithmetic: str
+
+
+def processor_of(text: str, machine: str) -> Processor:
+    """The processor that /proc/cpuinfo describes so. machine: as `platform.machine()`."""
+    model, flags = machine, set[str]()
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            model = value.strip()
+        elif name.strip() in {"flags", "Features"}:
+            flags = set(value.split())
+            break
+    exact = machine not in X86 or bool(flags & _EXACT)
+    isa = next((one for one in _SETS if one in flags), machine)
+    return Processor(model=model, isa=isa, arithmetic="exact" if exact else "saturating")
+
+
+@lru_cache(maxsize=1)
+def processor() -> Processor:
+    """This machine's processor."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    return processor_of(text, platform.machine())
 
 
 class Accelerator(Struct, frozen=True, kw_only=True):
@@ -51,7 +93,7 @@ def _begin() -> None:
     pynvml.nvmlInit()
 
 
-def cuda_devices(environ: Mapping[str, str] | None = None) -> list[Accelerator]:
+def cuda_devices() -> list[Accelerator]:
     """The GPUs that this process may use, in CUDA's order (by bus address); raises DriverError."""
     with _driver() as nvml:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
@@ -65,7 +107,7 @@ def cuda_devices(environ: Mapping[str, str] | None = None) -> list[Accelerator]:
             )
             for index, handle in enumerate(handles)
         ]
-    return visible(seen, (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES"))
+    return visible(seen, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def visible(devices: Sequence[Accelerator], chosen: str | None) -> list[Accelerator]:

@@ -12,8 +12,7 @@ from services.core.emulation import simulated_devices
 from services.core.placement import Device, remote_devices
 from services.core.settings import MachineKind, MachineSettings, WorkerSettings, listed
 from services.core.settings.fields import Texts
-from services.shell.host.accelerators import Accelerator, accelerators, why_no_gpu
-from services.shell.host.processor import processor
+from services.shell.host.accelerators import Accelerator, accelerators, processor, why_no_gpu
 from services.shell.settings import SettingsError
 
 CPU = "cpu"  # the device that every worker has

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from functools import cache
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Self
@@ -87,33 +87,28 @@ class EmbeddedNats:
         data_dir: Path,
         port: int = 0,
         *,
-        user: str = "infaas",
-        password: str | None = None,
         max_payload: int = 8 * 2**20,
         lock_wait: float = 10.0,
     ) -> None:
-        """Port 0: a free one. Password None: made once and kept. lock_wait: seconds for a predecessor to end."""
+        """Port 0: a free one. lock_wait: seconds for a predecessor to end."""
         self.data_dir = data_dir.absolute()
         self.port = port or process.free_port()
-        self.user = user
         self.log = self.data_dir / "logs" / "nats.log"
-        self._password = password
         self._max_payload = max_payload
         self._lock_wait = lock_wait
         self._name = f"infaas-{os.urandom(4).hex()}"
         self._lock: process.Lock | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    @property
+    @cached_property
     def password(self) -> str:
-        if self._password is None:
-            self._password = process.kept_secret(self.data_dir / "nats.secret")
-        return self._password
+        """Made once and kept."""
+        return process.kept_secret(self.data_dir / "nats.secret")
 
     @property
     def url(self) -> str:
         """nats://user:password@127.0.0.1:port"""
-        return f"nats://{quote(self.user, safe='')}:{quote(self.password, safe='')}@127.0.0.1:{self.port}"
+        return f"nats://infaas:{quote(self.password, safe='')}@127.0.0.1:{self.port}"
 
     @property
     def process(self) -> subprocess.Popen[bytes] | None:
@@ -145,7 +140,7 @@ class EmbeddedNats:
                 port=self.port,
                 max_payload=self._max_payload,
                 store=json.dumps(str(self.data_dir / "nats")),
-                user=json.dumps(self.user),
+                user=json.dumps("infaas"),
                 password=json.dumps(self.password),
             ),
         )

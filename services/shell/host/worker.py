@@ -21,7 +21,6 @@ from bus.port import Bus, BusError, Delivery
 from bus.subjects import Subjects
 from services.core.settings import Settings, WorkerSettings
 from services.core.settings.fields import Texts
-from services.shell.clock import now
 from services.shell.host import process
 from services.shell.host.endpoints import PortClaims
 from services.shell.host.machine import devices_of, worker_name
@@ -30,6 +29,7 @@ from services.shell.host.running import Running, shared
 from services.shell.host.supervise import Child, Supervisor
 from services.shell.metrics.system import SystemMetrics
 from services.shell.runtime import telemetry
+from services.shell.runtime.runtime import unix_now
 from services.shell.settings import login_of
 
 log = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ def publish_exit(
         running.forget()
     for device in devices_of(worker, engines=engines):
         fact = ExecutorExited(
-            worker=worker.name, device=device.name, at=now(), reason=reason, running=uids, succeeded=succeeded
+            worker=worker.name, device=device.name, at=unix_now(), reason=reason, running=uids, succeeded=succeeded
         )
         try:
             bus.publish(subjects.exited(worker.name, device.name), encode(fact))

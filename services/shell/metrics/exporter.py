@@ -12,10 +12,9 @@ from importlib import import_module
 from bus.port import Bus, BusError
 from services.core.metric import MetricFamily
 from services.core.settings import MetricsSettings
-from services.shell.clock import now as unix_now
 from services.shell.http import HttpListener, Pages, Reply, plain, serve_pages, state_page
 from services.shell.metrics.counts import EventTotals, process_families
-from services.shell.runtime.runtime import Runtime
+from services.shell.runtime.runtime import Runtime, unix_now
 
 log = logging.getLogger(__name__)
 

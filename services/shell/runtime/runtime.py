@@ -46,7 +46,6 @@ from services.core.actor import (
 )
 from services.core.metric import Insight, MetricFamily
 from services.core.trace import Span
-from services.shell.clock import now as unix_now
 from services.shell.host.kept import Kept
 from services.shell.metrics.counts import ActorCounts
 from services.shell.runtime.outbox import Outbox
@@ -63,6 +62,14 @@ LARGE = 32 * 1024  # bytes of a forwarded body above which it is not copied once
 GRACE = 5.0
 PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
 LOOK = 0.01  # s between looks at an actor that catches up, or finishes
+
+_anchor = time.time() - time.monotonic()
+_monotonic = time.monotonic
+
+
+def unix_now() -> float:
+    """Unix seconds that never go back within this process: the wall time at the start plus the monotonic clock since then."""
+    return _anchor + _monotonic()
 
 
 class ActorFailed(Exception):

@@ -299,9 +299,9 @@ def result_of(seed: int) -> SeedResult:
     )  # fmt: skip
 
 
-def results_of(seeds: Iterable[int], processes: int | None = None) -> Iterator[SeedResult]:
-    """The trials of many seeds, in their order. processes: None: one a core."""
-    count = processes or len(os.sched_getaffinity(0))
+def results_of(seeds: Iterable[int]) -> Iterator[SeedResult]:
+    """The trials of many seeds, one a core, in their order."""
+    count = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_to_stderr) as pool:
         yield from pool.map(result_of, seeds)
 

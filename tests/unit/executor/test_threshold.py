@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bus.messages.fleet import UnloadInstance
 from bus.messages.jobs import OFFLINE
-from services.core.selection.cores import PATIENCE_S, STRETCH
+from services.core.selection.instances import PATIENCE_S, STRETCH
 from services.core.settings import ExecutorSettings, Settings
 from services.executor.batching import Threshold
 from tests.support.simulated.batch_clients import BatchClients, linear

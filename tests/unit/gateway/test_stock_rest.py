@@ -75,7 +75,7 @@ def test_an_objective_counts_from_when_the_request_had_been_read_however_busy_th
     client: triton.InferenceServerClient, stage: Echoing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long_ago = time.time() - 20.0
-    monkeypatch.setattr(protocol, "now", lambda: long_ago)
+    monkeypatch.setattr(protocol, "unix_now", lambda: long_ago)
     array = sample("FP32")
     client.infer("fp32", [given(array, "FP32")], parameters={"latency_ms": 30_000})
     assert stage.heard["latency_ms"] == 30_000

@@ -13,7 +13,7 @@ from services.executor.workshop.sandbox.protocol import Artifact, BuildTask, Fra
 from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.inspection import RunnableUpload
 from services.executor.workshop.tasks.validation import Scorer, ValidationSet
-from services.shell.host.processor import processor
+from services.shell.host.accelerators import processor
 
 TENSORRT = "tensorrt"  # it needs symmetric int8
 

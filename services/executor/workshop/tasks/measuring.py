@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from services.executor.backends.base import trim_memory
-from services.shell.host.accelerators import cuda_memory_used_mb
-from services.shell.host.processor import processor
+from services.shell.host.accelerators import cuda_memory_used_mb, processor
 
 CLEAN = 1.12  # wall time over CPU time
 MOST_CALLS = 20_000

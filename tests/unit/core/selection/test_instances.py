@@ -9,9 +9,8 @@ from bus.messages.catalog import AppRecord
 from bus.messages.fleet import DeviceStatus
 from services.core.cost import LatencyTable
 from services.core.selection.cluster import ClusterView
-from services.core.selection.cores import MANY, PATIENCE_S, STRETCH
 from services.core.selection.eligibility import Ask, usual
-from services.core.selection.instances import CAUTION, ROOM, Instance
+from services.core.selection.instances import CAUTION, MANY, PATIENCE_S, ROOM, STRETCH, Instance
 from services.core.selection.policy import InfaasPolicy, note
 from services.core.selection.sampler import InstanceSampler
 from tests.support.data.events import beat, device

@@ -3,12 +3,12 @@
 import pytest
 
 from services.core.settings import WorkerSettings
-from services.shell.host import processor
 from services.shell.host.accelerators import (
     Accelerator,
     DriverError,
     accelerators,
     cuda_device,
+    processor_of,
     visible,
     why_no_gpu,
 )
@@ -97,9 +97,9 @@ def test_a_machine_without_a_driver_says_so():
 )
 def test_without_vnni_an_x86_saturates(flags: str, machine: str, isa: str, arithmetic: str) -> None:
     name = "Features" if machine == "aarch64" else "flags"
-    found = processor.of(f"processor : 0\nmodel name : A Chip\n{name} : {flags}\n\nflags : other\n", machine)
+    found = processor_of(f"processor : 0\nmodel name : A Chip\n{name} : {flags}\n\nflags : other\n", machine)
     assert (found.model, found.isa, found.arithmetic) == ("A Chip", isa, arithmetic)
 
 
 def test_a_silent_system_is_not_taken_for_an_exact_one() -> None:
-    assert processor.of("", "x86_64").arithmetic == "saturating"
+    assert processor_of("", "x86_64").arithmetic == "saturating"
