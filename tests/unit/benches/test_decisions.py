@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from benches.decisions import Task, cases, changed, ordered, run, tasks
-from benches.scoreboard.accuracy import FAMILIES
+from benches.decisions import Task, cases, ordered, run, tasks
 from benches.scoreboard.oracle import bound, demand_of
 from benches.scoreboard.scenarios import AZURE, TWITTER, Built, azure, toml, twitter, write
 from benches.scoreboard.table import by_scenario, cells, table
@@ -78,12 +77,6 @@ def test_a_missing_trace_leaves_its_scenarios_out_with_a_sentence(tmp_path, caps
     assert [task.scenario for task in found] == ["step-20"]
     assert f"azure is left out: there is no {tmp_path / AZURE} (--traces)" in capsys.readouterr().err
     assert read_scenario(found[0].path).policies[0].settings.autoscaler.hold_s == 7.0
-
-
-def test_settings_are_read_as_what_they_are_and_every_family_has_a_best_of_1() -> None:
-    found = changed(Built({}), ["autoscaler.policy=off", "autoscaler.slack=1.5", "machines.period_s=1"]).document
-    assert found == {"settings.autoscaler": {"policy": "off", "slack": 1.5}, "settings.machines": {"period_s": 1}}
-    assert all(max(variants)[0] == 1.0 and 3 <= len(variants) <= 8 for variants in FAMILIES.values())
 
 
 # -- bounds

@@ -1,4 +1,4 @@
-"""The replay of a pipeline whose replicas come and go, and the traffic of InferLine's benches."""
+"""The replay of a pipeline whose replicas come and go, of InferLine's benches."""
 
 import sys
 from pathlib import Path
@@ -9,17 +9,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benches" / "paper"))
 
 from inferline_estimator import stage
-from inferline_pipelines import GRAPHS, chooses_models, latencies, problem_of, sample
-from inferline_replay import ACTIVATION_S, replay, served
-from inferline_tuner import bursts, jump, ramp, spike, varying
+from inferline_pipelines import GRAPHS, latencies, problem_of, sample
+from inferline_replay import replay, served
+from inferline_tuner import ramp
 
-from services.core.pipelines.checks import pipeline_errors
 from services.core.pipelines.planners import plan_pipeline
 from services.core.pipelines.problem import problem_errors
-from services.core.pipelines.queueing import served as estimated
 from services.core.pipelines.tuner import PipelineTuner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pipeline", GRAPHS)
 def test_without_a_tuner_it_is_the_estimator(pipeline: str) -> None:
     problem = problem_of(pipeline, sample(100.0, 4.0, 60.0, 1), 0.35)
@@ -30,13 +29,6 @@ def test_without_a_tuner_it_is_the_estimator(pipeline: str) -> None:
     same = np.isclose(found.latencies, latencies(problem, plan, arrivals), rtol=0.0, atol=1e-9)
     assert same.mean() > 0.999  # where two things happen at the same moment, either may come first
     assert found.cost == pytest.approx(3600 * plan.cost_per_s)
-
-
-@pytest.mark.parametrize("batch", [1, 2, 8])
-def test_single_batches_are_those_of_the_estimator(batch: int) -> None:
-    ready = sample(200.0, 4.0, 30.0, 3)
-    configured = stage(8.0, 4.0, batch, 3)
-    assert np.allclose(served(ready, configured, []), estimated(ready, configured), rtol=0.0, atol=1e-9)
 
 
 def test_replicas_serve_from_their_activation_on_and_one_always_stays() -> None:
@@ -63,37 +55,3 @@ def test_cost_is_paid_from_the_order_to_the_end() -> None:
         total += prices[name, planned.hardware] * replicas * (120.0 - since)
     assert found.decisions
     assert found.cost == pytest.approx(total / 120.0)
-
-
-@pytest.mark.slow
-def test_replicas_that_come_later_leave_more_queries_late() -> None:
-    trace = ramp(300.0, 10.0, 2, 120.0)
-    problem = problem_of("Image Processing", trace.sample, 0.35)
-    plan = plan_pipeline(problem, effort=0, rounds=1)
-    late = [
-        replay(problem, plan, trace.arrivals, 120.0, PipelineTuner(plan, 0.0), seconds).late
-        for seconds in (0.0, ACTIVATION_S, 12.0)
-    ]
-    assert late[0] < late[1] < late[2]
-
-
-def test_traffic_is_what_it_is_called() -> None:
-    """Row 106: rate and CV of what is generated."""
-    rates = varying([(0.0, 150.0), (300.0, 150.0), (360.0, 250.0), (660.0, 250.0)], 1)
-    assert np.count_nonzero(rates < 300.0) / 300.0 == pytest.approx(150.0, rel=0.03)
-    assert np.count_nonzero(rates > 360.0) / 300.0 == pytest.approx(250.0, rel=0.03)
-    gaps = np.diff(bursts(1, 600.0).arrivals[12_000:])
-    assert gaps.std() / gaps.mean() == pytest.approx(2.0, rel=0.05)  # a CV of 4 as the paper counts
-    for trace in (spike(1), jump(1)):
-        assert (np.diff(trace.arrivals) >= 0).all()
-        assert trace.arrivals[-1] < trace.seconds == 2700.0
-        assert trace.sample[-1] < 900.0
-        busiest = np.histogram(trace.arrivals, 90, (0.0, 2700.0))[0] / 30.0
-        assert busiest.max() == pytest.approx(300.0, rel=0.05)
-
-
-def test_pipelines_are_right() -> None:
-    for pipeline in GRAPHS:
-        problem = problem_of(pipeline, sample(10.0, 1.0, 60.0, 1), 1.0)
-        assert not pipeline_errors("p", 1000.0, problem.pipeline, None)
-    assert not problem_errors(chooses_models(sample(10.0, 1.0, 60.0, 1), 1.0, 0.75))

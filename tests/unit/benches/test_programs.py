@@ -30,3 +30,11 @@ def test_a_program_says_how_it_is_used(program: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: {program.name}")
+
+
+def test_the_shipped_day_is_what_the_program_writes_for_its_seed() -> None:
+    sys.path.insert(0, str(ROOT / "benches"))
+    from paper.lookalike import OUT, text
+
+    assert OUT.read_text() == text(1, 10)
+    assert OUT.stat().st_size < 100_000
