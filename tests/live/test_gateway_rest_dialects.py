@@ -1,6 +1,5 @@
 """Clipper's REST as its users speak it: curl, against a running system."""
 
-import base64
 import itertools
 import json
 import os
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import psycopg
-import pytest
 
 from tests.support.gateways.curl import LABELS, Place, Said, blob, curl, fine
 from tests.support.models import poison_models, tiny_models
@@ -126,51 +124,13 @@ def test_a_session_in_clippers_words(place: Place) -> None:
     assert set(gone().body) == {"error", "cause"}
 
 
-RIGHT: dict[str, list[Any]] = {
-    "integers": [[1, 2]],
-    "floats": [[1.5, 2]],
-    "doubles": [[1.5, 2]],
-    "bytes": [base64.b64encode(b"abc").decode()],
-    "strings": ["a text"],
-}
-WRONG: dict[str, list[Any]] = {
-    "integers": [[1.5], ["1"], "1", [True], None, {"a": 1}, []],
-    "floats": [["a"], "a", [True], None, {}],
-    "doubles": [["a"], [None], "a"],
-    "bytes": [[1, 2], "not base64!", 7],
-    "strings": [[1], 5, ["a"], True],
-}
-
-
-@pytest.mark.parametrize("kind", RIGHT)
-def test_inputs_have_the_type_that_the_application_was_registered_with(place: Place, kind: str) -> None:
-    app = f"typed-{kind}"
-    fine(place, "/admin/add_app", {"name": app, "input_type": kind, "default_output": "x", "latency_slo_micros": 1000})
-    try:
-        for item in RIGHT[kind]:
-            assert eventually(lambda item=item: curl(place, f"/{app}/predict", {"input": item}).status == 200)
-            assert fine(place, f"/{app}/predict", {"input": item})["output"] == "x"
-            assert len(fine(place, f"/{app}/predict", {"input_batch": [item, item]})["batch_predictions"]) == 2
-        for item in WRONG[kind]:
-            said = curl(place, f"/{app}/predict", {"input": item})
-            assert (said.status, said.body["error"]) == (400, "Json error"), item
-            assert said.body["cause"]
-    finally:
-        fine(place, "/admin/delete_app", {"name": app})
-
-
 def test_a_target_is_set_over_http_and_a_wrong_one_refused(place: Place) -> None:
     fields = {"name": "aimed", "input_type": "floats", "default_output": "0", "latency_slo_micros": 50000}
     fine(place, "/admin/add_app", fields)
     fine(place, "/admin/set_target", {"name": "aimed", "slo_target": 0.999})
     where = ("--data-dir", str(place.system.directory))
     assert infaas("admin", "set-target", "--app", "aimed", "--slo-target", "1.5", *where).returncode == 1
-    for wrong in (0, 1, 1.5, 10**400, "most", None):
-        said = curl(place, "/admin/set_target", {"name": "aimed", "slo_target": wrong})
-        assert (said.status, set(said.body)) == (400, {"error", "cause"}), wrong
     assert "above 0 and below 1" in curl(place, "/admin/set_target", {"name": "aimed", "slo_target": 99}).body["cause"]
-    assert "there is no app" in curl(place, "/admin/set_target", {"name": "nobody", "slo_target": 0.9}).body["cause"]
-    assert curl(place, "/admin/set_target", {"slo_target": 0.9}).status == 400
 
     def target() -> Any:
         return [
@@ -208,20 +168,8 @@ def test_batching_is_set_while_instances_serve_and_a_wrong_rule_refused(place: P
     assert eventually(lambda: batching() == {("fixed", 3)}), batching()
     assert eventually(lambda: sizes() == {3}), sizes()
     assert eventually(lambda: shown() == {"fixed"}), shown()
-    for wrong, word in (
-        (
-            {"model": "logreg", "policy": "threshold", "quantum_ms": 0},
-            "quantum_ms: must be at least 0.5 and at most 10000",
-        ),
-        ({"model": "logreg", "policy": "edf", "contexts": 0}, "contexts: must be at least 1 and at most 64"),
-        ({"model": "logreg", "policy": "edf", "contexts": 10**6}, "contexts: must be at least 1 and at most 64"),
-        ({"model": "logreg", "policy": "fixed", "batch": 0}, "batch: must be at least 1 and at most 1024"),
-        ({"model": "logreg", "policy": "fixed", "batch": "3"}, "batch"),
-        ({"model": "nobody", "policy": "aimd"}, "model: there is no model nobody"),
-        ({"policy": "aimd"}, "exactly one of app, model, variant"),
-    ):
-        said = curl(place, "/admin/set_batching", wrong)
-        assert (400 <= said.status < 500, word in said.body["cause"]) == (True, True), (wrong, said.body)
+    said = curl(place, "/admin/set_batching", {"model": "logreg", "policy": "threshold", "quantum_ms": 0})
+    assert (said.status, "quantum_ms: must be at least 0.5 and" in said.body["cause"]) == (400, True), said.body
     assert infaas("admin", "set-batching", "--model", "logreg", "--policy", "delayed", *where).returncode == 1
 
     # Row 92: tuned while it serves, and the rule outlives the process that follows it
@@ -271,12 +219,8 @@ def test_a_selection_is_set_over_http_and_a_wrong_one_refused(place: Place) -> N
     unknown = curl(place, "/admin/get_state", {"app_name": "nobody"})
     assert (unknown.status, "no application" in unknown.body["cause"]) == (400, True)
     for wrong, word in (
-        ({"policy": "exp5"}, "policy: must be one of"),
         ({"policy": "exp4", "members": ["nobody"]}, "members: app several does not link nobody; it links logreg"),
-        ({"policy": "exp4", "members": "logreg"}, "members"),
         ({"policy": "exp4", "members": [1]}, "members: must be a text"),
-        ({"policy": "exp4", "eta": "0.1"}, "eta"),
-        ({"cache_mb": -1}, "cache_mb: must be at least 0"),
     ):
         said = curl(place, "/admin/set_selection", {"name": "several", **wrong})
         assert (said.status, word in said.body["cause"]) == (400, True), (wrong, said.body)
@@ -304,24 +248,3 @@ def test_a_selection_is_set_over_http_and_a_wrong_one_refused(place: Place) -> N
     assert eventually(lambda: selection() == [None]), selection()
     assert eventually(lambda: fine(place, "/admin/get_state", {"app_name": "several"}) == [])
     fine(place, "/admin/delete_app", {"name": "several"})
-
-
-def test_the_command_line_does_the_same(place: Place) -> None:
-    where = ("--data-dir", str(place.system.directory))
-    done = infaas("admin", "add-app", "--app", "typed", "--latency-ms", "50", "--default-output", "[0]", *where)
-    assert (done.returncode, done.stdout) == (0, "done\n")
-    again = infaas("admin", "add-app", "--app", "typed", *where)
-    assert (again.returncode, again.stdout, again.stderr.count("\n")) == (1, "", 1)
-    told = partial(infaas, "query", "--app", "typed", "--json-input", "[[1, 2]]", *where)
-    assert eventually(lambda: "the app's default output" in told().stdout), told()
-    linked = infaas("admin", "link-model", "--app", "typed", "--model", "logreg", "--json", *where)
-    assert json.loads(linked.stdout) == {"done": True}
-    assert infaas("admin", "set-replicas", "--app", "typed", "--count", "0", *where).returncode == 0
-    fields = ("models", "latency_ms", "default_output", "min_instances")
-
-    def shown() -> list[list[Any]]:
-        items = json.loads(infaas("apps", "--app", "typed", "--json", *where).stdout)["items"]
-        return [[app[name] for name in fields] for app in items]
-
-    assert eventually(lambda: shown() == [[["logreg"], 50.0, [0], 0]]), shown()
-    assert infaas("admin", "delete-app", "--app", "typed", *where).returncode == 0

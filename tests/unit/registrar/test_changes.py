@@ -8,7 +8,7 @@ from msgspec import NODEFAULT
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.fields import TOKEN
+from bus.fields import TOKEN, Number
 from bus.messages.catalog import AppRecord, BatchingRule, Ensemble, PipelineRecord, Signature
 from bus.messages.public import Error
 from bus.messages.verbs import (
@@ -230,22 +230,7 @@ def test_a_rule_of_batching_is_for_one_app_model_or_variant() -> None:
         ({"model": "none", "policy": "aimd"}, "unknown_model", "model: there is no model none"),
         ({"variant": "none", "policy": "aimd"}, "bad_request", "variant: there is no variant none"),
         ({"model": "mlp", "policy": "best"}, "bad_request", "policy: 'best' is unknown; use one of edf"),
-        (
-            {"model": "mlp", "policy": "edf", "contexts": 0},
-            "bad_request",
-            "contexts: must be at least 1 and at most 64",
-        ),
-        (
-            {"model": "mlp", "policy": "edf", "contexts": 10**6},
-            "bad_request",
-            "contexts: must be at least 1 and at most 64",
-        ),
         ({"model": "mlp", "policy": "fixed"}, "bad_request", "batch: fixed needs it"),
-        (
-            {"model": "mlp", "policy": "fixed", "batch": 1025},
-            "bad_request",
-            "batch: must be at least 1 and at most 1024",
-        ),
         ({"model": "mlp", "batch": 8}, "bad_request", "batch: needs a policy"),
         (
             {"variant": VARIANT.variant, "policy": "fixed", "batch": VARIANT.max_batch + 1},
@@ -274,152 +259,85 @@ def test_missing_and_wrong_names_are_named(verb: str) -> None:
             assert error.message.startswith(f"{field}: ")
 
 
+@pytest.mark.parametrize("verb", ADMIN_VERBS)
+def test_each_number_beyond_its_bounds_is_refused(verb: str) -> None:
+    """What the bounds are, the documents say that are written from the messages."""
+    known = body_of(ADMIN_VERBS[verb])
+    good = {"app": "a", "model": "mlp", "policy": "exp4", "slo_target": 0.9, "count": 1}
+    good = {"model": "mlp", "policy": "aimd"} if verb == "set-batching" else {k: good[k] for k in known if k in good}
+    for field, one in known.items():
+        if isinstance(one.rule, Number):
+            more = [one.rule.most + 1] if one.rule.most < inf else []
+            for wrong in (-1, *more, *((nan, inf) if one.type is float else ())):
+                error = asked(verb, **{**good, field: wrong})
+                assert isinstance(error, Error)
+                assert f"{field}: must be" in error.message
+
+
 @pytest.mark.parametrize(
-    ("verb", "fields", "code", "word"),
+    ("fields", "word"),
     [
-        ("frobnicate", {}, "bad_request", "link-model"),
-        ("add-app", {"app": "a", "latency_ms": -1.0}, "bad_request", "latency_ms"),
-        ("add-app", {"app": "a", "min_instances": -1}, "bad_request", "min_instances"),
-        ("add-app", {"app": "a", "input_type": "words"}, "bad_request", "strings"),
-        ("set-app", {"app": "a"}, "bad_request", "default_output"),
-        ("set-replicas", {"app": "a"}, "bad_request", "count"),
-        ("set-replicas", {"count": 2}, "bad_request", "app"),
-        ("set-replicas", {"model": "mlp", "count": 2}, "unknown_model", "link-model"),
-        ("set-replicas", {"app": "a", "count": -1}, "bad_request", "count"),
-        ("set-target", {"app": "a"}, "bad_request", "slo_target: set-target needs it: The share"),
-        (
-            "set-target",
-            {"app": "a", "slo_target": 0.0},
-            "bad_request",
-            "slo_target: must be above 0 and below 1, not 0",
-        ),
-        (
-            "set-target",
-            {"app": "a", "slo_target": 1.0},
-            "bad_request",
-            "slo_target: must be above 0 and below 1, not 1",
-        ),
-        (
-            "set-target",
-            {"app": "a", "slo_target": 1.5},
-            "bad_request",
-            "slo_target: must be above 0 and below 1, not 1.5",
-        ),
-        (
-            "set-target",
-            {"app": "a", "slo_target": nan},
-            "bad_request",
-            "slo_target: must be above 0 and below 1, not nan",
-        ),
-        ("set-app", {"app": "a", "slo_target": 99.0}, "bad_request", "slo_target: must be above 0 and below 1, not 99"),
-        ("set-selection", {"app": "a", "policy": "exp5"}, "bad_request", "policy: must be one of exp3, exp4, majority"),
-        ("set-selection", {"app": "a", "policy": ""}, "bad_request", "policy: must be"),
-        ("set-selection", {"app": "a", "policy": "os:"}, "bad_request", "policy: must be"),
-        ("set-selection", {"app": "a", "policy": "../os:System"}, "bad_request", "policy: must be"),
-        ("set-selection", {"app": "a", "policy": f"{'m' * 200}:C"}, "bad_request", "policy: must be"),
-        ("set-selection", {"app": "a", "policy": "exp4", "members": []}, "bad_request", "members: must name at least"),
-        (
-            "set-selection",
-            {"app": "a", "policy": "exp4", "members": ["m", "m"]},
-            "bad_request",
-            "members: must name each",
-        ),
-        (
-            "set-selection",
-            {"app": "a", "policy": "exp4", "members": ["a b"]},
-            "bad_request",
-            "members: must be 1 to 64",
-        ),
-        ("set-selection", {"app": "a", "members": ["m"]}, "bad_request", "members: are asked by a policy only"),
-        (
-            "set-selection",
-            {"app": "a", "policy": "exp4", "eta": 1.5},
-            "bad_request",
-            "eta: must be at least 0 and at most 1",
-        ),
-        ("set-selection", {"app": "a", "policy": "exp4", "eta": nan}, "bad_request", "eta: must be"),
-        (
-            "set-selection",
-            {"app": "a", "policy": "exp4", "confidence": -0.1},
-            "bad_request",
-            "confidence: must be at least",
-        ),
-        (
-            "set-selection",
-            {"app": "a", "policy": "exp4", "wait_share": 0.0},
-            "bad_request",
-            "wait_share: must be above 0",
-        ),
-        (
-            "set-selection",
-            {"app": "a", "policy": "exp4", "wait_share": 1.1},
-            "bad_request",
-            "wait_share: must be above 0",
-        ),
-        ("set-selection", {"app": "a", "cache_mb": -1.0}, "bad_request", "cache_mb: must be at least 0, not -1"),
-        ("set-selection", {"app": "a", "cache_mb": inf}, "bad_request", "cache_mb: must be at least 0"),
-        (
-            "set-selection",
-            {"app": "a", "cache_mb": 8.0, "confidence": 0.5},
-            "bad_request",
-            "confidence: is read by a policy",
-        ),
-        ("set-selection", {"app": "a", "cache_mb": 8.0, "eta": 0.5}, "bad_request", "eta: is read by a policy only"),
-        ("set-selection", {"app": "a", "wait_share": 0.5}, "bad_request", "wait_share: is read by a policy only"),
-        ("set-selection", {"app": "a", "contextual": True}, "bad_request", "contextual: is read by a policy only"),
-        (
-            "set-selection",
-            {"app": "a", "policy": "majority", "eta": 0.5},
-            "bad_request",
-            "eta: majority does not learn",
-        ),
-        ("set-selection", {"app": "a", "policy": "m:C", "eta": 0.5}, "bad_request", "eta: m:C does not learn"),
-        (
-            "set-selection",
-            {"app": "a", "policy": "weighted", "contextual": True},
-            "bad_request",
-            "contextual: weighted",
-        ),
-        (
-            "set-target",
-            {"app": "a", "slo_target": 0.9, "count": 2},
-            "bad_request",
-            "count: set-target does not read it",
-        ),
-        (
-            "set-version",
-            {"app": "a", "model": "mlp", "version": "1", "latency_ms": 2.0},
-            "bad_request",
-            "latency_ms: set-",
-        ),
-        (
-            "set-batching",
-            {"app": "pipe", "policy": "aimd"},
-            "bad_request",
-            "app: pipe is a pipeline and forms no batches",
-        ),
-        ("set-batching", {"app": "pipe"}, "bad_request", "app: pipe is a pipeline"),
-        (
-            "set-batching",
-            {"variant": "far", "policy": "edf", "contexts": 4},
-            "bad_request",
-            "contexts: far is a remote",
-        ),
-        (
-            "set-batching",
-            {"model": "own", "policy": "edf", "contexts": 2},
-            "bad_request",
-            "contexts: own is a container",
-        ),
-        ("set-batching", {"model": "mlp", "policy": "fixed", "batch": 9}, "bad_request", "batch: mlp takes at most 8"),
-        ("delete-version", {"model": "mlp", "version": "7"}, "unknown_model", "1, 2"),
+        ({"policy": "exp5"}, "policy: must be one of exp3, exp4, majority"),
+        ({"policy": "os:"}, "policy: must be"),
+        ({"policy": "../os:System"}, "policy: must be"),
+        ({"policy": f"{'m' * 200}:C"}, "policy: must be"),
+        ({"policy": "exp4", "members": []}, "members: must name at least"),
+        ({"policy": "exp4", "members": ["m", "m"]}, "members: must name each"),
+        ({"policy": "exp4", "members": ["a b"]}, "members: must be 1 to 64"),
+        ({"members": ["m"]}, "members: are asked by a policy only"),
+        ({"policy": "exp4", "wait_share": 0.0}, "wait_share: must be above 0"),
+        ({"cache_mb": 8.0, "confidence": 0.5}, "confidence: is read by a policy"),
+        ({"cache_mb": 8.0, "eta": 0.5}, "eta: is read by a policy only"),
+        ({"wait_share": 0.5}, "wait_share: is read by a policy only"),
+        ({"contextual": True}, "contextual: is read by a policy only"),
+        ({"policy": "majority", "eta": 0.5}, "eta: majority does not learn"),
+        ({"policy": "m:C", "eta": 0.5}, "eta: m:C does not learn"),
+        ({"policy": "weighted", "contextual": True}, "contextual: weighted"),
     ],
 )
-def test_what_cannot_be_done_says_why(verb: str, fields: dict[str, Any], code: str, word: str) -> None:
+def test_a_wrong_selection_is_refused(fields: dict[str, Any], word: str) -> None:
+    error = asked("set-selection", app="a", **fields)
+    assert isinstance(error, Error)
+    assert error.code == "bad_request"
+    assert word in error.message
+
+
+@pytest.mark.parametrize(
+    ("verb", "fields", "word"),
+    [
+        ("frobnicate", {}, "link-model"),
+        ("add-app", {"app": "a", "input_type": "words"}, "strings"),
+        ("set-app", {"app": "a"}, "default_output"),
+        ("set-replicas", {"app": "a"}, "count"),
+        ("set-replicas", {"count": 2}, "app"),
+        ("set-target", {"app": "a"}, "slo_target: set-target needs it: The share"),
+        ("set-target", {"app": "a", "slo_target": 0.0}, "slo_target: must be above 0 and below 1, not 0"),
+        ("set-target", {"app": "a", "slo_target": 1.0}, "slo_target: must be above 0 and below 1, not 1"),
+        ("set-target", {"app": "a", "slo_target": 0.9, "count": 2}, "count: set-target does not read it"),
+        ("set-version", {"app": "a", "model": "mlp", "version": "1", "latency_ms": 2.0}, "latency_ms: set-"),
+        ("set-batching", {"app": "pipe", "policy": "aimd"}, "app: pipe is a pipeline and forms no batches"),
+        ("set-batching", {"app": "pipe"}, "app: pipe is a pipeline"),
+        ("set-batching", {"variant": "far", "policy": "edf", "contexts": 4}, "contexts: far is a remote"),
+        ("set-batching", {"model": "own", "policy": "edf", "contexts": 2}, "contexts: own is a container"),
+        ("set-batching", {"model": "mlp", "policy": "fixed", "batch": 9}, "batch: mlp takes at most 8"),
+    ],
+)
+def test_what_cannot_be_done_says_why(verb: str, fields: dict[str, Any], word: str) -> None:
     error = asked(verb, **fields)
     assert isinstance(error, Error)
-    assert error.code == code
+    assert error.code == "bad_request"
     assert word in error.message
+
+
+def test_models_that_are_not_there_are_told_with_the_remedy() -> None:
+    for verb, fields, word in (
+        ("set-replicas", {"model": "mlp", "count": 2}, "link-model"),
+        ("delete-version", {"model": "mlp", "version": "7"}, "1, 2"),
+    ):
+        error = asked(verb, **fields)
+        assert isinstance(error, Error)
+        assert error.code == "unknown_model"
+        assert word in error.message
 
 
 def test_settings_are_taken_back() -> None:

@@ -142,72 +142,34 @@ def test_more_than_the_contract_asks(changed: Any, capsys: pytest.CaptureFixture
     assert json.loads(ran(capsys, ["plan", path, "--json"]).out)["instances"] == {"A": 0, "B": 0, "C": 1}
 
 
+KEYS = "budget_per_hour, lambda, objective, resources, slack, variant"
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (
-            ("saturation_qps = 100", "saturation_qps = 0"),
-            "variant[1].saturation_qps: must be above 0 and at most 1e+15, not 0",
-        ),
-        (
             ("cost_per_s = 3.0", "cost_per_s = -3"),
             "variant[1].cost_per_s: must be at least 0 and at most 1e+15, not -3",
         ),
-        (("cost_per_s = 3.0", 'cost_per_s = "3"'), "variant[1].cost_per_s: must be a number, not '3'"),
         (("cost_per_s = 3.0", ""), "variant[1].cost_per_s: is missing"),
         (("load_s = 4.0", "running = 1.5"), "variant[1].running: must be a whole number, not 1.5"),
         (("load_s = 4.0", "load_s = nan"), "variant[1].load_s: must be at least 0 and at most 1e+15, not nan"),
-        (("load_s = 4.0", "accuracy = 75"), "variant[1].accuracy: must be at least 0 and at most 1, not 75"),
-        (("{ gpus = 1 }", "{ gpus = -1 }"), "variant[2].uses.gpus: must be at least 0 and at most 1e+15, not -1"),
-        (('name = "B"', 'name = "A"'), "variant[1].name: 'A' is there twice"),
-        (("qps = 1000", "qps = inf"), "app[0].qps: must be at least 0 and at most 1e+15, not inf"),
-        (("qps = 1000", "qsp = 1000"), "app[0].qsp: there is no such key; did you mean qps?"),
-        (("latency_ms = 300", "latency_ms = -1"), "app[0].latency_ms: must be above 0 and at most 1e+15, not -1"),
-        (("[[app]]", "[app]"), "app: must be written [[app]], one block for each"),
-        (
-            ("[[app]]", "[[application]]"),
-            "application: there is no such key; there are app, budget_per_hour, lambda, objective, resources, slack, variant",
-        ),
-        (("slack = 1.0 ", "slack = -1 "), "slack: must be above 0 and at most 1e+15, not -1"),
-        (("slack = 1.0 ", "slak = 1.0 "), "slak: there is no such key; did you mean slack?"),
-        (
-            ("slack = 1.0 ", "weight = 1.0 "),
-            "weight: there is no such key; there are app, budget_per_hour, lambda, objective, resources, slack, variant",
-        ),
         (("load_s = 4.0", "latency = 4.0"), "variant[1].latency: there is no such key; did you mean latency_ms?"),
-        (
-            ("cost_per_s = 3.0", "cost_per_s = 1e308"),
-            "variant[1].cost_per_s: must be at least 0 and at most 1e+15, not 1e+308",
-        ),
-        (
-            ("cost_per_s = 3.0", "cost_per_s = 1e999"),
-            "variant[1].cost_per_s: must be at least 0 and at most 1e+15, not inf",
-        ),
-        (
-            ("load_s = 4.0", "running = 2000000"),
-            "variant[1].running: must be at least 0 and at most 1000000, not 2000000",
-        ),
-        (
-            (
-                "qps = 1000",
-                "qps = 10000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000",
-            ),
-            "app[0].qps: must be at least 0 and at most 1e+15, not 1e+300",
-        ),
+        (("{ gpus = 1 }", "{ gpus = -1 }"), "variant[2].uses.gpus: must be at least 0 and at most 1e+15, not -1"),
+        (("{ gpus = 1 }", "[1]"), "variant[2].uses: must be a table, not [1]"),
+        (('name = "B"', 'name = "A"'), "variant[1].name: 'A' is there twice"),
+        (('name = "B"', 'name = "B\\u001b[31m"'), "variant[1].name: must be some printable text, not 'B\\x1b[31m'"),
+        (("qps = 1000", "qps = inf"), "app[0].qps: must be at least 0 and at most 1e+15, not inf"),
+        (("qps = 1000", f"qps = {10**300}"), "app[0].qps: must be at least 0 and at most 1e+15, not 1e+300"),
         (("qps = 1000", "qps = true"), "app[0].qps: must be a number, not True"),
         (("qps = 1000", "qps = 1979-05-27"), "app[0].qps: must be a number, not datetime.date(1979, 5, 27)"),
-        (("{ gpus = 1 }", "{ gpus = 'one' }"), "variant[2].uses.gpus: must be a number, not 'one'"),
-        (("{ gpus = 1 }", "[1]"), "variant[2].uses: must be a table, not [1]"),
-        (("slack = 1.0 ", "resources = { cpus = 1, gpus = 'x' } "), "resources.gpus: must be a number, not 'x'"),
-        (('name = "B"', 'name = ""'), "variant[1].name: must be some printable text, not ''"),
-        (('name = "B"', 'name = "B\\u001b[31m"'), "variant[1].name: must be some printable text, not 'B\\x1b[31m'"),
-        (('name = "B"', "name = 7"), "variant[1].name: must be some printable text, not 7"),
-        (("lambda = 0.0 ", "lambda = -0.5 "), "lambda: must be at least 0 and at most 1e+15, not -0.5"),
-        (("slack = 1.0 ", "budget_per_hour = -7 "), "budget_per_hour: must be at least 0 and at most 1e+15, not -7"),
-        (
-            ("slack = 1.0 ", "resources = { gpus = -2 } "),
-            "resources.gpus: must be at least 0 and at most 1e+15, not -2",
-        ),
+        (("qps = 1000", "qps = 1e14"), "app[0].qps: needs more than 1000000 instances of any variant"),
+        (("[[app]]", "[app]"), "app: must be written [[app]], one block for each"),
+        (("[[app]]", "[[application]]"), f"application: there is no such key; there are app, {KEYS}"),
+        (("slack = 1.0 ", "slack = -1 "), "slack: must be above 0 and at most 1e+15, not -1"),
+        (("slack = 1.0 ", "slak = 1.0 "), "slak: there is no such key; did you mean slack?"),
+        (("slack = 1.0 ", "resources = { gpus = 'x' } "), "resources.gpus: must be a number, not 'x'"),
         (
             ("slack = 1.0 ", "objective = 'least' "),
             "objective: there is no objective 'least'; there are additive, multiplicative",
@@ -216,7 +178,6 @@ def test_more_than_the_contract_asks(changed: Any, capsys: pytest.CaptureFixture
             ("[[app]]", '[[app]]\nname = "classify"\nqps = 3\nlatency_ms = 300\n[[app]]'),
             "app[1].name: 'classify' is there twice with the same requirements",
         ),
-        (("qps = 1000", "qps = 1e14"), "app[0].qps: needs more than 1000000 instances of any variant"),
     ],
 )
 def test_bad_files_are_refused_with_file_key_and_reason(
@@ -248,11 +209,6 @@ def test_files_that_are_none(tmp_path_factory: pytest.TempPathFactory, capsys: p
     for name, body, reason in (
         ("absent.toml", None, "No such file or directory"),
         ("broken.toml", b"slack = \n", "not valid TOML"),
-        ("binary.toml", b"\xff\xfe\x00", "not valid TOML: byte 0 is not UTF-8 text"),
-        ("zeros.toml", b"\x00" * 100, "not valid TOML"),
-        ("large.toml", b"#" * (8 * 2**20 + 1), "larger than 8 MiB"),
-        ("deep.toml", b"a = " + b"[" * 5000, "nested too deeply"),
-        ("json.toml", b'{"variant": []}', "not valid TOML"),
         ("empty.toml", b"", "variant: is missing"),
         ("idle.toml", b"variant = []\napp = []\n", "variant: there must be at least one [[variant]]"),
     ):
@@ -368,8 +324,6 @@ def test_an_infeasible_plan_is_printed_and_says_which_path_and_by_how_much(
         (("latency_ms = 350", "latency = 350"), "pipeline.latency: there is no such key; did you mean latency_ms?"),
         (("rate = 150", "rate = 0"), "load: the sample trace has no queries"),
         (('to = "translate"', 'to = "lang"'), "lang -> lang is a cycle"),
-        (("probability = 0.4", "probability = 4"), "edge[0].probability: must be above 0 and at most 1"),
-        (("1 = 200.0", "1 = -200.0"), "option[1].batch_latency_ms.1: must be above 0"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(

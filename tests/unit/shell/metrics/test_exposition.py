@@ -236,58 +236,22 @@ def test_the_parts_of_a_query_are_no_queries() -> None:
 
 def test_costs_scaling_and_jobs() -> None:
     tally = EventTotals(Clock())
-    row = CostEvent(
-        time=1.0, seconds=10.0, worker="w", hardware="cpu", app="a", model="m", variant="v", busy_seconds=2.0, cost=3.0
-    )
-    idle = CostEvent(
-        time=1.0,
-        seconds=10.0,
-        worker="w",
-        hardware="cpu",
-        app=None,
-        model=None,
-        variant=None,
-        busy_seconds=0.0,
-        cost=1.0,
-    )
+    row = event(CostEvent, worker="w", app="a", variant="v", busy_seconds=2.0, cost=3.0)
+    idle = event(CostEvent, worker="w", app=None, model=None, variant=None, busy_seconds=0.0, cost=1.0)
     tally.fold("cost", [row, row, idle])
     assert values(tally, "infaas_cost_dollars_total") == {
         ("w", "cpu", "a", "v", "false"): 6.0,
         ("w", "cpu", "_idle", "_idle", "false"): 1.0,
     }
     assert values(tally, "infaas_busy_seconds_total")["w", "cpu", "a", "v", "false"] == 4.0
-    action = ScalingEvent(
-        time=1.0, scaler="model", worker="w", app="a", model="m", variant="v", action="evict", count=1, reason="?"
-    )
+    action = event(ScalingEvent, scaler="model", action="evict")
     tally.fold("scaling", [action, action])
     assert values(tally, "infaas_scaling_actions_total") == {("model", "evict"): 2}
     moves = [("Booting", "Ready"), ("Ready", "Ready")]
-    changes = [
-        WorkerEvent(time=1.0, worker="w", hardware="cpu", from_state=old, to_state=new, reason="?")
-        for old, new in moves
-    ]
+    changes = [event(WorkerEvent, from_state=old, to_state=new) for old, new in moves]
     tally.fold("worker", changes)
     assert values(tally, "infaas_worker_changes_total") == {("Ready",): 1}
-    job = JobEvent(
-        time=1.0,
-        job="j",
-        app="a",
-        model=None,
-        variant=None,
-        accuracy=None,
-        input="i",
-        output="o",
-        total=1,
-        done=0,
-        failed=0,
-        reason=None,
-        cost=0.0,
-        created=0.0,
-        started=None,
-        finished=None,
-        state="running",
-    )
-    tally.fold("job", [job])
+    tally.fold("job", [event(JobEvent, state="running")])
     assert values(tally, "infaas_jobs_ended_total") == {}
     assert values(tally, "infaas_events_total") == {("cost",): 3, ("scaling",): 2, ("worker",): 2, ("job",): 1}
 
