@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.gateways.abuse import INFER, MUTANTS_MAY, everything, mutant, tensor
+from tests.support.gateways.abuse import INFER, MUTANTS_MAY, everything, mutant, request, tensor
 from tests.support.gateways.gateway_process import Gate, gateway
-from tests.support.gateways.web_application import Reply
+from tests.support.gateways.web_application import Reply, read, shut
 from tests.support.servers.nats import run
 from tests.support.servers.system import Whole
 
@@ -95,3 +95,74 @@ def test_mutants_of_good_requests(gate: Gate) -> None:
 
     run(main())
     assert gate.alive
+
+
+async def test_a_thousand_idle_connections_keep_nobody_out(gate: Gate) -> None:
+    before = gate.resident_mb()
+    held = []
+    for number in range(1000):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gate.port)
+        held.append(writer)
+        if number % 3 == 1:
+            writer.write(b"GET /v2 HTTP/1.1\r\nHost: local")
+        elif number % 3 == 2:
+            writer.write(request("/v2", method="GET"))
+        del reader
+    for _ in range(5):
+        await good(gate)
+    assert gate.resident_mb() - before < GROWTH_MB
+    for writer in held:
+        writer.transport.abort()
+    await asyncio.sleep(0)
+
+
+async def test_slow_clients_are_sent_away(gate: Gate) -> None:
+    async def slow(data: bytes) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gate.port)
+        try:
+            sending = asyncio.create_task(drops(writer, data))
+            reply = await read(reader)
+            sending.cancel()
+            return reply.status if reply else 0
+        finally:
+            await shut(writer)
+
+    async def drops(writer: asyncio.StreamWriter, data: bytes) -> None:
+        for at in range(len(data)):
+            writer.write(data[at : at + 1])
+            await asyncio.sleep(0.05)
+
+    heads = [slow(b"GET /v2 HTTP/1.1\r\nX: " + b"a" * 1000) for _ in range(20)]
+    whole = request(INFER, tensor())
+    head, _, body = whole.partition(b"\r\n\r\n")
+
+    async def body_in_drops() -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gate.port)
+        try:
+            writer.write(head + b"\r\n\r\n")
+            sending = asyncio.create_task(drops(writer, body))
+            reply = await read(reader)
+            sending.cancel()
+            return reply.status if reply else 0
+        finally:
+            await shut(writer)
+
+    bodies = [body_in_drops() for _ in range(20)]
+    found = await asyncio.gather(*heads, *bodies, slow(b""))
+    assert found == [408] * 40 + [0]
+    await good(gate)
+
+
+def test_clients_that_leave_at_any_moment(gate: Gate) -> None:
+    async def main() -> None:
+        whole = request(INFER, tensor())
+        for at in [*range(0, 400, 37), *range(400, len(whole), 500), len(whole)]:
+            _, writer = await asyncio.open_connection("127.0.0.1", gate.port)
+            writer.write(whole[:at])
+            await writer.drain()
+            writer.transport.abort()
+        await good(gate)
+
+    run(main())
+    assert gate.alive
+    assert "Traceback" not in gate.log.read_text()
