@@ -30,17 +30,17 @@ class BadTensor(ValueError):
 # -- arrays from the wire, and back
 
 
-def to_array(tensor: TensorView | Tensor | list[Any], where: str) -> "Array":
+def to_array(tensor: TensorView | Tensor | list[Any], where: str, *, binary: bool = False) -> "Array":
     """A read-only array on the tensor's own bytes (no copy), or a new array from a nested list of numbers.
 
     where: the name of the field for the error text ("inputs", "inputs.x"). BF16 is converted to float32. BYTES becomes an object array
-    of str. Raises BadTensor.
+    of str, or of bytes if they are `binary`. Raises BadTensor.
     """
     if isinstance(tensor, list):
         return _from_list(tensor, where)
     row = DATATYPES.get(tensor.datatype)
     if row is None or not row.code:
-        return _special(tensor, where)
+        return _special(tensor, where, binary)
     size = len(tensor.data)
     if items(tensor.shape, where) * row.size != size:
         raise wrong_size(tensor.datatype, tensor.shape, size, where)
@@ -77,7 +77,7 @@ def dtype_of(datatype: str) -> Any:
     return _numpy().dtype(DATATYPES[datatype].array)
 
 
-def _special(tensor: TensorView | Tensor, where: str) -> "Array":
+def _special(tensor: TensorView | Tensor, where: str, binary: bool) -> "Array":
     np = _numpy()
     if tensor.datatype == "BF16":
         if items(tensor.shape, where) * 2 != len(tensor.data):
@@ -88,7 +88,7 @@ def _special(tensor: TensorView | Tensor, where: str) -> "Array":
         raise unknown_datatype(tensor.datatype, where)
     pieces = texts(tensor.data, items(tensor.shape, where), where)
     try:
-        strings: Array = np.array([piece.decode() for piece in pieces], dtype=object)
+        strings: Array = np.array(pieces if binary else [piece.decode() for piece in pieces], dtype=object)
     except UnicodeDecodeError as error:
         raise BadTensor(f"field `{where}.data` holds bytes that are not UTF-8") from error
     return strings.reshape(tensor.shape)

@@ -60,6 +60,8 @@ async def register(
     metric: str | None = None,
     labels: Sequence[str] = (),
     groups: Any = None,
+    before: Any = None,
+    after: Any = None,
     timeout: float | None = None,
     **stated: Any,
 ) -> RegistrationStatus:
@@ -70,7 +72,8 @@ async def register(
     under inputs_key, or under the model's own input names, and labels under labels_key; or inputs (an array, or arrays by name) and
     labels, or None. model: its name, unique in the cluster; default: the app's. metric: one of `METRICS` (bus/messages/catalog.py), or
     FILE.py:FUNCTION; None: the labels tell it, and without labels it is agreement. groups: for ndcg, of each sample the list that it is
-    ranked in. labels: names of the classes, in the order of the scores. stated: further fields of `Register` (bus/messages/public.py): version, task,
+    ranked in. labels: names of the classes, in the order of the scores. before, after:
+    functions of your own around the model, FILE.py:FUNCTION or MODULE:FUNCTION (docs/registering.md). stated: further fields of `Register` (bus/messages/public.py): version, task,
     latency_ms, slo_target, accuracy, default_output, inputs_key, labels_key, contended, contexts, allow_nan; and dry_run, with which the
     status says what would be registered. timeout: seconds for the whole registration. on_progress gets every status. say: the model is tried here on the first
     item, and `say` gets what was understood, line by line, before anything is sent. Returns the last status. Its `state` is "done" (with
@@ -78,7 +81,7 @@ async def register(
     NotConnected, Timeout.
     """
     from infaas.conversion import whole_onnx  # noqa: PLC0415  (numpy takes long to import)
-    from infaas.samples import validation_file  # noqa: PLC0415
+    from infaas.samples import functions_of, validation_file  # noqa: PLC0415
 
     if unknown := sorted(stated.keys() - set(Register.__struct_fields__)):
         meant = did_you_mean(unknown[0], Register.__struct_fields__)
@@ -93,6 +96,7 @@ async def register(
         validation="",
         metric=metric or "",
         labels=list(labels),
+        functions=functions_of(before, after),
         **stated,
         registration=f"r-{secrets.token_hex(8)}",
     )
@@ -261,6 +265,8 @@ async def register_model(
     labels: Sequence[str] = (),
     allow_nan: bool = False,
     dynamic_shapes: Any = None,
+    before: Any = None,
+    after: Any = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Convert a model (see `conversion.convert`), register it, and return what `infaas register --json` prints.
@@ -269,7 +275,7 @@ async def register_model(
     options: as for `register`. Raises BadInput, and what `register` raises.
     """
     from infaas.conversion import check_given, convert  # noqa: PLC0415  (numpy takes long to import)
-    from infaas.samples import own_metric  # noqa: PLC0415
+    from infaas.samples import functions_of, made_here, own_metric, raw_samples  # noqa: PLC0415
     from infaas.trial import understood  # noqa: PLC0415
 
     if "validation" in options or "model" in options:
@@ -281,44 +287,54 @@ async def register_model(
         check_name(name, "name")
     check_given(model, x, y, metric, options)
     known, own = own_metric(metric)
+    functions, raw, inside, theirs = functions_of(before, after), None, x, False
+    if functions is not None:
+        theirs = bool(functions.after)  # labels are of what comes out in the end
+        if functions.before:
+            raw = raw_samples(x)
+            parts = await asyncio.to_thread(made_here, functions, "before", raw)
+            arrays = max(parts, key=lambda one: len(one.places)).arrays
+            inside = next(iter(arrays.values())) if len(arrays) == 1 else arrays
+            theirs = theirs or len(parts) > 1
     with tempfile.TemporaryDirectory(prefix="infaas-") as directory:
         converted = await asyncio.to_thread(
             convert,
             model,
-            x,
-            y,
+            inside,
+            None if theirs else y,
             Path(directory),
-            known,
+            None if theirs else known,
             names=labels,
             allow_nan=allow_nan,
             dynamic_shapes=dynamic_shapes,
         )
-        inputs, classes = converted.inputs, converted.classes
-        lines = understood(
-            converted.note,
-            inputs,
-            converted.labels,
-            classes,
-            converted.metric,
-            converted.trial,
-            converted.path.stat().st_size,
-            options.get("task"),
-        )
-        if say is not None:
+        inputs = raw or converted.inputs
+        given = y if theirs else None if converted.metric == AGREEMENT else converted.labels
+        if say is not None and functions is None:
+            lines = understood(
+                converted.note,
+                inputs,
+                converted.labels,
+                converted.classes,
+                converted.metric,
+                converted.trial,
+                converted.path.stat().st_size,
+                options.get("task"),
+            )
             for line in lines:
                 say(line)
         status = await upload(
             converted.path,
             app=app,
             model=name,
-            validation=(
-                next(iter(inputs.values())) if len(inputs) == 1 else inputs,
-                None if converted.metric == AGREEMENT else converted.labels,
-            ),
-            metric=metric if own else converted.metric,
-            labels=classes,
+            validation=(next(iter(inputs.values())) if len(inputs) == 1 else inputs, given),
+            metric=metric if own or theirs else converted.metric,
+            labels=labels if theirs else converted.classes,
             allow_nan=allow_nan,
-            columns=converted.columns,
+            columns=converted.columns if raw is None else [],
+            before=before,
+            after=after,
+            say=None if functions is None else say,
             **options,
         )
     return await document_of(variants, status)

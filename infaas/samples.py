@@ -2,20 +2,25 @@
 
 import ast
 import json
+import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from msgspec import structs
 
-from bus.messages.catalog import AGREEMENT, METRICS, TARGETS, TensorSpec
+from bus.functions import Alike, FunctionFailed, applied, made
+from bus.messages.catalog import AGREEMENT, METRICS, MOST_SOURCE, TARGETS, Functions, TensorSpec
 from bus.messages.public import Register, Requirements
-from bus.tensors import BadTensor, fit
+from bus.tensors import BadTensor, datatype_of, fit
 from infaas.errors import BadInput
-from infaas.trial import Trial, try_file, understood
+from infaas.inputs import opened
+from infaas.trial import Trial, trial_of, try_file, understood
 
 Array = np.ndarray[Any, Any]
 Named = dict[str, Array]
@@ -102,14 +107,81 @@ def own_metric(metric: str | None) -> tuple[str | None, bytes]:
         raise BadInput(
             f"metric: a function of your own cannot be called {name!r}, which means something else; rename it"
         )
+    return name, _source("metric", file, name)[1].encode()
+
+
+def functions_of(before: Any = None, after: Any = None) -> Functions | None:
+    """A registration's functions before and after the model: each FILE.py:FUNCTION, MODULE:FUNCTION or the function itself. Raises BadInput."""
+    named, sources = dict[str, str](), dict[str, str]()
+    for field, given in (("before", before), ("after", after)):
+        if not given:
+            continue
+        said = f"{given.__module__}:{given.__qualname__}" if callable(given) else str(given)
+        file, _, name = said.rpartition(":")
+        if not file or not name.isidentifier():
+            raise BadInput(f"{field}: {said!r} names no function: give FILE.py:FUNCTION or MODULE:FUNCTION")
+        path, source = _source(field, file, name)
+        if sources.setdefault(path.name, source) != source:
+            raise BadInput(f"{field}: {path} has the name of another file: rename it, or put both functions into one")
+        named[field] = f"{path.name}:{name}"
+    return Functions(before=named.get("before", ""), after=named.get("after", ""), sources=sources) if named else None
+
+
+def _source(field: str, file: str, name: str) -> tuple[Path, str]:
+    """A file of Python, or that of a module, and its text, which has a function of this name. Raises BadInput."""
+    path = Path(file)
+    if path.suffix != ".py":
+        module = sys.modules.get(file)
+        try:
+            found = getattr(module, "__file__", None) or getattr(_found(file), "origin", None)
+        except (ImportError, ValueError):
+            found = None
+        path = Path(found or f"{file.replace('.', '/')}.py")
     try:
-        source = Path(file).read_bytes()
-        names = {one.name for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)}
+        source = path.read_text("utf-8")
+        there = {one.name for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)}
     except (OSError, SyntaxError, ValueError) as error:
-        raise BadInput(f"metric: {file} cannot be read as Python: {error}") from error
-    if name not in names:
-        raise BadInput(f"metric: {file} has no function {name}, only {', '.join(sorted(names)) or 'none'}")
-    return name, source
+        raise BadInput(f"{field}: {file} cannot be read as Python: {error}") from error
+    if name not in there:
+        raise BadInput(f"{field}: {file} has no function {name}, only {', '.join(sorted(there)) or 'none'}")
+    if len(source) > MOST_SOURCE:
+        raise BadInput(f"{field}: {file} has more than {MOST_SOURCE >> 10} kB: put the function into a file of its own")
+    running = getattr(sys.modules["__main__"], "__file__", None)
+    if running and path.resolve() == Path(running).resolve() and "__name__" not in source:
+        raise BadInput(
+            f'{field}: {file} is the script that runs now, which would run again: put its work under `if __name__ == "__main__":`, or '
+            "the function into a file of its own"
+        )
+    return path, source
+
+
+def _found(module: str) -> Any:
+    """Where a module that is not imported is, also in the working directory, as for scripts and commands."""
+    first = module.partition(".")[0]
+    return find_spec(module) if find_spec(first) else PathFinder.find_spec(first, [str(Path.cwd())])
+
+
+def made_here(functions: Functions, when: str, inputs: Mapping[str, Any]) -> list[Alike]:
+    """What one of the functions makes of these items, here, where its owner trusts it. Raises BadInput."""
+    said = getattr(functions, when)
+    file, _, name = said.rpartition(":")
+    try:
+        return applied(made(name, functions.sources[file], said), said, inputs)
+    except FunctionFailed as error:
+        raise BadInput(f"{when}: {error}") from error
+
+
+def raw_samples(x: Any) -> Named:
+    """What `before` is given: arrays by input; bytes stay bytes, and paths become those of their files. Raises BadInput."""
+    found = {}
+    for name, given in x.items() if isinstance(x, Mapping) else (columns_of(x) or {"x": x}).items():
+        values = opened(list(given) if isinstance(given, tuple) else given)
+        if isinstance(values, list) and any(isinstance(one, bytes) and one.endswith(b"\0") for one in values):
+            raise BadInput(f"x: an item of {name!r} ends in a zero byte, which numpy's files lose: append another byte")
+        found[str(name)] = np.asarray(values)
+        if found[str(name)].dtype.kind == "O":
+            raise BadInput(f"x: {name!r} holds Python objects: give bytes, texts, numbers, or arrays of one shape")
+    return found
 
 
 def arrays_of(x: Any, names: list[str]) -> Named:
@@ -222,9 +294,12 @@ def validation_file(
     inputs = {name.removeprefix(prefix): one for name, one in arrays.items() if name not in about}
     if not request.allow_nan:
         check_finite(inputs)
-    trial = try_file(model, inputs, request.inputs_key, request.format) if say is not None and inputs else None
+    trial = _trial(model, inputs, request) if say is not None and inputs else None
     texts = given is not None and given.dtype.kind in "US"
-    labels, classes, metric = numbered(given, request.metric or None, request.labels, trial)
+    if given is not None and texts and _says_class(request):
+        labels, classes, metric = given.astype(str), list[str](), request.metric or "top1"
+    else:
+        labels, classes, metric = numbered(given, request.metric or None, request.labels, trial)
     request = structs.replace(request, metric=metric, labels=classes)
     if say is not None and inputs:
         note = f"{model.name}, {request.format}"
@@ -235,6 +310,29 @@ def validation_file(
         kept = {} if given is None else {request.labels_key: labels if texts else given}
         np.savez(path, allow_pickle=False, **{**arrays, **kept, **more})
     return path, request
+
+
+def _says_class(request: Register) -> bool:
+    """Whether the model's owner has a function say the classes' names, which labels in words are then compared with."""
+    after = request.functions is not None and request.functions.after
+    return bool(after) and not request.labels and request.metric in ("", "top1", "f1_macro")
+
+
+def _trial(model: Path, inputs: Named, request: Register) -> Trial | None:
+    """The first sample's way through the functions and the model. Raises BadInput."""
+    functions = request.functions
+    first = {name: one[:1] for name, one in inputs.items()}
+    inside = made_here(functions, "before", first)[0].arrays if functions and functions.before else inputs
+    trial = try_file(model, inside, request.inputs_key, request.format)
+    if trial is None or trial.failed or functions is None:
+        return trial
+    specs = trial.inputs
+    if functions.before:
+        specs = [TensorSpec(name=k, datatype=datatype_of(a), shape=list(a.shape[1:]), binary=a.dtype.kind == "S") for k, a in first.items()]  # fmt: skip
+    if not functions.after:
+        return structs.replace(trial, inputs=specs)
+    raw = {spec.name: trial.answers[spec.name].reshape(1, *spec.shape) for spec in trial.outputs}
+    return trial_of(specs, None, made_here(functions, "after", raw)[0].arrays)
 
 
 def _named(validation: tuple[Array | Named, Array | None], request: Register) -> dict[str, Array]:

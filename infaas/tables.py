@@ -115,12 +115,13 @@ def _column(table: Mapping[str, Any], spec: TensorSpec, names: Sequence[str]) ->
 def _plain_array(values: Any) -> "Array":
     import numpy as np  # noqa: PLC0415
 
+    values = [values] if isinstance(values, (str, bytes)) else values
     try:
-        array: Array = np.asarray([values] if isinstance(values, str) else values)
+        array: Array = np.asarray(values)
     except ValueError as error:
         raise BadInput("inputs: each item must have as many values as the others") from error
-    mixed = array.dtype.kind in "US" and not isinstance(values, str) and not hasattr(values, "dtype")
-    return np.asarray(values, object) if mixed else array  # numpy makes texts of numbers beside texts
+    mixed = array.dtype.kind in "US" and not hasattr(values, "dtype")
+    return np.asarray(values, object) if mixed else array  # numpy makes texts of numbers beside texts, and cuts bytes
 
 
 def _fitting(array: "Array", spec: TensorSpec, what: str) -> "Array":
@@ -133,7 +134,7 @@ def _fitting(array: "Array", spec: TensorSpec, what: str) -> "Array":
     if texts and any(isinstance(one, int) or (isinstance(one, float) and not math.isnan(one)) for one in flat.tolist()):
         raise BadInput(f"{what} holds numbers among its texts, and the app takes texts: convert it, as by .astype(str)")
     if texts:
-        array = array.astype(str)
+        array = array.astype(object if spec.binary else str)
     elif array.dtype.kind in "OUS":
         for row, one in enumerate(flat.tolist()):
             if not isinstance(one, (int, float, type(None))):

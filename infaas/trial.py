@@ -78,7 +78,7 @@ def _try_onnx(path: Path, given: Mapping[str, Array], key: str) -> Trial | None:
     except Exception as error:
         return Trial(inputs=specs, batch=batch, failed=" ".join(str(error).split())[:200])
     named = dict(zip([one.name for one in session.get_outputs()], outputs, strict=True))
-    return _trial(specs, batch, named)
+    return trial_of(specs, batch, named)
 
 
 def specs_of(session: Any) -> list[TensorSpec]:
@@ -116,12 +116,12 @@ def _try_pt2(path: Path, given: Mapping[str, Array]) -> Trial | None:
         return Trial(inputs=specs, failed=" ".join(str(error).split())[:200])
     parts = found if isinstance(found, (tuple, list)) else [found]
     if isinstance(found, dict):
-        return _trial(specs, None, {name: part.numpy() for name, part in found.items()})
+        return trial_of(specs, None, {name: part.numpy() for name, part in found.items()})
     names = ["output", *(f"output_{number}" for number in range(1, len(parts)))]
-    return _trial(specs, None, {name: part.numpy() for name, part in zip(names, parts, strict=True)})
+    return trial_of(specs, None, {name: part.numpy() for name, part in zip(names, parts, strict=True)})
 
 
-def _trial(specs: list[TensorSpec], batch: int | None, named: dict[str, Any]) -> Trial:
+def trial_of(specs: list[TensorSpec], batch: int | None, named: dict[str, Any]) -> Trial:
     tensors = {name: one for name, one in named.items() if hasattr(one, "dtype") and one.ndim}
     try:
         outputs = [
@@ -130,7 +130,7 @@ def _trial(specs: list[TensorSpec], batch: int | None, named: dict[str, Any]) ->
     except BadTensor as error:
         return Trial(inputs=specs, batch=batch, failed=str(error))
     answers = {
-        spec.name: tensors[spec.name][0].reshape(scored_shape(spec.shape))
+        spec.name: tensors[spec.name][:1].reshape(scored_shape(spec.shape))
         for spec in outputs
         if len(tensors[spec.name])
     }
@@ -148,6 +148,7 @@ def _feed(specs: list[TensorSpec], given: Mapping[str, Array], key: str, items: 
             names = ", ".join(one.name for one in specs)
             raise BadInput(f"x: the samples have no {spec.name!r}, only {', '.join(given)}; the model takes {names}")
         some = np.resize(array[:items], (items, *array.shape[1:]))
+        some = some.reshape(-1, 1) if some.ndim == 1 and spec.shape == [1] else some
         try:
             feed[spec.name] = fit(some, spec, spec.name)
         except BadTensor as error:
@@ -186,6 +187,8 @@ def understood(
         what, kind = "none", task or "any"
     elif metric not in METRICS:
         what, kind = f"{len(labels)}, as the function takes them", task or "any"
+    elif labels.dtype.kind == "U":
+        what = f"{len(np.unique(labels))} classes by their names"
     elif classes:
         names = ", ".join(classes[:SHOWN]) + ", …" * (len(classes) > SHOWN)
         what = f"{len(classes)} classes ({names})"
@@ -222,6 +225,8 @@ def answer_words(trial: Trial, classes: list[str], metric: str) -> str:
 
 
 def _label(value: Any, classes: list[str]) -> str:
+    if isinstance(value, str):
+        return value
     if hasattr(value, "ndim") and value.ndim:
         return ", ".join(f"{one:.4g}" for one in value.reshape(-1)[:SHOWN].tolist())
     number = float(value)
@@ -240,7 +245,7 @@ def _spec(spec: TensorSpec, batch: int | None = None, *, given: bool = True) -> 
     if spec.datatype == "UINT8" and given:
         notes.append("whole numbers 0 to 255")
     if spec.datatype == "BYTES":
-        notes.append("texts")
+        notes.append("bytes" if spec.binary else "texts")
     picture = _picture(spec.shape)
     if picture and given:
         notes.append(picture)

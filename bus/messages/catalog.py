@@ -15,6 +15,7 @@ class TensorSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     In its owner's words: columns: names along the last axis, of a table that is one input, or of a regressor's target. unit: of its numbers.
     bare: the model gives this output of one item without a batch axis, which is added; so it takes one item a call.
+    binary: of BYTES: its elements are bytes, as of a picture's file, and no texts.
     """
 
     name: str
@@ -23,6 +24,7 @@ class TensorSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     columns: list[str] = []
     unit: str = ""
     bare: bool = False
+    binary: bool = False
 
 
 class Signature(Struct, frozen=True, kw_only=True):
@@ -36,6 +38,24 @@ class Signature(Struct, frozen=True, kw_only=True):
         """The name and the unit of what a regressor predicts; empty where its owner has given none."""
         found = next((one for one in self.outputs if one.columns or one.unit), None)
         return ("", "") if found is None else (", ".join(found.columns), found.unit)
+
+
+class Functions(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Functions of the model's owner that each item of a query goes through, in a sandboxed process beside the model (bus/functions.py).
+
+    before, after: as FILE:FUNCTION; empty: there is none. sources: the files' texts, by FILE. model: what the model itself takes and gives, between
+    them; None: it is not inspected yet.
+    """
+
+    before: str = ""
+    after: str = ""
+    sources: dict[str, str] = {}
+    model: Signature | None = None
+
+    @property
+    def words(self) -> str:
+        """Which there are, for people."""
+        return " and ".join(f"{when} {name}" for when, name in (("before", self.before), ("after", self.after)) if name)
 
 
 class ProfileRow(Struct, frozen=True, kw_only=True):
@@ -81,7 +101,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
     hardware: device kind, "cpu", "gpu", ... agreement: the share of answers that equal those of the model as it was uploaded, of every output.
     differing: the outputs that are not scored and differ from the model's in more than FLOOR of the answers, with the share that agrees.
     price_per_s: US$ per second of an instance; if None, the instance's share of the device's memory and its threads decide the price.
-    metric, labels, allow_nan: as in `Register`. model_accuracy: of the model as it was uploaded; None: not known.
+    metric, labels, allow_nan, functions: as in `Register`. model_accuracy: of the model as it was uploaded; None: not known.
     alone: why each item is computed alone, since its answer would depend on others in its batch; empty: it does not.
     arithmetic: of the CPU on which it was measured, "exact" or "saturating", where its accuracy depends on that; it runs on such ones only.
     """
@@ -115,8 +135,15 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
     alone: str = ""
     arithmetic: str = ""
     differing: dict[str, float] = {}
+    functions: Functions | None = None
+
+    @property
+    def says_class(self) -> bool:
+        """Whether a text that comes out is the name of an item's class."""
+        return self.functions is not None and bool(self.functions.after) and self.metric in ("top1", "f1_macro")
 
 
+MOST_SOURCE = 64 * 1024  # bytes of a file of functions
 LARGEST_BATCH = 1024  # items
 LONGEST_MS = 600_000  # that a batch may take, or wait
 MOST_CONTEXTS = 64  # batches that an instance computes at a time
@@ -192,7 +219,7 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
     source, validation: object keys (sha256) of the uploaded files. inputs_key, labels_key: names of the arrays in the validation set.
     labels: names of the classes; empty if none were given. contended: its variants are measured beside further instances.
     contexts: batches that an instance of its variants computes at a time. allow_nan: its inputs may hold NaN and infinite values.
-    app: for which it was registered; "_": for none.
+    app: for which it was registered; "_": for none. functions: before and after it; `signature` is then what queries give and get.
     """
 
     model: str
@@ -212,6 +239,7 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
     contexts: int = 1
     allow_nan: bool = False
     app: str = "_"
+    functions: Functions | None = None
 
 
 class Ensemble(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from bus.fields import SHARE, TARGET, TOKEN, TOKEN_OR_NONE, Length, Number, Text, choice
-from bus.messages.catalog import LARGEST_BATCH, METRICS, MOST_CONTEXTS, Profile, Signature
+from bus.messages.catalog import LARGEST_BATCH, METRICS, MOST_CONTEXTS, Functions, Profile, Signature
 
 Code = Literal[
     "bad_request",
@@ -281,6 +281,9 @@ class Register(Struct, frozen=True, kw_only=True):
         list[str],
         "Names of the columns of a table that is the model's only input, in their order. Queries may then name them.",
     ] = []
+    functions: Annotated[
+        Functions | None, "Functions of your own before and after the model, which run in the sandbox beside it."
+    ] = None
 
 
 class RegistrationAccepted(Struct, frozen=True, kw_only=True):

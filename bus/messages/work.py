@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from bus.messages.catalog import Profile, Signature, VariantRecord
+from bus.messages.catalog import Functions, Profile, Signature, VariantRecord
 from bus.messages.public import Register
 
 
@@ -40,6 +40,7 @@ class InspectModel(Struct, frozen=True, kw_only=True):
     stored: bool = False
     hardware: str = "cpu"
     keep: bool = True
+    functions: Functions | None = None
 
 
 class BuildVariants(Struct, frozen=True, kw_only=True):
@@ -60,6 +61,7 @@ class BuildVariants(Struct, frozen=True, kw_only=True):
     contended: bool = False
     contexts: int = 1
     allow_nan: bool = False
+    functions: Functions | None = None
 
 
 class CancelWork(Struct, frozen=True, kw_only=True):
@@ -89,6 +91,7 @@ class ModelInspected(Struct, frozen=True, kw_only=True):
     frameworks: dict[str, str]
     most_batch: int = 0
     alone: str = ""
+    functions: Functions | None = None
 
 
 class VariantBuilt(Struct, frozen=True, kw_only=True):

@@ -135,13 +135,15 @@ def _table(rows: pd.DataFrame) -> None:
                 [
                     *[f"accuracy is {metric}: {formats.number(value)}"] * (metric not in (None, "top1", "top5")),
                     *[f"other answers: {', '.join(differing or ())}"] * bool(differing),
+                    *[f"functions of its owner {functions}"] * bool(functions),
                     *["worse than another"] * bool(each),
                     *[f"one item at a time: {why}"] * bool(why),
                 ]
             )
             or None
-            for metric, value, differing, each, why in zip(
-                rows["metric"], rows["measured"], rows["differing"], rows["dominated"], rows["alone"], strict=True
+            for metric, value, differing, functions, each, why in zip(
+                *(rows[name] for name in ("metric", "measured", "differing", "functions", "dominated", "alone")),
+                strict=True,
             )
         ],
     )

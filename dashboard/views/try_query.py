@@ -55,11 +55,14 @@ def choose_inputs(specs: list[TensorSpec]) -> dict[str, Any] | None:
             height=120,
         )
         return inputs.from_json(text, specs) if text.strip() else None
-    endings = [*inputs.ARRAYS, *(inputs.PICTURES if inputs.picture_shape(specs) else ())]
+    whole = len(specs) == 1 and specs[0].binary  # a file is an item as it is
+    endings = [*inputs.ARRAYS, *(inputs.PICTURES if whole or inputs.picture_shape(specs) else ())]
     file = st.file_uploader("File", endings, key=f"file-{app}")
     if file is None:
         return None
     if file.name.rpartition(".")[2].lower() in inputs.PICTURES:
+        if whole:
+            return {specs[0].name: [file.getvalue()]}
         return _picture(file.getvalue(), specs)
     return inputs.from_file(file.name, file.getvalue(), specs)
 

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 from msgspec import UNSET, Struct, defstruct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from bus.fields import Named, Number, fields_of, hints_of
-from bus.messages.catalog import AGREEMENT, AppRecord, Ensemble, ModelRecord
+from bus.messages.catalog import AGREEMENT, AppRecord, Ensemble, Functions, ModelRecord
 from bus.messages.public import Register
 from bus.messages.verbs import AppSettings
 from bus.port import KeyValueEntry
@@ -33,6 +33,7 @@ from services.simulation.scenario.planning import PipelineBlock
 from services.simulation.scenario.toml import Location, ScenarioError, key_text, read_toml, struct_at, value_text
 
 Item = dict[str, Any]
+AROUND = ("before", "after")  # functions of a model's owner
 _OF_A_MODEL = ("version", "task", "metric", "inputs_key", "labels_key", "labels", "contended", "contexts", "allow_nan")
 
 
@@ -53,6 +54,7 @@ ModelBlock: Any = defstruct(  # a [[model]]; sha256: of its file, which then nee
         ("file", str),
         ("validation", str, ""),
         ("sha256", str, ""),
+        *((one, str, "") for one in AROUND),
         *(
             (one, hints_of(Register)[one], "" if one == "metric" else fields_of(Register)[one].default)
             for one in _OF_A_MODEL
@@ -233,19 +235,24 @@ def _said(value: Struct) -> Item:
 
 
 def _model(block: Any, there: Catalog, at: Location, folder: Path) -> Change | None:
+    from infaas.samples import functions_of  # noqa: PLC0415  (numpy takes long to import)
+
     versions = there.versions(block.name)
     known = versions.get(block.version) if block.version is not None else None
-    source, validation = _digests(block, at, folder)
+    around = {one: str(folder / said) if ".py:" in said else said for one in AROUND if (said := getattr(block, one))}
+    absent = [said for said in around.values() if ".py:" in said and not Path(said.rpartition(":")[0]).is_file()]
+    functions = None if block.sha256 and absent else functions_of(**around)
+    source, validation = _digests(block, at, folder, functions)
     same = [
         one
         for one in ([known] if known else [] if block.version else versions.values())
-        if one.source == source and validation in (None, one.validation)
+        if one.source == source and validation in (None, one.validation) and _alike(functions, block, one.functions)
     ]
     if same:
         return None
     if known is not None:
         at.at("version").refuse(
-            f"version {block.version} of {block.name} is another file or has other samples: give another version"
+            f"version {block.version} of {block.name} is another file, or has other samples or functions: give another version"
         )
     file = _path(block.file, folder)
     if validation is None and block.validation:
@@ -253,17 +260,25 @@ def _model(block: Any, there: Catalog, at: Location, folder: Path) -> Change | N
     fields = {"file": file, "app": block.app, "model": block.name}
     if block.validation:
         fields["validation"] = folder / block.validation
-    fields |= {name: getattr(block, name) for name in _OF_A_MODEL}
+    fields |= {name: getattr(block, name) for name in _OF_A_MODEL} | around
     said = f" version {block.version}" if block.version is not None else ""
     against = "" if block.validation else ", measured against its own answers to random items"
     return Change(f"+ model {block.name}{said} for app {block.app}: {block.file}{against}", "", fields)
+
+
+def _alike(functions: Functions | None, block: Any, known: Functions | None) -> bool:
+    """Whether a registered model has the block's functions. functions: None: their files are not there, and their names must do."""
+    if functions is not None:
+        return known is not None and replace(known, model=None) == functions
+    names = [known.before, known.after] if known else ["", ""]
+    return names == [Path(getattr(block, one)).name for one in AROUND]
 
 
 def _path(file: str, folder: Path) -> str:
     return file if file.startswith(("http://", "https://")) else str(folder / file)
 
 
-def _digests(block: Any, at: Location, folder: Path) -> tuple[str, str | None]:
+def _digests(block: Any, at: Location, folder: Path, functions: Functions | None) -> tuple[str, str | None]:
     """Of the model's file and of its samples, as they would be uploaded. None: not known."""
     from infaas.conversion import whole_onnx  # noqa: PLC0415  (numpy takes long to import)
     from infaas.samples import validation_file  # noqa: PLC0415
@@ -281,7 +296,9 @@ def _digests(block: Any, at: Location, folder: Path) -> tuple[str, str | None]:
         if block.validation:
             keys = ("metric", "inputs_key", "labels_key", "labels", "allow_nan")
             said = {name: getattr(block, name) for name in keys}
-            request = Register(app=block.app, model=block.name, format="onnx", object="", validation="", **said)
+            request = Register(
+                app=block.app, model=block.name, format="onnx", object="", validation="", functions=functions, **said
+            )
             sent, _ = validation_file(Path(file), samples, request, Path(directory), None)
             validation = hashlib.sha256(sent.read_bytes()).hexdigest()
     if block.sha256 not in ("", source):
@@ -369,6 +386,8 @@ def _file_of(model: ModelRecord) -> Item:
         "validation": f"{stem}.npz",
         "sha256": model.source,
     }
+    if model.functions is not None:
+        found |= {name: f"models/{said}" for name in AROUND if (said := getattr(model.functions, name))}
     return found | {name: one for name in _OF_A_MODEL if (one := getattr(model, name)) not in (None, [], False)}
 
 

@@ -298,7 +298,11 @@ def _offer(closest: dict[str, Any]) -> str:
 
 
 def print_variants(columns: Sequence[Column], empty: str, items: list[dict[str, Any]], wide: bool) -> None:
-    """A table of variants; then of each that computes one item at a time, why it does."""
+    """A table of variants; then whose owners' functions run as part of them, and of each that computes one item at a time, why it does."""
     print_table(items, columns, empty, wide=wide)
+    for name, said in {
+        f"{item['model']} {item['version']}": item["functions"] for item in items if item.get("functions")
+    }.items():
+        print(f"functions of its owner: {name}: {said} the model, in the sandbox; figures and prices are with them")
     for variant, reason in {item["variant"]: item["alone"] for item in items if item.get("alone")}.items():
         print(f"one item at a time: {variant}: {reason}")

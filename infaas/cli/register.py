@@ -24,7 +24,7 @@ from infaas.cli.output import (
 )
 from infaas.client import Client
 from infaas.connecting import connect
-from infaas.errors import RegistrationFailed
+from infaas.errors import BadInput, RegistrationFailed
 from infaas.folders import example_of, is_mlflow
 from infaas.inputs import read_arrays
 from infaas.registering import document_of, status_document
@@ -71,6 +71,8 @@ def register(
     default_output: str | None = None,
     labels: str | None = None,
     format: Literal["onnx", "pt2", "torchscript"] | None = None,
+    before: str | None = None,
+    after: str | None = None,
     stated: RegisterOptions = NO_OPTIONS,
     data_dir: DataDir = None,
     wide: Wide = False,
@@ -106,15 +108,27 @@ def register(
         then hold them.
     format
         Format of the model file, if its name does not tell.
+    before
+        Your function that makes of an item of a query what the model takes, FILE.py:FUNCTION or MODULE:FUNCTION. It runs in the sandbox.
+    after
+        Your function that makes the answer of what the model gives for an item, as the name of its class.
 
     """
     if validation is None and not is_mlflow(model_file):
         usage("register needs --validation: write --validation FILE.npz, `infaas register --help` lists what it takes")
+    from infaas.samples import functions_of, own_metric  # noqa: PLC0415  (numpy takes long to import)
+
+    try:
+        own_metric(metric), functions_of(before, after)
+    except BadInput as error:
+        usage(f"--{error}")
     options: dict[str, Any] = asdict(stated) | {
         "metric": metric,
         "default_output": None if default_output is None else json_or_text(default_output),
         "labels": [] if labels is None else names_of(labels),
         "format": format,
+        "before": before,
+        "after": after,
         "say": progress,
     }
 

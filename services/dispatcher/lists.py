@@ -110,6 +110,7 @@ def _models(ask: ListRequest, catalog: Catalog) -> list[dict[str, Any]]:
                 "outputs": _specs(model.signature.outputs),
                 "labels": model.labels,
                 "format": model.format,
+                "functions": "" if model.functions is None else model.functions.words,
                 "variants": len(catalog.variants_at(model.model, model.version)),
                 "created": model.created,
             }
@@ -151,6 +152,7 @@ def _variants(ask: ListRequest, view: ClusterView, hops: Mapping[str, MeasuredHo
                     "threads": record.threads,
                     "max_batch": record.max_batch,
                     "alone": record.alone,
+                    "functions": "" if record.functions is None else record.functions.words,
                     "arithmetic": record.arithmetic,
                     "batching": "+".join(sorted({one.status.batching for one in instances})) or record.batching,
                     "accuracy": record.accuracy,

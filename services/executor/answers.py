@@ -106,6 +106,24 @@ def spans_of(query: QueuedQuery, where: Mapping[str, str], result: BatchResult, 
     about = {f"infaas.{key}": value for key, value in where.items()}
     error = "" if result.errors is None else "bad_request" if result.unfit else "model_error"
     more = {"infaas.app": query.route.app, "infaas.query.uid": uid.hex(), "infaas.query.items": query.items}
+    before_s, after_s = result.functions_s or (0.0, 0.0)
+    around = [
+        Span(
+            trace=type(trace)(trace.trace, inner, trace.flags, trace.state),
+            span=span_id(uid, name),
+            name=f"infaas {name}",
+            kind="internal",
+            start=start,
+            end=start + taken,
+            attributes=about,
+            error=error,
+        )
+        for name, start, taken in (
+            ("before", result.started, before_s),
+            ("after", result.finished - after_s, after_s),
+        )
+        if taken
+    ]
     return [
         Span(
             trace=trace,
@@ -127,4 +145,5 @@ def spans_of(query: QueuedQuery, where: Mapping[str, str], result: BatchResult, 
             attributes={**about, "infaas.batch.items": batch},
             error=error,
         ),
+        *around,
     ]

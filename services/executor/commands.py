@@ -89,6 +89,7 @@ class BatchResult(Struct, frozen=True, gc=False):
 
     bytes: of all outputs together, at most. note: why the outputs are zeros that a simulated device made up; it becomes the answers' `reason`. unfit: the
     inputs are to blame for the errors, and not the model. labels: names of the classes, by query; None: the model has none.
+    functions_s: seconds of the functions before and after the model; None: it has none.
     """
 
     started: float
@@ -99,6 +100,7 @@ class BatchResult(Struct, frozen=True, gc=False):
     note: str = ""
     unfit: bool = False
     labels: list[list[str]] | None = None
+    functions_s: tuple[float, float] | None = None
 
 
 class FetchInputs(Struct, frozen=True):

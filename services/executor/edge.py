@@ -33,7 +33,8 @@ from bus.subjects import Subjects
 from bus.tensors import BadTensor, check_finite, datatype_of, dtype_of, fit, from_array, to_array
 from services.core.ensemble.outputs import class_names
 from services.core.settings import ExecutorSettings
-from services.executor.backends.base import BackendError, Handle, RunFailed, plain
+from services.executor.backends.base import BackendError, Handle, ItemRefused, RunFailed, plain
+from services.executor.backends.functions import WithFunctions
 from services.executor.commands import (
     BatchResult,
     FetchInputs,
@@ -116,7 +117,7 @@ def _one(inputs: Inputs | None, spec: TensorSpec, where: str) -> Array:
         inputs = inputs[spec.name]
     if inputs is None:
         raise ValueError(f"{where} is missing")
-    return fit(to_array(inputs, where), spec, where)
+    return fit(to_array(inputs, where, binary=spec.binary), spec, where)
 
 
 def split(outputs: list[Array], names: tuple[str, ...], queries: list[QueuedQuery]) -> list[dict[str, Tensor]]:
@@ -247,7 +248,8 @@ class ExecutorEdge:
                 return await store_outputs(self._bus, self._subjects.outputs_bucket, command.key, command.outputs)
             case MeasureProcess():
                 cpu = self._process.cpu_times()
-                return ProcessUse(self._process.memory_info().rss / 2**20, cpu.user + cpu.system)
+                memory_mb = self._process.memory_info().rss / 2**20 + self._models.beside_mb()
+                return ProcessUse(memory_mb, cpu.user + cpu.system)
         raise TypeError(f"unknown command {command!r}")
 
     async def _gather(self, command: FetchInputs) -> bytes:
@@ -283,11 +285,12 @@ class ExecutorEdge:
                 unfit = False
                 outputs = self._named_pieces(model, arrays)
             parts = split(outputs, handle.outputs, queries)
-            labels = named_classes(outputs, record.labels, queries) if record.labels else None
-            return BatchResult(started, unix_now(), parts, None, most_bytes(outputs), labels=labels)
+            labels = named_classes(outputs, record.labels, queries) if record.labels or record.says_class else None
+            took = handle.took() if isinstance(handle, WithFunctions) else None
+            return BatchResult(started, unix_now(), parts, None, most_bytes(outputs), labels=labels, functions_s=took)
         except (BackendError, BadTensor, NotANumber, ValueError, KeyError, MemoryError) as error:
             found = [plain(error)] * len(queries)
-            return BatchResult(started, unix_now(), [], found, unfit=unfit and isinstance(error, BadTensor))
+            return BatchResult(started, unix_now(), [], found, unfit=isinstance(error, BadTensor if unfit else ItemRefused))
 
     @staticmethod
     def _pieces(model: ModelInMemory, array: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from typing import TypeVar
 import psutil
 from msgspec.structs import replace
 
-from bus.messages.catalog import TensorSpec, VariantRecord
+from bus.messages.catalog import Signature, TensorSpec, VariantRecord
 from bus.port import Bus, ObjectStore
 from bus.subjects import Subjects
 from bus.tensors import zeros
@@ -34,6 +34,7 @@ from services.executor.backends.base import (
     spec_of,
     trim_memory,
 )
+from services.executor.backends.functions import WithFunctions, with_functions
 from services.executor.commands import (
     LOADERS,
     LoadedModel,
@@ -155,9 +156,14 @@ class DeviceModels:
         if model is not None:
             await self._close(model)
 
+    def beside_mb(self) -> float:
+        """Memory of the processes of models' functions."""
+        handles = [model.handle for model in self.loaded.values()]
+        return sum(one.beside_mb for one in handles if isinstance(one, WithFunctions))
+
     def _take(self, instance: str, model: ModelInMemory) -> None:
         self.loaded[instance] = model
-        if model.own:
+        if model.own or isinstance(model.handle, WithFunctions):
             self.off_loop.add(instance)
         else:
             self.off_loop.discard(instance)
@@ -236,24 +242,33 @@ def _load_and_warm(path: Path, record: VariantRecord, device: str, memory: Growt
     """
     started, first = time.perf_counter(), record.framework not in _started
     with memory.measure() as grown:
-        handle = backend(record.framework).load(path, spec_of(record, device))
-        _warm(handle, record)
+        spec = spec_of(record, device)
+        handle = backend(record.framework).load(path, spec)
+        _warm(handle, record.framework, spec.signature or record.signature)
         trim_memory()  # a file's contents, and all that only the load needed
     _started.add(record.framework)
-    return handle, (time.perf_counter() - started) * 1000.0, 0.0 if first else grown.mb
+    grown_mb = 0.0 if first else grown.mb
+    if record.functions is not None:
+        try:
+            handle = whole = with_functions(handle, record.functions, record.signature)
+        except LoadFailed:
+            handle.close()
+            raise
+        grown_mb += whole.beside_mb
+    return handle, (time.perf_counter() - started) * 1000.0, grown_mb
 
 
-def _warm(handle: Handle, record: VariantRecord) -> None:
+def _warm(handle: Handle, framework: str, signature: Signature) -> None:
     """Run it once: that allocates, or connects, and no query should pay for it."""
-    inputs = {spec.name: zeros(spec) for spec in record.signature.inputs if spec.datatype != "BYTES"}
-    if len(inputs) == len(record.signature.inputs):
+    inputs = {spec.name: zeros(spec) for spec in signature.inputs if spec.datatype != "BYTES"}
+    if len(inputs) == len(signature.inputs):
         timer = threading.Timer(ENGINE_S, handle.cancel)
-        if record.framework == REMOTE:
+        if framework == REMOTE:
             timer.start()
         try:
             handle.run(inputs)
         except BackendError as error:
-            log.info("the warm-up run failed: %s", error, extra={"variant": record.variant})
+            log.info("the warm-up run failed: %s", error, extra={"framework": framework})
         finally:
             timer.cancel()
 

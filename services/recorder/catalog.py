@@ -90,6 +90,7 @@ class CatalogWriter:
                 "batching": record.batching, "provenance": profile.provenance, "dominated": record.dominated,
                 "simulated": record.simulated, "attributes": _json(record.attributes),
                 "shared": _shared(record), "model_accuracy": record.model_accuracy, "alone": record.alone or None,
+                "functions": None if record.functions is None else record.functions.words,
                 "differing": _json(record.differing), "metric": record.metric,
                 "measured": None if record.accuracy is None else value_of(record.accuracy, record.metric),
             },

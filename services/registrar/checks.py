@@ -10,7 +10,7 @@ from msgspec import NODEFAULT, UNSET, Raw, Struct, ValidationError, convert
 
 from bus.codec import BadMessage, decode, encode, explain
 from bus.fields import faults
-from bus.messages.catalog import TARGETS, Ensemble, PipelinePlan, VariantRecord
+from bus.messages.catalog import MOST_SOURCE, TARGETS, Ensemble, PipelinePlan, VariantRecord
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.public import Error, Register
 from bus.messages.verbs import (
@@ -31,6 +31,7 @@ from services.registrar.pipelines import absent_hardware, plan_of
 
 CONTAINER = "container"  # a user's own process, which has measured itself
 POLICIES = ("exp3", "exp4", "majority", "weighted")
+AROUND = ("onnx", "pt2")  # formats of models that functions of their owners may go around
 IMPORT_PATH = re.compile(r"(?=.{3,200}\Z)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
 NO_SELECTION = Ensemble()
 LEARNING = ("exp3", "exp4")  # policies that learn at the rate `eta`; a class of one's own gets none
@@ -61,9 +62,29 @@ def registration_error(request: Register, settings: RegistrarSettings) -> Error 
         wrong.append("contexts: contended measures one batch at a time; give one of both")
     if request.contended and request.format in (CONTAINER, REMOTE):
         wrong.append(f"contended: format {request.format} is measured alone; leave it out")
+    if request.functions is not None:
+        wrong += _functions(request)
     if request.inputs_key == request.labels_key:
         wrong.append("labels_key: must differ from inputs_key")
     return Error(code="bad_request", message="; ".join(wrong)) if wrong else None
+
+
+def _functions(request: Register) -> list[str]:
+    functions, wrong = request.functions, []
+    assert functions is not None
+    if request.format not in AROUND:
+        wrong.append(
+            f"functions: run before and after {' and '.join(AROUND)} models, not {request.format}: put them into what is served there"
+        )
+    if not functions.words:
+        wrong.append("functions: name one, before or after")
+    if sum(map(len, functions.sources.values())) > 2 * MOST_SOURCE:
+        wrong.append(f"functions.sources: at most {MOST_SOURCE >> 10} kB each")
+    for name in filter(None, (functions.before, functions.after)):
+        file, _, function = name.rpartition(":")
+        if file not in functions.sources or not function.isidentifier():
+            wrong.append(f"functions: {name[:80]!r} must be FILE:FUNCTION, and FILE among the sources")
+    return wrong
 
 
 def _file_fields(request: Register) -> list[str]:

@@ -57,11 +57,14 @@ async def read_frame(stream: "asyncio.StreamReader", most: int) -> bytes:
 
 
 class Channel:
-    """Messages in both directions, without asyncio. `received` raises EOFError when the other side has ended, `send` an OSError."""
+    """Messages in both directions, without asyncio. `received` raises EOFError when the other side has ended, or says more than `most` bytes at
+    once, `send` an OSError.
+    """
 
-    def __init__(self, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
+    def __init__(self, incoming: IO[bytes], outgoing: IO[bytes], most: int = 2**32) -> None:
         self._incoming = incoming
         self._outgoing = outgoing
+        self._most = most
 
     @classmethod
     def of_child(cls) -> "Channel":
@@ -87,6 +90,8 @@ class Channel:
                 stream.close()
 
     def _exactly(self, count: int) -> bytes:
+        if count > self._most:
+            raise EOFError
         data = self._incoming.read(count)
         if len(data) < count:
             raise EOFError

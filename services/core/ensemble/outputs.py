@@ -202,9 +202,15 @@ def _vote(shares: NDArray[np.float64], stack: Array) -> Array:
 
 
 def class_names(outputs: Iterable[Array], labels: Sequence[str]) -> list[str] | None:
-    """The name of each item's class: of class numbers, else of the largest score. None: no output tells the class, or there are no names."""
+    """The name of each item's class: of class numbers, else of the largest score; without labels, the text that comes out. None: no output
+    tells the class.
+    """
     n = len(labels)
-    for array in outputs if n else ():
+    for array in outputs:
+        if array.dtype.kind in "OUS" and not n and array.size == len(array):
+            return [str(one) for one in array.reshape(-1).tolist()]
+        if not n:
+            continue
         if array.dtype.kind in "iu" and array.size == len(array):
             numbers = array.reshape(-1)
         elif array.dtype.kind == "f" and n > 1 and array.size == n * len(array):

@@ -39,6 +39,10 @@ class InputRejected(BackendError):
     """The model does not take these inputs: wrong name, shape or datatype. Nothing was run."""
 
 
+class ItemRefused(InputRejected):
+    """A function of the model's owner says by a ValueError that an item is wrong: the query's mistake, and not the model's."""
+
+
 class RunFailed(BackendError):
     """The model itself failed on these inputs."""
 
@@ -66,7 +70,8 @@ def spec_of(record: VariantRecord, device: str) -> LoadSpec:
     """How to load this variant on this device."""
     # A variant of this format exists only where registration was allowed to make one.
     options = {"allow_torchscript": "true"} if record.format == "torchscript" else {}
-    return filled(LoadSpec, record, device=device, options=options)
+    inside = None if record.functions is None else record.functions.model
+    return filled(LoadSpec, record, device=device, options=options, signature=inside or record.signature)
 
 
 class Handle(Protocol):

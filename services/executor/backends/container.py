@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 from msgspec import Struct
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bus.tensors import Array
 
 METHOD = "predict_batch"
+R = TypeVar("R")
 AGAIN_S = 0.02  # s between looks whether the process has been started again
 
 
@@ -43,29 +44,27 @@ class _Call(Struct, frozen=True):
     inputs: dict[str, Tensor]
 
 
-class _Reply(Struct, frozen=True):
+class Reply(Struct, frozen=True):
     """What became of a batch, or of the start. error: empty if it succeeded."""
 
     outputs: dict[str, Tensor] = {}
     error: str = ""
 
 
-class UserProcess:
-    """A `Handle`. target: "module:Class", looked up in `directory` first. Call `open` before everything else.
+class ChildProcess:
+    """A process that runs code of somebody else: started, ended, and started again where it has ended. Call `open` before everything else.
 
-    Once `signature` is set, outputs are checked against it, and converted to its datatypes where nothing but precision is lost.
+    command: of it. directory: where it runs. code: that it loads; what: that is called of it, for errors. One call is made at a time.
     """
 
-    def __init__(self, target: str, directory: Path) -> None:
-        self.proof = f"{target} in a process of its own"
-        self.inputs: tuple[str, ...] = ()
-        self.outputs: tuple[str, ...] = ()
+    def __init__(self, command: list[str], directory: Path, code: str, what: str) -> None:
         self.memory_mb = 0.0
-        self.one_at_a_time = "predict_batch is called for one batch at a time"
-        self._signature: Signature | None = None
-        self._command = dies_with_parent([sys.executable, "-P", "-m", __spec__.name, target], signal.SIGKILL)
-        self._target = target
+        self._code = code
+        self._command = dies_with_parent(command, signal.SIGKILL)
         self._directory = directory
+        self._what = what
+        self.stderr: int | None = None  # ours
+        self.most_bytes = 2**32  # of a reply
         # One thread for all starts: the kernel ends a child when the thread that started it ends.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="container")
         self._starting: Future[None] | None = None
@@ -75,19 +74,12 @@ class UserProcess:
         self._given_up = threading.Event()
         self._cancelled = False
 
-    def open(self) -> None:
-        """Start the process; returns when the class is made. Raises LoadFailed with the error of the class."""
-        self._starter.submit(self._start).result()
-
-    @property
-    def signature(self) -> Signature | None:
-        return self._signature
-
-    @signature.setter
-    def signature(self, signature: Signature) -> None:
-        self._signature = signature
-        self.inputs = tuple(spec.name for spec in signature.inputs)
-        self.outputs = tuple(spec.name for spec in signature.outputs)
+    def open(self, *, here: bool = False) -> None:
+        """Start the process; returns when the code is loaded. here: in this thread. Raises LoadFailed with the error of the code."""
+        if here:
+            self._start()
+        else:
+            self._starter.submit(self._start).result()
 
     def measure_memory(self) -> float:
         """Resident memory of the process, in MB, as `memory_mb` has it from now on."""
@@ -95,36 +87,23 @@ class UserProcess:
             self.memory_mb = psutil.Process(self._process.pid).memory_info().rss / 2**20
         return self.memory_mb
 
-    # -- Handle
-
-    def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":
-        """Raises RunFailed, Cancelled."""
+    def exchange(self, call: Any, kind: type[R]) -> R:
+        """The reply to a call. Raises RunFailed, Cancelled."""
         self._given_up.clear()
         self._await_process()
         try:
-            self._channel.send(_Call({name: from_array(array) for name, array in inputs.items()}))
-            reply = self._channel.received(_Reply)
+            self._channel.send(call)
+            return self._channel.received(kind)
         except (EOFError, OSError):
             raise self._ended() from None
         except BadMessage as error:
-            raise RunFailed(f"what {METHOD} returned cannot be read: {error}") from error
-        if reply.error:
-            raise RunFailed(plain(reply.error))
-        try:
-            arrays = {name: to_array(tensor, f"outputs.{name}") for name, tensor in reply.outputs.items()}
-        except BadTensor as error:
-            raise RunFailed(f"{METHOD}: {error}") from error
-        n = len(next(iter(inputs.values())))
-        return arrays if self._signature is None else checked_outputs(arrays, self._signature, n, METHOD)
-
-    def run_single(self, array: "Array") -> "list[Array]":
-        return in_order(self.run({self.inputs[0]: array}), self.outputs)
+            raise RunFailed(f"what {self._what} returned cannot be read: {error}") from error
 
     def cancel(self) -> None:
         """End the process: the only way to end code of somebody else."""
         if self._up.is_set():
             self._cancelled = True
-            self._process.kill()
+            kill_group(self._process.pid)  # what it has started may hold the channel open
         else:
             self._given_up.set()
 
@@ -133,13 +112,19 @@ class UserProcess:
         self._up.clear()
         with self._changing, suppress(AttributeError):  # it has never been started
             self._closed = True
-            kill_group(self._process.pid)  # and whatever it has started, which may hold the channel open
+            kill_group(self._process.pid)
             self._process.wait()
         self._starter.shutdown()
         with suppress(AttributeError):
             self._channel.close()
 
     # -- inside
+
+    def _environment(self) -> dict[str, str]:
+        return with_our_source(os.environ)
+
+    def _greet(self, channel: Channel) -> None:
+        """What the process must hear before it says that it is ready."""
 
     def _start(self) -> None:
         with self._changing:
@@ -149,16 +134,18 @@ class UserProcess:
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=self.stderr,
                 cwd=self._directory,
-                env=with_our_source(os.environ),
+                env=self._environment(),
                 process_group=0,  # Ctrl-C reaches only us
             )
             assert process.stdin is not None and process.stdout is not None, "they are pipes"
-            self._channel = Channel(process.stdout, process.stdin)
+            self._channel = Channel(process.stdout, process.stdin, self.most_bytes)
         try:
-            error = self._channel.received(_Reply).error
+            self._greet(self._channel)
+            error = self._channel.received(Reply).error
         except (EOFError, OSError):
-            error = f"the process {self._how_it_ended()} before {self._target} was made"
+            error = f"the process {self._how_it_ended()} before {self._code} was made"
         if error:
             self._process.kill()
             self._process.wait()
@@ -189,8 +176,8 @@ class UserProcess:
         self._channel.close()
         self._start_again()
         if cancelled:
-            return Cancelled(f"{METHOD} took too long, and its process was ended")
-        return RunFailed(f"the process {how} in {METHOD}")
+            return Cancelled(f"{self._what} took too long, and its process was ended")
+        return RunFailed(f"the process {how} in {self._what}")
 
     def _how_it_ended(self) -> str:
         with suppress(subprocess.TimeoutExpired):
@@ -198,6 +185,48 @@ class UserProcess:
         self._process.kill()
         self._process.wait()
         return "closed its channel"
+
+
+class UserProcess(ChildProcess):
+    """A `Handle`. target: "module:Class", looked up in `directory` first.
+
+    Once `signature` is set, outputs are checked against it, and converted to its datatypes where nothing but precision is lost.
+    """
+
+    def __init__(self, target: str, directory: Path) -> None:
+        super().__init__([sys.executable, "-P", "-m", __spec__.name, target], directory, target, METHOD)
+        self.proof = f"{target} in a process of its own"
+        self.inputs: tuple[str, ...] = ()
+        self.outputs: tuple[str, ...] = ()
+        self.one_at_a_time = f"{METHOD} is called for one batch at a time"
+        self._signature: Signature | None = None
+
+    @property
+    def signature(self) -> Signature | None:
+        return self._signature
+
+    @signature.setter
+    def signature(self, signature: Signature) -> None:
+        self._signature = signature
+        self.inputs = tuple(spec.name for spec in signature.inputs)
+        self.outputs = tuple(spec.name for spec in signature.outputs)
+
+    # -- Handle
+
+    def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":
+        """Raises RunFailed, Cancelled."""
+        reply = self.exchange(_Call({name: from_array(array) for name, array in inputs.items()}), Reply)
+        if reply.error:
+            raise RunFailed(plain(reply.error))
+        try:
+            arrays = {name: to_array(tensor, f"outputs.{name}") for name, tensor in reply.outputs.items()}
+        except BadTensor as error:
+            raise RunFailed(f"{METHOD}: {error}") from error
+        n = len(next(iter(inputs.values())))
+        return arrays if self._signature is None else checked_outputs(arrays, self._signature, n, METHOD)
+
+    def run_single(self, array: "Array") -> "list[Array]":
+        return in_order(self.run({self.inputs[0]: array}), self.outputs)
 
 
 # -- the user's process
@@ -218,7 +247,7 @@ def _predict_of(target: str) -> Predict:
     return predict  # type: ignore[no-any-return]
 
 
-def _answer(predict: Predict, call: _Call) -> _Reply:
+def _answer(predict: Predict, call: _Call) -> Reply:
     import numpy as np  # noqa: PLC0415
 
     # Copies: the class may write into its inputs.
@@ -227,13 +256,13 @@ def _answer(predict: Predict, call: _Call) -> _Reply:
         outputs = predict(inputs)
     except Exception as error:
         traceback.print_exc()
-        return _Reply(error=f"{METHOD} raised {type(error).__name__}: {error}")
+        return Reply(error=f"{METHOD} raised {type(error).__name__}: {error}")
     if not isinstance(outputs, Mapping) or not outputs:
-        return _Reply(error=f"{METHOD} must return a dictionary of arrays by name, not {type(outputs).__name__}")
+        return Reply(error=f"{METHOD} must return a dictionary of arrays by name, not {type(outputs).__name__}")
     try:
-        return _Reply({str(name): from_array(np.asarray(array)) for name, array in outputs.items()})
+        return Reply({str(name): from_array(np.asarray(array)) for name, array in outputs.items()})
     except (ValueError, TypeError) as error:  # BadTensor, and what numpy makes no array of
-        return _Reply(error=f"{METHOD} returned something that is no array: {error}")
+        return Reply(error=f"{METHOD} returned something that is no array: {error}")
 
 
 def _main(target: str) -> int:
@@ -243,9 +272,9 @@ def _main(target: str) -> int:
         predict = _predict_of(target)
     except Exception as error:
         traceback.print_exc()
-        channel.send(_Reply(error=f"{type(error).__name__}: {error}"))
+        channel.send(Reply(error=f"{type(error).__name__}: {error}"))
         return 1
-    channel.send(_Reply())
+    channel.send(Reply())
     while True:
         try:
             call = channel.received(_Call)

@@ -128,6 +128,7 @@ class Helper:
             scratch=self._scratch("inspect"),
             most_bytes=self._most_bytes,
             allow_torchscript=order.allow_torchscript and self._settings.allow_torchscript,
+            functions=order.functions,
         )
         result = _last(Inspected, await self._sandbox(task))
         if not 0.0 <= result.accuracy <= 1.0:
@@ -200,6 +201,7 @@ class Helper:
                 reference=f"{self._scratch('build')}/{REFERENCE}",
                 fixed_batch=all(plan.max_batch == 1 for plan in order.plans),
                 allow_torchscript=order.allow_torchscript and self._settings.allow_torchscript,
+                functions=order.functions,
             )
             reason, frames = "", list[Frame]()
             try:
@@ -238,6 +240,7 @@ class Helper:
             contexts=order.contexts,
             device=self._order.devices.get(plans[0].hardware, CPU),
             allow_torchscript=order.allow_torchscript and self._settings.allow_torchscript,
+            functions=order.functions,
         )
         try:
             self._device(plans[0].hardware)
@@ -343,7 +346,8 @@ class Helper:
 
     def _data(self, order: InspectModel | BuildVariants) -> ValidationFile:
         most = self._settings.memory_mb * 2**20 // 4
-        return filled(ValidationFile, order, path=str(self._directory / VALIDATION), most_bytes=most)
+        named = order.functions is not None and bool(order.functions.after)
+        return filled(ValidationFile, order, path=str(self._directory / VALIDATION), most_bytes=most, named=named)
 
     def _artifact(self, plan: VariantPlan) -> Artifact:
         name = "".join(c if c.isalnum() else "-" for c in f"{plan.framework}-{plan.precision}-{plan.format}")

@@ -255,6 +255,7 @@ BEGIN
       ('variants', 'accuracy_low', 'lower end of the 95 % confidence interval; null: not measured'),
       ('variants', 'accuracy_high', 'upper end of the 95 % confidence interval; null: not measured'),
       ('variants', 'model_accuracy', 'of the model as it was uploaded, 0..1; null: not known'),
+      ('variants', 'functions', 'functions of the model''s owner that run before and after it, within its latency and price; null: none'),
       ('variants', 'alone', 'why each item is computed alone; null: items are computed together'),
       ('variants', 'agreement', 'share of answers of the scored output equal to those of the fp32 variant, 0..1; null: not measured'),
       ('variants', 'metric', 'what accuracy stands for: top1, mae, agreement, ...; null: not known'),

@@ -49,7 +49,7 @@ SELECT l.app, v.model, v.version, v.variant, v.hardware, v.framework, v.precisio
        coalesce(s.state, 'Inactive') AS state, v.simulated,
        v.agreement, v.batching, v.provenance, v.dominated, v.attributes, coalesce(s.instances, 0) AS instances,
        v.accuracy_low, v.accuracy_high, v.init_ms, v.transfer_ms, v.host_mb, v.model_accuracy, v.alone,
-       v.differing, v.metric, v.measured
+       v.differing, v.metric, v.measured, v.functions
 FROM (
   SELECT *, CASE WHEN shared THEN memory_mb END AS takes_mb FROM infaas_internal.variants
 ) v

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import Functions, Signature, TensorSpec, VariantRecord
 from bus.messages.flow import Route
 from bus.subjects import Subjects
 from bus.tensors import from_array, to_array
@@ -291,6 +292,59 @@ async def test_a_full_disk_is_said_and_nothing_is_left_of_the_file(tmp_path: Pat
     assert not [name for _, _, names in os.walk(tmp_path) for name in names]
     assert await edge.do(LoadModel("one", variant))
     await edge.do(UnloadModel("one"))
+    await bus.close()
+
+
+AROUND = """
+import struct
+def decode(item):
+    if item[:2] != b"\\xff\\xd8":
+        raise ValueError("no picture")
+    return struct.unpack("<16f", item[2:])
+def name(scores):
+    return {"class": "nesw"[scores.argmax()]}
+"""
+
+
+async def test_functions_of_the_owner_make_of_bytes_the_name_of_a_class_and_refuse_what_is_wrong(
+    tmp_path: Path,
+) -> None:
+    bus, artifact = MemoryBus(), tiny_models.mlp()
+    signature = Signature(
+        inputs=[TensorSpec(name="x", datatype="BYTES", shape=[], binary=True)],
+        outputs=[TensorSpec(name="class", datatype="BYTES", shape=[])],
+    )
+    functions = Functions(before="o.py:decode", after="o.py:name", sources={"o.py": AROUND}, model=SIGNATURE)
+    variant = replace(record(artifact), signature=signature, functions=functions)
+    await (await bus.object_store(SUBJECTS.artifacts_bucket)).put(variant.artifact, artifact)
+    edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, tmp_path, ExecutorSettings())
+    loaded = await edge.perform(LoadModel("i", variant))
+    assert loaded.memory_mb > 5.0
+    pictures = [b"\xff\xd8" + one.astype("<f4").tobytes() for one in X]
+
+    def batch(*queries: list[bytes]) -> RunBatch:
+        found = []
+        for items in queries:
+            route = Route(b"u" * 16, 0, 0, "inbox", 2e9, 0.0, "d", "i", "app", len(items), "q")
+            body = msgspec.Raw(encode(from_array(np.array(items, object))))
+            found.append(queued_query(route, body, body))
+        return RunBatch("i", found, 0.001, True)
+
+    words = ["nesw"[one] for one in CLASSES]
+    for cores in ((), (CORE,)):
+        await edge.perform(MoveModel("i", variant, cores))
+        assert edge.inline(batch(pictures[:1])) is NotImplemented, "nothing of the owner's runs on the loop"
+        result = await edge.perform(batch(pictures[:3], pictures[3:4]))
+        assert (result.errors, result.labels) == (None, [words[:3], words[3:4]])
+        assert to_array(result.outputs[1]["class"], "class").tolist() == words[3:4]
+        assert min(result.functions_s) > 0.0
+    refused = await edge.perform(batch([pictures[0], b"a text"]))
+    assert (refused.errors, refused.unfit) == (["o.py:decode: ValueError: no picture"], True)
+    await edge.perform(UnloadModel("i"))
+    with pytest.raises(LoadFailed, match="its file cannot be run: SyntaxError"):
+        await edge.perform(
+            LoadModel("j", replace(variant, functions=replace(functions, sources={"o.py": "no python"})))
+        )
     await bus.close()
 
 

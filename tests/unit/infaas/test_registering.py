@@ -1,6 +1,7 @@
 """The client's side of a registration, against a registrar that is played here, on the bus within one process."""
 
 import asyncio
+import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, chdir
 from pathlib import Path
@@ -16,6 +17,7 @@ from bus.subjects import Subjects
 from infaas.errors import BadInput, NotConnected, Refused, Timeout
 from infaas.following import Follower
 from infaas.registering import OVER, last_status, register
+from infaas.samples import functions_of, raw_samples
 from tests.support.servers.memory_bus import Broker
 
 SUBJECTS = Subjects("t")
@@ -86,6 +88,47 @@ def validation(tmp_path: Path) -> Path:
     path = tmp_path / "validation.npz"
     np.savez(path, x=np.zeros((3, 2), np.float32), y=np.arange(3))
     return path
+
+
+async def test_functions_go_with_the_request_and_labels_stay_the_names_that_come_out(
+    tmp_path: Path, model: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "def decode(item):\n    return [len(item)]\ndef name(scores):\n    return 'ab'[scores.argmax()]\n"
+    )
+    functions = {"before": f"{tmp_path}/own.py:decode", "after": f"{tmp_path}/own.py:name"}
+    async with on_a_bus() as (broker, bus):
+        registrar = await Registrar(broker.connect()).open()
+        pictures = raw_samples([b"\xff\xd8one", b"\xff\xd8"])["x"]
+        await register(bus, SUBJECTS, model, app="a", validation=(pictures, np.array(["b", "a"])), **functions)
+        (asked,) = registrar.asked
+        assert (asked.metric, asked.labels) == ("top1", [])
+        assert asked.functions == functions_of(**functions)
+        assert asked.functions is not None
+        assert (asked.functions.before, asked.functions.after, len(asked.functions.sources)) == (
+            "own.py:decode",
+            "own.py:name",
+            1,
+        )
+        uploads = await bus.object_store(SUBJECTS.uploads_bucket)
+        with np.load(io.BytesIO(await uploads.get(asked.validation))) as sent:
+            assert (sent["x"].tolist(), sent["y"].tolist()) == ([b"\xff\xd8one", b"\xff\xd8"], ["b", "a"])
+
+
+def test_functions_that_cannot_be_sent_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def decode(item): ...\n")
+    (tmp_path / "long.py").write_text("def decode(item): ...\n" + "#" * 70_000)
+    for before, says in (
+        ("decode", "give FILE.py:FUNCTION or MODULE:FUNCTION"),
+        (f"{tmp_path}/own.py:name", "has no function name, only decode"),
+        (f"{tmp_path}/none.py:name", "cannot be read as Python"),
+        ("no.such.module:name", "cannot be read as Python"),
+        (f"{tmp_path}/long.py:decode", "more than 64 kB"),
+    ):
+        with pytest.raises(BadInput, match=says):
+            functions_of(before)
+    with pytest.raises(BadInput, match="ends in a zero byte"):
+        raw_samples([b"a\0"])
 
 
 async def test_files_are_uploaded_and_statuses_followed(model: Path, validation: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import Profile, Signature, TensorSpec
+from bus.messages.catalog import Functions, Profile, Signature, TensorSpec
 from bus.messages.public import Error, Register
 from bus.messages.work import ContainerPlace, PlaceContainer, VariantPlan
 from bus.subjects import WITHOUT_APP, valid_name
@@ -142,9 +142,14 @@ def test_a_remote_engine_is_measured_alone(format: str) -> None:
         ({"contexts": 1_000_000}, "contexts: must be at least 1 and at most 64, not 1000000"),
         ({"contexts": 2, "contended": True}, "contexts: contended measures one batch at a time; give one of both"),
         ({"contexts": 2, "format": "remote"}, "contexts: format remote computes one batch at a time; leave it out"),
+        (
+            {"functions": Functions(before="o.py:f", sources={"o.py": ""}), "format": "remote"},
+            "functions: run before and after onnx and pt2 models, not remote: put them into what is served there",
+        ),
+        ({"functions": Functions(after="f")}, "functions: 'f' must be FILE:FUNCTION, and FILE among the sources"),
     ],
 )
-def test_contexts_are_one_to_sixty_four_and_not_for_every_format(fields: dict[str, Any], says: str) -> None:
+def test_contexts_and_functions_have_bounds_and_are_not_for_every_format(fields: dict[str, Any], says: str) -> None:
     error = registration_error(replace(REQUEST, **fields), RegistrarSettings())
     assert error is not None
     assert error.message == says

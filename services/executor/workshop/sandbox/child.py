@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bus.messages.catalog import METRICS
-from services.executor.backends.base import plain
+from services.executor.backends.base import LoadFailed, plain
+from services.executor.backends.functions import NO_LANDLOCK, FunctionProcess
 from services.executor.workshop.sandbox.lockdown import lock_down
 from services.executor.workshop.sandbox.protocol import (
     BuildTask,
@@ -33,13 +34,18 @@ def main() -> int:
     os.chdir(scratch)
     tempfile.tempdir = str(scratch)
     task = order.task
+    tell = channel.send
+    try:
+        process = _functions(task)
+    except LoadFailed as error:
+        tell(TaskRefused(reason=str(error)))
+        return 0
     missing = lock_down(order.limits, scratch, _uploads(task))
     if missing:
         print(f"sandbox without {', '.join(missing)}", file=sys.stderr)
-    tell = channel.send
     try:
         _check(task, missing)
-        _work(order, tell)
+        _work(order, tell, process)
     except UploadRejected as refusal:
         tell(TaskRefused(reason=str(refusal)))
     except MemoryError:
@@ -54,31 +60,38 @@ def main() -> int:
 def _check(task: SandboxTask, missing: list[str]) -> None:
     """Raises UploadRejected where a function of the user's own would run unprotected."""
     if "landlock" in missing and not isinstance(task, ProbeTask) and task.data.metric not in METRICS:
-        raise UploadRejected(
-            f"metric {task.data.metric}: this worker's kernel has no Landlock, without which it runs no function of a user"
-        )
+        raise UploadRejected(f"metric {task.data.metric}: {NO_LANDLOCK}")
 
 
-def _work(order: SandboxInput, tell: Callable[[Frame], None]) -> None:
+def _functions(task: SandboxTask) -> FunctionProcess | None:
+    """The process of the model's functions, which locks itself; this one may start none later. Raises LoadFailed."""
+    if isinstance(task, ProbeTask) or task.functions is None:
+        return None
+    process = FunctionProcess(task.functions)
+    process.open(here=True)  # a process of several threads gets no namespaces
+    return process
+
+
+def _work(order: SandboxInput, tell: Callable[[Frame], None], process: FunctionProcess | None) -> None:
     task = order.task
     # Each task imports only what it needs: a profile must not include the quantiser's memory.
     if isinstance(task, InspectTask):
         from services.executor.workshop.tasks.inspection import inspect  # noqa: PLC0415
 
-        tell(inspect(task, tell))
+        tell(inspect(task, tell, process))
     elif isinstance(task, BuildTask):
         from services.executor.workshop.tasks.build import build  # noqa: PLC0415
 
-        build(task, tell)
+        build(task, tell, process)
     elif isinstance(task, MeasureTask):
         from services.executor.workshop.tasks.profiling import independence, profile  # noqa: PLC0415
 
-        measured = profile(task, tell)
+        measured = profile(task, tell, process)
         tell(measured)
         if task.score:
             what = f"{task.artifact.framework} {task.artifact.precision}"
             tell(Step(step=f"asking {what} alone and in batches", progress=1.0, within=30.0))
-            tell(independence(task, int(max(measured.memory_mb, default=1))))
+            tell(independence(task, int(max(measured.memory_mb, default=1)), process))
     elif isinstance(task, ProbeTask):
         from services.executor.backends import names_for, survey  # noqa: PLC0415
 

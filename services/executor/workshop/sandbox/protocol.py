@@ -2,11 +2,14 @@
 
 from msgspec import Struct
 
-from bus.messages.catalog import ProfileRow, Signature
+from bus.messages.catalog import Functions, ProfileRow, Signature
 
 
 class ValidationFile(Struct, frozen=True, kw_only=True):
-    """The validation set: a file, the keys in it, and how answers are scored. most_bytes: unpacked. allow_nan: inputs may hold NaN."""
+    """The validation set: a file, the keys in it, and how answers are scored. most_bytes: unpacked. allow_nan: inputs may hold NaN.
+
+    named: labels may be the classes' names, which a function of the model's owner says.
+    """
 
     path: str
     inputs_key: str
@@ -14,6 +17,7 @@ class ValidationFile(Struct, frozen=True, kw_only=True):
     metric: str
     most_bytes: int
     allow_nan: bool = False
+    named: bool = False
 
 
 class InspectTask(Struct, frozen=True, kw_only=True, tag=True):
@@ -25,6 +29,7 @@ class InspectTask(Struct, frozen=True, kw_only=True, tag=True):
     scratch: str
     most_bytes: int
     allow_torchscript: bool = False
+    functions: Functions | None = None
 
 
 class Artifact(Struct, frozen=True, kw_only=True):
@@ -49,6 +54,7 @@ class BuildTask(Struct, frozen=True, kw_only=True, tag=True):
     reference: str
     fixed_batch: bool = False
     allow_torchscript: bool = False
+    functions: Functions | None = None
 
 
 class MeasureTask(Struct, frozen=True, kw_only=True, tag=True):
@@ -69,6 +75,7 @@ class MeasureTask(Struct, frozen=True, kw_only=True, tag=True):
     contexts: int = 1
     device: str = "cpu"
     allow_torchscript: bool = False
+    functions: Functions | None = None
 
 
 class ProbeTask(Struct, frozen=True, kw_only=True, tag=True):
@@ -123,6 +130,7 @@ class Inspected(Struct, frozen=True, kw_only=True, tag=True):
     frameworks: dict[str, str]
     most_batch: int = 0
     alone: str = ""
+    functions: Functions | None = None
 
 
 class Made(Struct, frozen=True, kw_only=True, tag=True):

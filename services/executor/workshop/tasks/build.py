@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
+from bus.messages.catalog import Signature
 from services.core.placement import REMOTE
 from services.executor.backends import backend, pt2
 from services.executor.backends.base import BackendUnavailable
+from services.executor.backends.functions import FunctionProcess
 from services.executor.workshop.sandbox.protocol import Artifact, BuildTask, Frame, Made, NotMade, Step, UploadRejected
 from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.inspection import RunnableUpload
@@ -18,24 +20,27 @@ from services.shell.host.accelerators import processor
 TENSORRT = "tensorrt"  # it needs symmetric int8
 
 
-def build(task: BuildTask, tell: Callable[[Frame], None]) -> None:
-    """Send one Made or NotMade for each artifact. Raises UploadRejected if the model itself cannot be read or run any more."""
+def build(task: BuildTask, tell: Callable[[Frame], None], process: FunctionProcess | None = None) -> None:
+    """process: of its owner's functions. Send one Made or NotMade for each artifact. Raises UploadRejected if the model itself cannot be read or run any more."""
     tell(Step(step="reading the model"))
     upload = inspection.open_upload(task)
     candidate = upload.candidates[-1 if task.fixed_batch else 0]
-    if any(spec.bare for spec in task.signature.outputs):
-        candidate = structs.replace(candidate, signature=task.signature)
+    inside = task.signature if task.functions is None or task.functions.model is None else task.functions.model
+    if process is not None or any(spec.bare for spec in inside.outputs):
+        candidate = structs.replace(candidate, signature=inside, process=process, whole=task.signature)
     data = validation.read(task.data, task.signature)
     if not Path(task.reference).exists():
         most = 1 if task.fixed_batch else min(inspection.BATCH, upload.most_batch or inspection.BATCH)
         _note_reference(task, candidate, data, most, tell)
+    if process is not None:
+        data = inspection.inside_of(process, inside, data)
     base: Path | None = None  # the fp32 ONNX file that quantised ones are made of
     for artifact in task.artifacts:
         # Named before it is made: if this one ends the process, the helper knows which one it was.
         tell(Step(step=f"building {artifact.framework} {artifact.precision}"))
         try:
             if artifact.format == "onnx" and base is None:
-                base = _onnx_of(task, candidate, data)
+                base = _onnx_of(task, candidate, inside, data)
             _make(artifact, candidate, base, data, task.fixed_batch, tell)
         except UploadRejected as refusal:
             tell(NotMade(path=artifact.path, reason=str(refusal)))
@@ -51,7 +56,7 @@ def _note_reference(
     most: items of a batch.
     """
     handle = candidate.load()
-    scorer = Scorer(task.data.metric, task.signature, data.source)
+    scorer = Scorer(task.data.metric, task.signature, data.source, named=data.named)
     indices = validation.shuffled(len(data))
     answers = inspection.predictions(
         handle,
@@ -67,7 +72,7 @@ def _note_reference(
         np.savez(file, allow_pickle=False, **answers.packed())
 
 
-def _onnx_of(task: BuildTask, candidate: RunnableUpload, data: ValidationSet) -> Path:
+def _onnx_of(task: BuildTask, candidate: RunnableUpload, inside: Signature, data: ValidationSet) -> Path:
     if candidate.format == "onnx":
         return candidate.path
     from services.executor.workshop.tasks import torch_files  # noqa: PLC0415  # needs torch
@@ -75,7 +80,7 @@ def _onnx_of(task: BuildTask, candidate: RunnableUpload, data: ValidationSet) ->
     target = Path(task.scratch) / "converted.onnx"
     if not target.exists():
         part = target.with_suffix(".part")
-        torch_files.to_onnx(candidate.path, candidate.format, part, task.signature, data)
+        torch_files.to_onnx(candidate.path, candidate.format, part, inside, data)
         part.rename(target)
     return target
 

@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from bus.messages.catalog import Profile, Signature, TensorSpec
 from bus.messages.public import ContainerReport
-from bus.tensors import BadTensor, datatype_of, fit
+from bus.tensors import BadTensor, fit
 from services.executor.backends.container import UserProcess
 from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile
 from services.executor.workshop.tasks import inspection, validation
@@ -31,7 +31,7 @@ class InspectedContainer:
     def __init__(self, process: UserProcess, file: ValidationFile, app: Signature | None, most: int) -> None:
         """app: the signature that the app has already. most: items of a batch. Raises UploadRejected."""
         self._process = process
-        inputs = app.inputs if app is not None else _inputs_of(file)
+        inputs = app.inputs if app is not None else validation.inputs_of(file)
         self.data = validation.read(file, Signature(inputs=inputs, outputs=[]))
         first = inspection.run_batch(process, self.data.take(np.arange(1)))
         if app is not None:
@@ -108,27 +108,6 @@ class InspectedContainer:
     def _answers(self, data: ValidationSet, indices: "ndarray[tuple[int], np.dtype[np.int64]]") -> Answers:
         batch = min(self.max_batch, inspection.BATCH)
         return inspection.predictions(self._process, data, indices, self._scorer, batch, _nothing)
-
-
-def _inputs_of(file: ValidationFile) -> list[TensorSpec]:
-    """The inputs of an app's first model: the array `x`, or the arrays `x.name`."""
-    found = validation.arrays(file)
-    key = file.inputs_key
-    names = (
-        {key: key}
-        if key in found
-        else {name.removeprefix(f"{key}."): name for name in found if name.startswith(f"{key}.")}
-    )
-    if not names:
-        listed = ", ".join(f"`{name[:40]}`" for name in found)
-        raise UploadRejected(f"validation: there are no inputs `{key}`, and none `{key}.name`; the file has {listed}")
-    try:
-        return [
-            TensorSpec(name=name, datatype=datatype_of(found[stored]), shape=list(found[stored].shape[1:]))
-            for name, stored in names.items()
-        ]
-    except BadTensor as error:
-        raise UploadRejected(f"validation: {error}") from error
 
 
 def _as_the_app(outputs: dict[str, Array], wanted: list[TensorSpec]) -> list[TensorSpec]:

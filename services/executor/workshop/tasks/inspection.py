@@ -16,6 +16,7 @@ from bus.tensors import BadTensor, datatype_of
 from services.core.placement import FORMATS, REMOTE
 from services.executor.backends import backend, survey
 from services.executor.backends.base import BackendError, Handle, LoadSpec
+from services.executor.backends.functions import FunctionProcess, WithFunctions, prepared
 from services.executor.workshop.sandbox.protocol import (
     BuildTask,
     Frame,
@@ -37,6 +38,7 @@ class RunnableUpload(Struct, frozen=True, kw_only=True):
     """One way to run an upload. framework: backend name. fixed: it takes one item at a time.
 
     opened: its fixed batch was opened here; a run must prove that this works.
+    process: of its owner's functions; then `signature` is what the model takes and gives inside, and `whole` what queries do.
     """
 
     framework: str
@@ -45,6 +47,8 @@ class RunnableUpload(Struct, frozen=True, kw_only=True):
     signature: Signature | None
     fixed: bool = False
     opened: bool = False
+    process: FunctionProcess | None = None
+    whole: Signature | None = None
 
     def load(self, threads: int = 1, device: str = "cpu", max_batch: int = 1, precision: str = "fp32") -> Handle:
         """Raises UploadRejected."""
@@ -58,9 +62,12 @@ class RunnableUpload(Struct, frozen=True, kw_only=True):
             options={"allow_torchscript": "true"} if self.format == "torchscript" else {},
         )
         try:
-            return backend(self.framework).load(self.path, spec)
+            handle = backend(self.framework).load(self.path, spec)
         except BackendError as error:
             raise UploadRejected(str(error)) from error
+        if self.process is None or self.signature is None or self.whole is None:
+            return handle
+        return WithFunctions(handle, self.process, self.signature, self.whole, own=False)
 
 
 class Upload(Struct, frozen=True, kw_only=True):
@@ -253,15 +260,16 @@ def predictions(
 TRIAL_S = 30.0  # a model that takes longer for an answer counts as hanging
 
 
-def inspect(task: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
-    """The facts about an upload. Raises UploadRejected."""
+def inspect(task: InspectTask, tell: Callable[[Frame], None], process: FunctionProcess | None = None) -> Inspected:
+    """The facts about an upload. process: of its owner's functions. Raises UploadRejected."""
     tell(Step(step="reading the model", progress=0.05))
     upload = open_upload(task)
     tell(Step(step="first runs", progress=0.3, within=TRIAL_S))
-    candidate, handle, data, alone = _first_that_works(upload.candidates, task.data)
-    if candidate.signature is None:
+    candidate, handle, data, alone = _first_that_works(upload.candidates, task.data, process)
+    signature = candidate.whole or candidate.signature
+    if signature is None:
         raise UploadRejected("the model has no signature")
-    scorer = Scorer(task.data.metric, candidate.signature, data.source)
+    scorer = Scorer(task.data.metric, signature, data.source, named=data.named)
     scorer.check(data.labels)
     tell(Step(step="measuring accuracy", progress=0.5))
     indices = validation.shuffled(len(data))
@@ -274,7 +282,7 @@ def inspect(task: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
         lambda share: tell(Step(step="measuring accuracy", progress=0.5 + share / 2)),
     )
     return Inspected(
-        signature=candidate.signature,
+        signature=signature,
         operators=upload.operators,
         fixed_batch=candidate.fixed,
         samples=len(data),
@@ -282,18 +290,19 @@ def inspect(task: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
         frameworks=upload.frameworks,
         most_batch=upload.most_batch,
         alone=alone,
+        functions=None if task.functions is None else structs.replace(task.functions, model=candidate.signature),
     )
 
 
 def _first_that_works(
-    candidates: list[RunnableUpload], data: ValidationFile
+    candidates: list[RunnableUpload], data: ValidationFile, process: FunctionProcess | None
 ) -> tuple[RunnableUpload, Handle, ValidationSet, str]:
     """The best candidate that answers, with its outputs as they came out. It is fixed unless it proved that it takes batches; the text says
     why not.
     """
     for last, candidate in zip([*[False] * (len(candidates) - 1), True], candidates, strict=True):
         try:
-            tried, handle, samples, why = _try(candidate, data)
+            tried, handle, samples, why = _try(candidate, data, process)
         except UploadRejected:
             if last:
                 raise
@@ -326,14 +335,30 @@ def _lengths(singles: list[Array], shape: list[int]) -> list[int]:
     return [size if len({one.shape[axis + 1] for one in singles}) == 1 else -1 for axis, size in enumerate(shape)]
 
 
-def _try(candidate: RunnableUpload, data: ValidationFile) -> tuple[RunnableUpload, Handle, ValidationSet, str]:
+def inside_of(process: FunctionProcess, inside: Signature, data: ValidationSet) -> ValidationSet:
+    """What the model itself gets of samples for calibration, those of one shape. Raises UploadRejected."""
+    try:
+        parts = prepared(process, inside, data.take(validation.calibration(len(data))))
+    except BackendError as error:
+        raise UploadRejected(str(error)) from error
+    most = max(parts, key=lambda part: len(part.places))
+    return ValidationSet(most.arrays, np.zeros(len(most.places)))
+
+
+def _try(
+    candidate: RunnableUpload, data: ValidationFile, process: FunctionProcess | None
+) -> tuple[RunnableUpload, Handle, ValidationSet, str]:
     handle = candidate.load()
     signature = candidate.signature
     if signature is None:
         from services.executor.workshop.tasks import torch_files  # noqa: PLC0415  # TorchScript only
 
         signature = torch_files.script_signature(handle.inputs, validation.arrays(data), data.inputs_key)
-    samples = validation.read(data, signature)
+    whole = signature
+    if process is not None and process.functions.before:
+        whole = Signature(inputs=validation.inputs_of(data), outputs=[])
+    every = validation.read(data, whole)
+    samples = every if process is None else inside_of(process, signature, every)
     bare = _bare(handle, samples)
     if bare:
         handle.close()
@@ -341,13 +366,13 @@ def _try(candidate: RunnableUpload, data: ValidationFile) -> tuple[RunnableUploa
         marked = [structs.replace(spec, bare=name in bare) for name, spec in specs.items()]
         candidate = structs.replace(candidate, signature=structs.replace(signature, outputs=marked))
         handle = candidate.load()
-    indices = validation.shuffled(len(samples))[:TRIAL]
-    singles = [run_batch(handle, samples.take(indices[i : i + 1])) for i in range(len(indices))]
-    outputs = [
-        structs.replace(spec, shape=_lengths([one[spec.name] for one in singles], spec.shape), bare=spec.name in bare)
-        for spec in outputs_seen(singles[0], signature.outputs, varies(signature))
-    ]
-    why = "its batch has a fixed size of one item" if candidate.fixed else why_single(handle, samples)
+    inside = structs.replace(signature, outputs=_outputs(handle, samples, signature, bare))
+    if process is not None:
+        blind = WithFunctions(handle, process, inside, Signature(inputs=whole.inputs, outputs=[]), own=False)
+        seen = _outputs(blind, every, whole if not process.functions.after else blind.signature, frozenset())
+        whole = structs.replace(whole, outputs=seen)
+        handle = WithFunctions(handle, process, inside, whole, own=False)
+    why = "its batch has a fixed size of one item" if candidate.fixed else why_single(handle, every)
     if bare:
         why = f"its output {min(bare)!r} does not count items"
     fixed = bool(why)
@@ -356,8 +381,20 @@ def _try(candidate: RunnableUpload, data: ValidationFile) -> tuple[RunnableUploa
             "the model's batch is fixed and cannot be opened: export it with an open (dynamic) first axis"
         )
     return (
-        structs.replace(candidate, signature=structs.replace(signature, outputs=outputs), fixed=fixed),
+        structs.replace(
+            candidate, signature=inside, fixed=fixed, process=process, whole=None if process is None else whole
+        ),
         handle,
-        samples,
+        every,
         why,
     )
+
+
+def _outputs(handle: Handle, data: ValidationSet, signature: Signature, bare: frozenset[str]) -> list[TensorSpec]:
+    """The outputs as they come of single items."""
+    indices = validation.shuffled(len(data))[:TRIAL]
+    singles = [run_batch(handle, data.take(indices[i : i + 1])) for i in range(len(indices))]
+    return [
+        structs.replace(spec, shape=_lengths([one[spec.name] for one in singles], spec.shape), bare=spec.name in bare)
+        for spec in outputs_seen(singles[0], signature.outputs, varies(signature))
+    ]

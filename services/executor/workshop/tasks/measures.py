@@ -11,6 +11,7 @@ import numpy as np
 from numpy import ndarray
 from scipy.stats import rankdata
 
+from bus.functions import FunctionFailed, made
 from bus.messages.catalog import TOLERANCE, is_error
 from services.executor.backends.base import plain
 from services.executor.workshop.sandbox.protocol import UploadRejected
@@ -110,14 +111,10 @@ def _gain(gains: Array, scores: Array) -> float:
 
 def own_measure(name: str, source: bytes) -> Callable[[Any, dict[str, Any]], float]:
     """The function of this name in a Python file: from labels and outputs by name to a number. Raises UploadRejected, as it does itself."""
-    scope: dict[str, Any] = {"__name__": "metric"}
     try:
-        exec(compile(source, f"{name} of the metric's file", "exec"), scope)  # noqa: S102  (the sandbox is for what others wrote)
-        function = scope[name]
-    except Exception as error:
-        raise UploadRejected(
-            f"metric {name}: its file cannot be run: {type(error).__name__}: {plain(error)}"
-        ) from error
+        function: Callable[..., Any] = made(name, source, f"metric {name}")
+    except FunctionFailed as error:
+        raise UploadRejected(plain(error)) from error
 
     def measured(labels: Any, outputs: dict[str, Any]) -> float:
         try:

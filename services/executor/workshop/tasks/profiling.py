@@ -16,6 +16,7 @@ from numpy import ndarray
 from bus.messages.catalog import FLOOR, ProfileRow, Signature
 from services.core.placement import REMOTE
 from services.executor.backends.base import Handle
+from services.executor.backends.functions import FunctionProcess
 from services.executor.workshop.sandbox.protocol import Frame, Independence, Measured, MeasureTask, Step, UploadRejected
 from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.independence import why_alone
@@ -184,14 +185,14 @@ class CellTable:
         return np.ascontiguousarray(array)
 
 
-def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
-    """Profile one artifact with one number of threads. Raises UploadRejected."""
+def profile(task: MeasureTask, tell: Callable[[Frame], None], process: FunctionProcess | None = None) -> Measured:
+    """Profile one artifact with one number of threads. process: of its owner's functions. Raises UploadRejected."""
     what = f"{task.artifact.framework} {task.artifact.precision}, {task.threads} thread{'s' * (task.threads > 1)}"
     alone = task.device == "cpu"
     first_load_s = TRIAL_S if alone else COMPILE_S
     tell(Step(step=f"profiling {what}"))
     data = validation.read(task.data, task.signature)
-    candidate = _candidate(task)
+    candidate = _candidate(task, process)
     one = data.take(np.arange(1))
     _import(candidate, task.device)
     tell(Step(step=f"profiling {what}", progress=0.1, within=first_load_s))
@@ -200,7 +201,7 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
     memory = memory_of(task.device)
     handle, load_ms = _load(candidate, task, one)
     memory.loaded()
-    table = CellTable(handle, data, task.signature, task.threads if alone else 0)
+    table = CellTable(handle, data, task.signature, task.threads if alone and process is None else 0)
     peaks, short_of = _fill(
         table, task, memory, lambda share: tell(Step(step=f"profiling {what}", progress=0.1 + share / 2))
     )
@@ -230,6 +231,9 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
         tell(Step(step=f"measuring the accuracy of {what}", progress=0.6))
         accuracy, agreement, differing = _score(task, handle, data, max(peaks), tell)
     where = _host(handle.proof)
+    if process is not None and alone:
+        beside = process.measure_memory()
+        peaks = {batch: mb + beside for batch, mb in peaks.items()}
     if task.artifact.framework == REMOTE:
         peaks = dict.fromkeys(peaks, 0.0)  # what grew here is no model
         where["engine"] = handle.proof.rpartition(" ")[2]
@@ -316,7 +320,7 @@ def _score(
             reference = Answers.unpacked({name: file[name] for name in file.files})
     except (OSError, ValueError) as error:
         raise UploadRejected("the model's own answers are missing") from error
-    scorer = Scorer(task.data.metric, task.signature, data.source)
+    scorer = Scorer(task.data.metric, task.signature, data.source, named=data.named)
     indices = validation.shuffled(len(data))
     step = f"measuring the accuracy of {task.artifact.framework} {task.artifact.precision}"
     found = inspection.predictions(
@@ -388,17 +392,22 @@ def _host(proof: str) -> dict[str, str]:
     return found
 
 
-def independence(task: MeasureTask, most: int) -> Independence:
+def independence(task: MeasureTask, most: int, process: FunctionProcess | None = None) -> Independence:
     """Load the artifact once more and ask it alone and in batches. most: items of a batch."""
-    handle = _candidate(task).load(task.threads, task.device, max(task.max_batches), task.artifact.precision)
+    handle = _candidate(task, process).load(task.threads, task.device, max(task.max_batches), task.artifact.precision)
     data = validation.read(task.data, task.signature)
     alone = why_alone(handle, data, most, allow_nan=task.data.allow_nan, precision=task.artifact.precision)
     handle.close()
     return Independence(alone=alone)
 
 
-def _candidate(task: MeasureTask) -> RunnableUpload:
+def _candidate(task: MeasureTask, process: FunctionProcess | None) -> RunnableUpload:
     artifact = task.artifact
     return RunnableUpload(
-        framework=artifact.framework, path=Path(artifact.path), format=artifact.format, signature=task.signature
+        framework=artifact.framework,
+        path=Path(artifact.path),
+        format=artifact.format,
+        signature=task.signature if task.functions is None else task.functions.model,
+        process=process,
+        whole=task.signature,
     )

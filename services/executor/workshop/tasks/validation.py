@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from bus.datatypes import DATATYPES
 from bus.messages.catalog import AGREEMENT, METRICS, TARGETS, Signature, TensorSpec, accuracy_of, scored_shape
-from bus.tensors import BadTensor, check_finite, fit
+from bus.tensors import BadTensor, check_finite, datatype_of, fit
 from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile
 from services.executor.workshop.tasks.measures import (
     MEASURES,
@@ -43,6 +43,11 @@ class ValidationSet:
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
+
+    @property
+    def named(self) -> bool:
+        """Whether labels are the classes' names."""
+        return bool(self.labels.dtype.kind == "U")
 
     def take(self, indices: Array) -> dict[str, Array]:
         return {name: np.ascontiguousarray(array[indices]) for name, array in self.inputs.items()}
@@ -130,7 +135,7 @@ def check_sizes(inputs: dict[str, Array], labels: Array, data: ValidationFile) -
 def check_labels(labels: Array, data: ValidationFile) -> Array:
     """The labels: whole numbers of classes, finite numbers of targets and gains, anything for a user's own metric. Raises UploadRejected."""
     name = data.labels_key
-    if data.metric not in METRICS:
+    if data.metric not in METRICS or (data.named and labels.dtype.kind == "U" and data.metric in BY_NAME):
         return labels
     if labels.dtype.kind not in "biuf":
         raise UploadRejected(f"validation: labels `{name}` must be numbers, not {labels.dtype}")
@@ -169,12 +174,39 @@ def _key(name: str, alone: bool, data: ValidationFile, found: dict[str, Array]) 
     )
 
 
+def inputs_of(file: ValidationFile) -> list[TensorSpec]:
+    """The inputs that samples are of: the array `x`, or the arrays `x.name`. Bytes are no texts. Raises UploadRejected."""
+    found = arrays(file)
+    key = file.inputs_key
+    names = (
+        {key: key}
+        if key in found
+        else {name.removeprefix(f"{key}."): name for name in found if name.startswith(f"{key}.")}
+    )
+    if not names:
+        listed = ", ".join(f"`{name[:40]}`" for name in found)
+        raise UploadRejected(f"validation: there are no inputs `{key}`, and none `{key}.name`; the file has {listed}")
+    try:
+        return [
+            TensorSpec(
+                name=name,
+                datatype=datatype_of(found[stored]),
+                shape=list(found[stored].shape[1:]),
+                binary=found[stored].dtype.kind == "S",
+            )
+            for name, stored in names.items()
+        ]
+    except BadTensor as error:
+        raise UploadRejected(f"validation: {error}") from error
+
+
 def _listed(found: dict[str, Array]) -> str:
     return ", ".join(f"`{key[:40]}`" for key in list(found)[:8]) or "nothing"
 
 
 # -- scores, 0..1, by metric, as `accuracy_of` counts its values
 
+BY_NAME = ("top1", "f1_macro")  # metrics of which labels may be the classes' names, where the model says them
 FOLDS = 20  # parts of the samples, each left out once, that an interval is made of
 KEPT = 2**26  # bytes of outputs that are not scored, kept to compare them
 
@@ -208,8 +240,8 @@ class Scorer:
     count, of agreement and of a user's own metric. others: the outputs that are compared with the model's own besides.
     """
 
-    def __init__(self, metric: str, signature: Signature, source: bytes = b"") -> None:
-        """source: the file of the user's own metric. Raises UploadRejected if no output can be scored by this metric."""
+    def __init__(self, metric: str, signature: Signature, source: bytes = b"", *, named: bool = False) -> None:
+        """source: the file of the user's own metric. named: labels are the classes' names. Raises UploadRejected if no output can be scored so."""
         self.own = None if metric in METRICS or not source else own_measure(metric, source)
         if metric not in METRICS and self.own is None:
             raise UploadRejected(f"metric {metric!r} is unknown: use one of {', '.join(METRICS)}, or FILE.py:FUNCTION")
@@ -220,7 +252,14 @@ class Scorer:
             for one in signature.outputs
             if DATATYPES[one.datatype].kind == "f"
         ]
-        labels = [one for one in signature.outputs if DATATYPES[one.datatype].kind in "iub" and one.shape in ([], [1])]
+        self._named = named = named and metric in BY_NAME
+        kinds = "O" if named else "iub"
+        labels = [one for one in signature.outputs if DATATYPES[one.datatype].kind in kinds and one.shape in ([], [1])]
+        if named and not labels:
+            raise UploadRejected(
+                "validation: the labels are texts, but no output is one text an item: name the classes in the order of the scores "
+                "(labels=[...], --labels), or give class numbers"
+            )
         self._scores = next((one for one in floats if one.shape), floats[0] if floats else None)
         if metric in ("top1", "f1_macro") and labels:
             self.output = labels[0].name
@@ -246,7 +285,7 @@ class Scorer:
 
     def check(self, labels: Array) -> None:
         """Raises UploadRejected if the labels are not of the model's classes."""
-        if not self._by_class or self._scores is None:
+        if not self._by_class or self._scores is None or self._named:
             return
         classes = self._scores.shape[-1] if self._scores.shape else 1
         if classes == -1:
@@ -270,7 +309,7 @@ class Scorer:
         if self.metric in TARGETS or self.metric == "ndcg":
             return output.astype(np.float64)
         if self._labels:
-            return output.reshape(len(output)).astype(np.int64)
+            return output.reshape(len(output)).astype(str if self._named else np.int64)
         output = output.reshape(len(output), *scored_shape(list(output.shape[1:])))
         if self.metric not in ("top1", "top5", "f1_macro"):
             return output.astype(np.float64)

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import decode
+from bus.messages.catalog import Functions, TensorSpec
 from bus.messages.work import (
     BuildVariants,
     InspectModel,
@@ -67,13 +68,13 @@ class Shop:
         )
         return self
 
-    def build(self, *plans: VariantPlan, format: str = "onnx", metric: str = "top1", contended: bool = False):
+    def build(self, *plans: VariantPlan, format: str = "onnx", metric: str = "top1", **extra):
         """Variants of the model that was inspected last."""
         (found,) = self.of(ModelInspected)
         order = BuildVariants(
             registration="r", model="m", version="1", format=format, source=found.source,
             validation=found.validation, inputs_key="x", labels_key="y", metric=metric, signature=found.signature,
-            plans=list(plans), contended=contended,
+            plans=list(plans), **extra,
         )  # fmt: skip
         asyncio.run(self._run(WorkshopOrder(worker="w", devices=self.devices, build=order), {}))
         return self
@@ -255,6 +256,61 @@ def test_without_labels_variants_agree_and_a_function_of_the_users_own_judges_in
     assert (variant.accuracy, variant.agreement) == (pytest.approx(0.9), None)
     shop.inspect(tiny_models.mlp(), npz(x=X, y=Y), metric="right")
     assert shop.reason.startswith("metric 'right' is unknown: use one of top1")
+
+
+AROUND = """
+import struct
+NAMES = ["north", "east", "south", "west"]
+def decode(item):
+    if item[:2] != b"\\xff\\xd8":
+        raise ValueError("no picture")
+    return struct.unpack("<16f", item[2:-1])
+def name(scores):
+    return {"class": NAMES[scores.argmax()], "score": float(scores.max())}
+def best(scores):
+    return scores.max()
+def spy(item):
+    open("/etc/hostname").read()
+def gone(item):
+    import os
+    os._exit(3)
+"""
+PICTURES = np.array([b"\xff\xd8" + one.tobytes() + b"." for one in X.astype("<f4")])
+NAMED = npz(x=PICTURES, y=np.array(["north", "east", "south", "west"])[Y])
+
+
+def around(before: str = "", after: str = "", source: str = AROUND) -> Functions:
+    return Functions(before=before and f"o.py:{before}", after=after and f"o.py:{after}", sources={"o.py": source})
+
+
+def test_functions_of_the_owner_run_before_and_after_the_model_and_are_measured_with_it(shop):
+    (found,) = shop.inspect(tiny_models.mlp(), NAMED, functions=around("decode", "name")).of(ModelInspected)
+    assert found.baseline_accuracy == 1.0, "the class' name that comes out is compared with the label's"
+    assert found.signature.inputs == [TensorSpec(name="x", datatype="BYTES", shape=[], binary=True)]
+    assert [(one.name, one.datatype) for one in found.signature.outputs] == [("class", "BYTES"), ("score", "FP64")]
+    assert found.functions.model.inputs[0].shape == [16]
+    shop.build(plan(), plan("int8"), functions=found.functions)
+    built = shop.of(VariantBuilt)
+    assert len(built) == 2, "int8 is calibrated on what `before` makes of the samples"
+    exact = next(one for one in built if one.plan.precision == "fp32")
+    assert (exact.accuracy, [row.batch for row in exact.profile.rows]) == (1.0, [1, 2, 4])
+    assert all(one.profile.memory_mb > 5 for one in built), "the memory of the functions' process is the variant's"
+
+
+@pytest.mark.parametrize(
+    ("functions", "why"),
+    [
+        (around("spy", "name"), "o.py:spy: PermissionError"),
+        (around("gone", "name"), "the process ended with code 3 in o.py:gone"),
+        (around("decode", source="import none_"), "o.py:decode: its file cannot be run: ModuleNotFoundError"),
+        (around("decode"), "labels `y` must be numbers, not <U5"),
+        (around("decode", "best"), "the labels are texts, but no output is one text an item"),
+        (around(after="name"), "`x` has shape [200]: the model takes [n, 16]"),
+    ],
+)
+def test_functions_that_do_not_do_get_their_reason(shop, functions, why):
+    assert why in shop.inspect(tiny_models.mlp(), NAMED, functions=functions).reason
+    assert not shop.kept
 
 
 def test_variants_whose_answers_depend_on_their_batch_compute_items_alone(shop):

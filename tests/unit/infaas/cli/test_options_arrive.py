@@ -81,6 +81,7 @@ NEEDS: dict[str, Any] = {
     "--confidence 0.6": {"confidence": 0.6},
     "--priority 2": {"priority": 2},
 }
+OWN = "def same(item):\n    return item\n"
 OF_A_MODEL: dict[str, Any] = {  # of `register` and `container`
     "--app b": {"app": "b"},
     "--model m": {"model": "m"},
@@ -104,6 +105,8 @@ REGISTER: dict[str, Any] = {
     "--allow-nan": {"allow_nan": True},
     "--target price": {"target": "price"},
     "--unit EUR": {"unit": "EUR"},
+    "--before own.py:same": {"functions": {"before": "own.py:same", "sources": {"own.py": OWN}}},
+    "--after own:same": {"functions": {"after": "own.py:same", "sources": {"own.py": OWN}}},
 }
 
 
@@ -168,6 +171,7 @@ def a_model_and_its_validation_set() -> None:
     arrays = {name: np.zeros((4, 2), np.float32) for name in ("x", "other")}
     np.savez("v.npz", **arrays, **{name: np.arange(4) % 3 for name in ("y", "more")})
     Path("m.onnx").write_bytes(b"model")
+    Path("own.py").write_text(OWN)
 
 
 def said(heard: list[tuple[str, dict[str, Any]]], words: str, subject: str) -> dict[str, Any]:
@@ -188,6 +192,9 @@ def test_options_of_admin_and_register_are_fields(heard: Any, capsys: pytest.Cap
         app = "" if option.startswith("--app") else "--app a"
         body = said(heard, f"register m.onnx {app} --validation v.npz {option}", "register")
         assert {name: body[name] for name in fields} == fields, option
+    for wrong in ("--metric acc", "--before own.py:other"):
+        assert main(f"register m.onnx --app a --validation v.npz {wrong}".split()) == 2
+        assert capsys.readouterr().err.splitlines()[-1].startswith(f"infaas: {wrong.split()[0]}: ")
 
 
 @pytest.mark.parametrize(
