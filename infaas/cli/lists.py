@@ -241,6 +241,9 @@ async def overview(client: Client, data_dir: Path | None = None) -> Item:
 def render_overview(found: Item, *, wide: bool = False) -> None:
     """Print the page."""
     apps, variants, workers = found["apps"], found["variants"], found["workers"]
+    for app in apps:
+        if app.get("unserved"):
+            print(f"nobody can serve {app['app']}: {app['unserved']}")
     instances = [instance for worker in workers for instance in worker["instances"]]
     ready = sum(worker["state"] == "Ready" for worker in workers)
     pipelines = sum(app.get("pipeline") is not None for app in apps)

@@ -35,6 +35,7 @@ from services.dispatcher.lists import listing, state_of
 from services.dispatcher.needs import needs_of, needs_of_member, needs_of_stage
 from services.dispatcher.pipelines import unserved
 from services.dispatcher.stages import NESTED, ServedPipeline, Stage
+from services.dispatcher.stages import unserved as unserved_app
 
 
 class Questions(Struct, eq=False):
@@ -61,7 +62,8 @@ class Questions(Struct, eq=False):
         if about == "jobs":
             return NOTHING  # their coordinator answers
         apps = self.apps
-        found = listing(about, asked, now, apps.catalog, self.view, self.slo_target, apps.kept, self.central.hops)
+        known = (apps.catalog, self.view, self.slo_target, apps.kept, self.central.hops)
+        found = listing(about, asked, now, *known, lambda app: unserved_app(app, apps))
         return (Publish(envelope.reply, found),)
 
     # -- why this variant: the decision that a query would get now, with a reason for every candidate

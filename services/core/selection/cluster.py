@@ -41,6 +41,8 @@ class ClusterView:
         self.records: dict[str, VariantRecord] = {}
         self.by_variant: dict[str, dict[str, Instance]] = {}
         self.lowest_priority = 1  # the largest number that a query had, here or of another dispatcher
+        self.gone: dict[str, tuple[str, float]] = {}  # by kind of device: the worker that had one last, until when
+        self.heard = 0.0  # when the last heartbeat came
         self._refusals: dict[str, dict[str, RefusedLoad]] = {}  # by variant and worker
         self._serving: dict[str, list[AppView]] = {}  # by variant
         self._unknown: dict[str, WorkerHeartbeat] = {}
@@ -98,6 +100,7 @@ class ClusterView:
         else:
             first = False
         worker.incarnation, worker.seen, worker.skew = heartbeat.incarnation, now, now - heartbeat.at
+        self.heard = now
         alive_before = {name for name, device in worker.devices.items() if device.alive}
         worker.kind = heartbeat.kind or heartbeat.hardware
         worker.draining = heartbeat.draining or heartbeat.leaving
@@ -113,6 +116,11 @@ class ClusterView:
                 self.lose_device(heartbeat.worker, device.device)  # its executor is not the one that took the queries
         known = worker.devices.keys() == {device.device for device in heartbeat.devices}
         worker.devices = {device.device: device for device in heartbeat.devices}
+        if heartbeat.leaving:
+            self._goes(worker)
+        elif self.gone:
+            for device in heartbeat.devices:
+                self.gone.pop(device.kind, None)
         changed = first or alive_before != {name for name, device in worker.devices.items() if device.alive}
         if not known:
             self._reprice()
@@ -217,11 +225,15 @@ class ClusterView:
         for instance in lost:
             self.remove(instance.id)
         del self.workers[name]
+        self._goes(worker)
         self._unknown.pop(name, None)
         self._quarantining.pop(name, None)
         for refused in self._refusals.values():
             refused.pop(name, None)
         return lost
+
+    def _goes(self, worker: Worker) -> None:
+        self.gone |= {device.kind: (worker.name, worker.seen) for device in worker.devices.values()}
 
     def quarantines(self, variant: str) -> dict[str, str]:
         """The workers that will not load this variant until it is released, and why."""
