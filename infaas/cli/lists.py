@@ -200,7 +200,7 @@ def _render_workers(items: list[Item], wide: bool) -> None:
             Column("state", lambda one: f"{one['state']}{' (reclaimable)' * bool(one.get('reclaimable'))}"),
             Column("queued", "queued", rank=2),
             Column("items/s", "load"),
-            Column("latency ms", "latency_ms"),
+            Column("compute ms", "latency_ms"),
             Column("mean batch", "mean_batch", rank=4),
         )
         print_table(instances, instance_columns, "", wide=wide)
@@ -305,7 +305,7 @@ _APP_COLUMNS = (
     Column("variants", "variants", rank=3),
     Column("states", "states", rank=2),
     Column("accuracy", quality_of),
-    Column("latency ms", "latency"),
+    Column("compute ms", "latency"),
     Column(COMPUTED, "cost"),
     *_OBJECTIVE,
 )
@@ -388,7 +388,7 @@ _VARIANTS = (
     Column("hardware", hardware_of, rank=1),
     Column("accuracy", quality_of),
     Column("95 %", _interval, rank=6),
-    Column("latency ms", "latency_ms"),
+    Column("compute ms", "latency_ms"),
     Column("load ms", "load_ms", rank=3),
     Column("init ms", "init_ms", rank=8),
     Column("transfer ms", "transfer_ms", rank=8),

@@ -15,9 +15,11 @@ from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.cost import Goal, instance_price_per_s
 from services.core.placement import adds_alike
 from services.core.selection.cores import MANY
-from services.core.selection.eligibility import AppView, Ask
-from services.core.selection.instances import Instance, SharedCores, Worker
+from services.core.selection.eligibility import INFINITE, AppView, Ask
+from services.core.selection.instances import OVERHEAD, WAY, Instance, SharedCores, Worker
 
+WAY_S = 10.0  # s over which the least way is taken
+WAY_STEP = 0.00025  # s
 FEW = 8  # least used workers remembered, of many
 
 
@@ -43,6 +45,10 @@ class ClusterView:
         self.lowest_priority = 1  # the largest number that a query had, here or of another dispatcher
         self.gone: dict[str, tuple[str, float]] = {}  # by kind of device: the worker that had one last, until when
         self.heard = 0.0  # when the last heartbeat came
+        self.way = (
+            OVERHEAD  # s of a query beside computing: the least of those that came lately, as far as that is no load
+        )
+        self._least, self._way_since = INFINITE, 0.0
         self._refusals: dict[str, dict[str, RefusedLoad]] = {}  # by variant and worker
         self._serving: dict[str, list[AppView]] = {}  # by variant
         self._unknown: dict[str, WorkerHeartbeat] = {}
@@ -57,6 +63,7 @@ class ClusterView:
     def set_app(self, app: AppRecord, records: Iterable[VariantRecord], key: str = "") -> None:
         """Set an app's variants. key: the name by which queries find it, if that is not its own."""
         view = AppView(app, tuple(records), self.nominal_price_per_s, self._goal)
+        view.way = self.way
         self.drop_app(key or app.app)
         self.apps[key or app.app] = view
         for record in view.records:
@@ -66,6 +73,20 @@ class ClusterView:
                 view.place(instance)
         for heartbeat in list(self._unknown.values()):
             self.heartbeat(heartbeat, heartbeat.at)
+
+    def took(self, way: float) -> None:
+        """A query was away for so many seconds beside computing. All queries wait at times; the least says what none can do without."""
+        self._least = min(self._least, way)
+
+    def _measure_way(self, now: float) -> None:
+        """In steps, so that indices of apps stay. Where no query came, nothing is known any more; what is longer than a busy machine may need is load."""
+        least = OVERHEAD if self._least == INFINITE else WAY_STEP * (self._least // WAY_STEP)
+        way = min(max(OVERHEAD, least), OVERHEAD + WAY)
+        self._least, self._way_since = INFINITE, now
+        if way != self.way:
+            self.way = way
+            for app in self.apps.values():
+                app.set_way(way)
 
     def drop_app(self, app: str) -> None:
         view = self.apps.pop(app, None)
@@ -101,6 +122,8 @@ class ClusterView:
             first = False
         worker.incarnation, worker.seen, worker.skew = heartbeat.incarnation, now, now - heartbeat.at
         self.heard = now
+        if now > self._way_since + WAY_S:
+            self._measure_way(now)
         alive_before = {name for name, device in worker.devices.items() if device.alive}
         worker.kind = heartbeat.kind or heartbeat.hardware
         worker.draining = heartbeat.draining or heartbeat.leaving

@@ -18,9 +18,8 @@ from services.core.cost import HANDLING_MS
 from services.core.placement import arithmetic_words, is_container, quarantined_words
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask, VariantInstances
-from services.core.selection.instances import CAUTION, OVERHEAD
+from services.core.selection.instances import CAUTION, OVERHEAD, WAY
 
-WAY = 0.0025  # s to the model and back, beyond OVERHEAD, as a busy machine may need them
 NEEDS = "needs"  # the field of an error where no variant has what is asked for, rather than none that has it serves
 LOAD_AGAIN = 5.0  # s before a worker that could not load a variant is asked to load it again
 OFFERS = 16  # nearest variants of which the first one that can be served is offered
@@ -164,7 +163,7 @@ def nearest(ask: Ask, app: AppView, view: ClusterView, *, servable: bool = False
     Of the nearest ones, the first that is loaded or can be. If there is none, the very nearest; with `servable`, None.
     """
     allowed = np.flatnonzero(app.pinned(ask))
-    latency = app.latency(ask.items, ask.length)[allowed] + OVERHEAD
+    latency = app.latency(ask.items, ask.length)[allowed] + app.way
     accuracy, cost = app.accuracy[allowed], app.charge(ask.items, ask.length)[allowed]
     inaccurate = ~app.accurate(ask)[allowed]
     count = (latency > ask.latency_s).astype(np.int64) + (cost > ask.cost) + (inaccurate & (ask.accuracy > 0.0))
@@ -232,7 +231,7 @@ class _Need(NamedTuple):
 def _failing(ask: Ask, app: AppView, allowed: NDArray[np.bool_]) -> str:
     """What no variant does: each need that fails alone and the best there is; else those that fail together, and who meets all but one."""
     needs = []
-    latency = app.latency(ask.items, ask.length) + OVERHEAD
+    latency = app.latency(ask.items, ask.length) + app.way
     metrics = {record.metric for record, one in zip(app.records, allowed, strict=True) if one}
     if ask.accuracy > 0.0 and len(metrics) == 1 and not metrics <= {"top1", "top5"}:
         (metric,) = metrics

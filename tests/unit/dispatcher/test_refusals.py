@@ -8,11 +8,12 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, PipelineRecord
-from bus.messages.public import ListRequest
+from bus.messages.public import ListRequest, Requirements
 from services.core.actor import Changed
 from services.core.line import ECHO_S
 from services.core.outcomes import GRACE, NOT_STORED, SILENT
 from services.core.placement import container_kind
+from services.core.selection.cluster import WAY_S
 from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin, SelectionPolicy
 from services.core.settings import DispatcherSettings, Settings
 from services.dispatcher.inflight import InFlight
@@ -149,6 +150,20 @@ def test_a_limit_below_what_a_pipeline_may_cost_is_unsatisfiable(
         error = refused(reply, "unsatisfiable", "pipeline 'p' may cost US$")
         assert error["closest"]["variant"].split(", ")[0] == first
         assert served(fleet, error, "p")["missed"] == []
+
+
+def test_an_objective_below_the_measured_way_there_is_unsatisfiable_and_what_is_offered_holds() -> None:
+    """What a query takes beside computing is measured, and in every latency that is compared with an objective."""
+    fleet = Fleet(variant(base_ms=0.1, per_item_ms=0.1))
+    compute, way = 0.2, 2.0
+    fleet.stage.lag("w0/cpu", way / 1000.0)
+    for _ in range(2 * round(WAY_S)):
+        fleet.ask(seconds=1.0)
+    error = refused(fleet.reply(fleet.ask(latency_ms=compute + 0.9 * way), 1.0), "unsatisfiable", "the fastest takes")
+    assert error["closest"]["latency_ms"] > compute + way
+    assert served(fleet, error)["missed"] == []
+    explained = fleet.request(fleet.subjects.explain("app"), Requirements())
+    assert explained["chosen"]["latency_ms"] >= compute + way
 
 
 def test_a_load_that_fits_nowhere_is_refused_soon_with_its_numbers_and_the_setting() -> None:
