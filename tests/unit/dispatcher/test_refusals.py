@@ -1,5 +1,6 @@
 """Refusals come in time, whatever is broken: at most 0.1 s after the deadline, and one for each query. Virtual time."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +18,11 @@ from services.core.selection.cluster import WAY_S
 from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin, SelectionPolicy
 from services.core.settings import DispatcherSettings, Settings
 from services.dispatcher.inflight import InFlight
+from tests.support.servers.processes import ROOT
 from tests.support.simulated.fleet import SIGNATURE, Fleet, catalogue, metrics, refused, variant
 from tests.unit.dispatcher.test_pipelines import CHAIN, FORK, ONE, Staged, alone, planned
 
+RULES = ROOT / "ops/prometheus/infaas.rules.yml"
 LATEST = 0.1  # s after the deadline
 HUNG = 1e6
 
@@ -206,11 +209,13 @@ def test_quarantined_variants_and_absent_containers_are_refused_soon() -> None:
 
 
 def alarms(fleet: Fleet) -> dict[str, str]:
-    """Why nobody can serve which app; the list and the metric say the same."""
+    """Why nobody can serve which app: as the list says, and for the same apps the alert's expression holds."""
     items = fleet.request(fleet.subjects.list("apps"), ListRequest())["items"]
     found = {item["app"]: item["unserved"] for item in items if item["unserved"]}
-    shown = {key[1]: value for key, value in metrics(fleet).items() if key[0] == "infaas_app_unserved"}
-    assert shown == {item["app"]: float(item["app"] in found) for item in items}
+    [alert] = re.findall(r"- alert: InfaasAppUnserved\n +expr: max by \(app\) \((\w+)\) > 0\n", RULES.read_text())
+    series = {key[1]: value for key, value in metrics(fleet).items() if key[0] == alert}
+    assert {app for app, value in series.items() if value > 0} == found.keys()
+    assert series.keys() == {item["app"] for item in items}
     return found
 
 
