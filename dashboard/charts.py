@@ -288,7 +288,7 @@ def tradeoff(unit: str) -> Spec:
     tips = [_tip("variant"), _tip("on"), _tip("state")]
     tips += [
         _tip("accuracy", "quantitative", "accuracy", ".4f"),
-        _tip("latency_ms", "quantitative", "latency ms", ",.3~r"),
+        _tip("latency_ms", "quantitative", "compute ms", ",.3~r"),
     ]
     tips += [_tip("cost_per_1000", "quantitative", "computed US$/1,000", ",.3~r"), _tip("front", title="trade-off")]
     best: Spec = {

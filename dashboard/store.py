@@ -243,6 +243,16 @@ def classes_of(app: str) -> list[str]:
     return list(rows[0].get("labels", [])) if rows else []
 
 
+@st.cache_data(ttl=5.0, max_entries=2, show_spinner=False)
+def unserved() -> dict[str, str]:
+    """The apps that nobody can serve, and why (`infaas.Client.apps`). Empty if no dispatcher answers: that is said elsewhere."""
+    try:
+        rows = _ask(lambda nats, prefix: _client(nats, prefix).apps())
+    except (Refused, NoData):
+        return {}
+    return {row["app"]: row["unserved"] for row in rows if row.get("unserved")}
+
+
 def cancel_registration(registration: str) -> None:
     """Stop a registration (`infaas.Client.cancel_registration`). Raises Refused, NoData."""
     _ask(lambda nats, prefix: _client(nats, prefix).cancel_registration(registration))

@@ -99,7 +99,7 @@ def _part_in_pipelines() -> bool:
 
 def _scatter(rows: pd.DataFrame) -> None:
     column, unit = (
-        ("latency_ms", "latency of one item, ms")
+        ("latency_ms", "compute time of one item, ms")
         if across == "latency"
         else ("cost_per_1000", "computed US$ per 1,000 queries")
     )
@@ -155,7 +155,7 @@ def _table(rows: pd.DataFrame) -> None:
             "state": widgets.state_column(charts.STATES),
             "accuracy": widgets.number_column("accuracy", "%.4f", help="On the whole validation set"),
             "interval": st.column_config.TextColumn("95 %", help="The confidence interval of the accuracy"),
-            "latency_ms": widgets.number_column("latency ms", help="One item, alone"),
+            "latency_ms": widgets.number_column("compute ms", help="One item, alone, without the way there"),
             "saturation_qps": widgets.number_column("most items/s", "localized"),
             "cost_per_1000": widgets.money_column(
                 formats.COMPUTED,

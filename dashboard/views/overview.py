@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
-from dashboard.store import history, not_ready, query
+from dashboard.store import history, not_ready, query, unserved
 from dashboard.widgets import show_empty, show_live
 from dashboard.window import Window
 
@@ -31,13 +31,14 @@ def figures() -> None:
         )
         widgets.metric("Workers", f"{ready} ready", others, help="Machines that take work, and their devices")
         bad = running[running["state"].isin(["Overloaded", "Interfered"])]["instance"].nunique()
-        note = f"{bad} in trouble" if bad else "none in trouble"
+        alone = len(unserved())
+        notes = [f"{bad} in trouble"] * bool(bad) + [f"{formats.count(alone, 'app', 'apps')} without any"] * bool(alone)
         widgets.metric(
             "Instances",
             str(running["instance"].nunique()),
-            note,
-            bad=bool(bad),
-            help="Overloaded or Interfered: in trouble",
+            ", ".join(notes) or "none in trouble",
+            bad=bool(notes),
+            help="Overloaded or Interfered: in trouble. An app without any, and for which none can be started, nobody can serve.",
         )
 
 
@@ -118,6 +119,7 @@ def attention() -> None:
             "`infaas register MODEL.onnx --app APP --model NAME --validation FILE.npz` registers one; `infaas demo` shows a whole system.",
         )
     found = [_problem(row) for row in query("attention").to_dict("records")]
+    found += [(True, f"Nobody can serve **{app}**: {why}", "explain", {"app": app}) for app, why in unserved().items()]
     found += [(True, f"Not ready: {each}", "logs", {}) for each in not_ready()]
     if not found:
         st.caption(":material/check_circle: Nothing needs attention.")

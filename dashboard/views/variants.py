@@ -54,7 +54,7 @@ def now() -> None:
             "load": widgets.number_column("items/s", "%.1f"),
             "queue": widgets.number_column("queue", "%d"),
             "mean_batch": widgets.number_column("batch", "%.1f"),
-            "latency_ms": widgets.number_column("latency ms"),
+            "latency_ms": widgets.number_column("compute ms"),
             "profiled_ms": widgets.number_column(
                 "alone ms", help="Latency of one item alone, as measured at registration"
             ),

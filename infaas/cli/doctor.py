@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bus.codec import BadMessage, decode
+from bus.codec import BadMessage, decode, encode
 from bus.login import login_from
 from bus.messages.fleet import DispatcherHeartbeat, WorkerHeartbeat
+from bus.messages.public import Listing, ListRequest
 from bus.port import Bus, BusError, Delivery, NoResponders
 from bus.subjects import Subjects
 from infaas.cli.machine_checks import CheckFailed, Finding, check_machine, run_async_check
@@ -122,11 +123,12 @@ async def check_system(system: SystemAddress) -> list[Finding]:
         heartbeats = await _listen(
             bus, subjects
         )  # alone: what else this process does would count as a difference of clocks
-        jetstream, outcomes, sql, registrar = await asyncio.gather(  # each may wait for one that hangs
+        jetstream, outcomes, sql, registrar, apps = await asyncio.gather(  # each may wait for one that hangs
             run_async_check("jetstream", lambda: _jetstream(bus)),
             run_async_check("outcomes", lambda: _outcomes(bus, subjects)),
             run_async_check("sql", lambda: _sql(system.sql)),
             run_async_check("registrar", lambda: _registrar(bus, subjects)),
+            run_async_check("apps", lambda: _apps(bus, subjects)),
         )
         return [
             nats,
@@ -137,6 +139,7 @@ async def check_system(system: SystemAddress) -> list[Finding]:
             await run_async_check("workers", lambda: _workers(heartbeats)),
             await run_async_check("clock", lambda: _clock(heartbeats)),
             registrar,
+            apps,
             *await _look_at_parts(system, parts),
         ]
     finally:
@@ -328,6 +331,21 @@ async def _registrar(bus: Bus, subjects: Subjects) -> str:
     except BusError:
         pass
     return "listens"
+
+
+async def _apps(bus: Bus, subjects: Subjects) -> str:
+    """Whether somebody can serve each app, as a dispatcher sees it."""
+    try:
+        reply = await bus.request(subjects.list("apps"), encode(ListRequest()), 2.0)
+        apps = decode(Listing, reply.data).items
+    except (BusError, BadMessage) as error:
+        raise CheckFailed(f"no dispatcher lists the apps: {error}", f"{_LOGS} dispatcher") from error
+    alarms = [f"nobody can serve {app['app']}: {app['unserved']}" for app in apps if app.get("unserved")]
+    if alarms:
+        raise CheckFailed(
+            "; ".join(alarms), "do what the reason says; `infaas variants` and `infaas workers` show more"
+        )
+    return f"each of {len(apps)} may be served"
 
 
 async def _parts(metrics: str) -> str:

@@ -200,7 +200,7 @@ def _render_workers(items: list[Item], wide: bool) -> None:
             Column("state", lambda one: f"{one['state']}{' (reclaimable)' * bool(one.get('reclaimable'))}"),
             Column("queued", "queued", rank=2),
             Column("items/s", "load"),
-            Column("latency ms", "latency_ms"),
+            Column("compute ms", "latency_ms"),
             Column("mean batch", "mean_batch", rank=4),
         )
         print_table(instances, instance_columns, "", wide=wide)
@@ -241,6 +241,9 @@ async def overview(client: Client, data_dir: Path | None = None) -> Item:
 def render_overview(found: Item, *, wide: bool = False) -> None:
     """Print the page."""
     apps, variants, workers = found["apps"], found["variants"], found["workers"]
+    for app in apps:
+        if app.get("unserved"):
+            print(f"nobody can serve {app['app']}: {app['unserved']}")
     instances = [instance for worker in workers for instance in worker["instances"]]
     ready = sum(worker["state"] == "Ready" for worker in workers)
     pipelines = sum(app.get("pipeline") is not None for app in apps)
@@ -302,7 +305,7 @@ _APP_COLUMNS = (
     Column("variants", "variants", rank=3),
     Column("states", "states", rank=2),
     Column("accuracy", quality_of),
-    Column("latency ms", "latency"),
+    Column("compute ms", "latency"),
     Column(COMPUTED, "cost"),
     *_OBJECTIVE,
 )
@@ -385,7 +388,7 @@ _VARIANTS = (
     Column("hardware", hardware_of, rank=1),
     Column("accuracy", quality_of),
     Column("95 %", _interval, rank=6),
-    Column("latency ms", "latency_ms"),
+    Column("compute ms", "latency_ms"),
     Column("load ms", "load_ms", rank=3),
     Column("init ms", "init_ms", rank=8),
     Column("transfer ms", "transfer_ms", rank=8),

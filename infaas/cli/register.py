@@ -42,7 +42,7 @@ COLUMNS = (
         "agrees", lambda item: min((item.get("agreement"), *item.get("differing", {}).values()), default=None), rank=4
     ),
     Column("load ms", "load_ms", rank=3),
-    Column("latency ms", "latency_ms"),
+    Column("compute ms", "latency_ms"),
     Column("memory MB", "memory_mb", rank=3),
     Column("saturation /s", "saturation_qps", rank=1),
     Column("US$/h", "price_per_hour", rank=5),

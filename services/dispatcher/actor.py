@@ -93,7 +93,7 @@ class Dispatcher:
         self._admission = Admission(self.apps, new_uid, settings.default_deadline_s, settings.max_inline)
         self._settings = settings
         self._loads = LoadsOnDemand(name, subjects)
-        self._outcomes = OutcomeRecorder(name, policy.name, new_uid, policy.observe)
+        self._outcomes = OutcomeRecorder(name, policy.name, new_uid, policy.observe, self.view.took)
         self._demand = DemandCounter(name, subjects)
         self._wait, self._waiting, self._earliest = self.in_flight.wait, self.in_flight.waiting, self.in_flight.earliest
         self._retries = Retries(self.in_flight, settings.max_attempts, self._decide, self._refuse)

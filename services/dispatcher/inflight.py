@@ -12,6 +12,7 @@ from bus.messages.public import Answer, Error, Refusal
 from services.core.actor import NOTHING, Effect, Envelope, Publish
 from services.core.deadlines import EarliestDeadline
 from services.core.outcomes import ECHO_LOST, PART_GRACE, SILENT, OutcomeLog, RecentAnswers, answered, joined, refused
+from services.core.selection.eligibility import INFINITE
 from services.core.selection.instances import Instance
 from services.core.selection.refusals import NEEDS
 from services.dispatcher.default_output import default_answer, default_due, demands, gets_default, reason_of
@@ -327,13 +328,14 @@ class OutcomeRecorder:
     """Makes the reply, the outcome event and the span of every query that ends. log: counts the events. said: the last replies to
     clients that may ask again.
 
-    observe: of a user's own policy, called with each outcome.
+    observe: of a user's own policy, called with each outcome. took: called with the seconds that a query was away before it was computed.
     """
 
     dispatcher: str
     policy: str
     new_uid: Callable[[], bytes]
     observe: Callable[[OutcomeEvent], None] | None = None
+    took: Callable[[float], object] = float
     log: OutcomeLog = field(default_factory=OutcomeLog)
     said: RecentAnswers = field(default_factory=RecentAnswers)
     # By app: items that ended since the last report, and those of them not in time.
@@ -466,11 +468,14 @@ class OutcomeRecorder:
     ) -> list[Effect]:
         """An executor ended these and replied to their clients: record how. ended: None: one was not in flight, as `unknown` is told."""
         effects: list[Effect] = []
+        way = INFINITE
         for i, query in enumerate(ended):
             if query is None:
                 unknown(batch.uids[i])
             if query is None or query.sent is None or record is None:
                 continue
+            if not query.attempt:
+                way = min(way, batch.started - query.arrived)
             code = batch.codes[i] if batch.codes is not None else ""
             event = answered(
                 query.sent,
@@ -487,5 +492,6 @@ class OutcomeRecorder:
                 self._count(event.app, event.items, missed=event.outcome != "ok")
             if query.trace is not None:
                 effects.extend(spans_of(query, batch.finished, code))
+        self.took(way)
         self.log.covers(batch, now)
         return effects

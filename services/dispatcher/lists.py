@@ -1,6 +1,6 @@
 """Lists: the replies to `infaas.list.<what>`, with the numbers that decisions use. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -30,10 +30,12 @@ def listing(
     slo_target: float,
     kept: Mapping[str, PipelineReplicas] = {},
     hops: Mapping[str, MeasuredHop] = {},
+    unserved: Callable[[str], str] = lambda _: "",
 ) -> Listing | Refusal:
     """The items of one kind. An unknown kind is a bad_request that names the known ones.
 
-    kept: replicas of deployed pipelines. hops: by planned variant, what a batch was measured to take beyond its profile.
+    kept: replicas of deployed pipelines. hops: by planned variant, what a batch was measured to take beyond its profile. unserved: why nobody can serve
+    an app.
     """
     try:
         check_name(ask.app, "app")
@@ -41,7 +43,7 @@ def listing(
     except WrongField as error:
         return Refusal(error=Error(code="bad_request", message=str(error)))
     if what == "apps":
-        return Listing(items=_apps(ask, catalog, slo_target))
+        return Listing(items=_apps(ask, catalog, slo_target, unserved))
     if what == "models":
         return Listing(items=_models(ask, catalog))
     if what == "variants":
@@ -54,7 +56,9 @@ def listing(
     return Refusal(error=Error(code="bad_request", message=text))
 
 
-def _apps(ask: ListRequest, catalog: Catalog, slo_target: float) -> list[dict[str, Any]]:
+def _apps(
+    ask: ListRequest, catalog: Catalog, slo_target: float, unserved: Callable[[str], str]
+) -> list[dict[str, Any]]:
     """stage_of: the pipelines of which it is a vertex. Their visits are parts of queries, which no figure of the app counts as queries."""
     stages: dict[str, set[str]] = {}
     for app in catalog.apps:
@@ -74,6 +78,7 @@ def _apps(ask: ListRequest, catalog: Catalog, slo_target: float) -> list[dict[st
             "replicas": app.replicas,
             "selection": None if app.selection is None else asdict(app.selection),
             "pipeline": None if app.pipeline is None else msgspec.to_builtins(app.pipeline),
+            "unserved": unserved(app.app) or None,
             "stage_of": sorted(stages.get(app.app, ())),
             "inputs": _specs(app.signature.inputs) if app.signature else [],
             "outputs": _specs(app.signature.outputs) if app.signature else [],

@@ -9,6 +9,7 @@ from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
 from services.core.selection.policy import Decision, SelectionPolicy
 from services.dispatcher.actor import Dispatcher
+from services.dispatcher.stages import unserved
 
 EVERY = 0.05  # s
 
@@ -115,6 +116,14 @@ class DispatcherMetrics:
         )
         for how, count in actor.resent.ends.items():
             resent.add(count, how=how)
+        alarms = MetricFamily(
+            "infaas_app_unserved",
+            "gauge",
+            "1 while no query of the app can be answered, whatever it asks for; `infaas status` says why.",
+        )
+        for app in actor.view.apps:
+            if not app.startswith("_"):
+                alarms.add(int(bool(unserved(app, actor.apps))), app=app)
         own = policy_failures(actor.policy_failures)
         families = (
             in_flight,
@@ -125,6 +134,7 @@ class DispatcherMetrics:
             instances,
             crossed,
             resent,
+            alarms,
             own,
             *_kept(actor),
             *_pipelines(actor),

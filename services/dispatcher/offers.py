@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from bus.messages.public import Closest, Error
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, Ask, VariantInstances
-from services.core.selection.instances import CAUTION, OVERHEAD
+from services.core.selection.instances import CAUTION
 from services.core.selection.refusals import NEEDS, nearest, offered_s
 from services.dispatcher.budgets import Least, dearest
 from services.dispatcher.needs import needs_of_stage
@@ -81,7 +81,7 @@ def _fastest(ask: Ask, served: ServedPipeline, name: str) -> float:
     stage = served.stages[name]
     asked = needs_of_stage(ask, stage, ask.items, None, INFINITE, ask.deadline)
     allowed = stage.app.pinned(asked) & stage.app.accurate(asked)
-    return float(np.min(stage.app.latency(ask.items)[allowed])) + OVERHEAD if allowed.any() else 0.0
+    return float(np.min(stage.app.latency(ask.items)[allowed])) + stage.app.way if allowed.any() else 0.0
 
 
 def _objective(served: ServedPipeline, seconds: Mapping[str, float]) -> float:

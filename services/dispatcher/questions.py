@@ -22,7 +22,6 @@ from services.core.ensemble.base import Learnt, Member
 from services.core.placement import arithmetic_words, quarantined_words
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask
-from services.core.selection.instances import OVERHEAD
 from services.core.selection.policy import Decision, SelectionPolicy
 from services.core.selection.refusals import misstated, not_loaded
 from services.core.validation import wrong_requirement
@@ -35,6 +34,7 @@ from services.dispatcher.lists import listing, state_of
 from services.dispatcher.needs import needs_of, needs_of_member, needs_of_stage
 from services.dispatcher.pipelines import unserved
 from services.dispatcher.stages import NESTED, ServedPipeline, Stage
+from services.dispatcher.stages import unserved as unserved_app
 
 
 class Questions(Struct, eq=False):
@@ -61,7 +61,8 @@ class Questions(Struct, eq=False):
         if about == "jobs":
             return NOTHING  # their coordinator answers
         apps = self.apps
-        found = listing(about, asked, now, apps.catalog, self.view, self.slo_target, apps.kept, self.central.hops)
+        known = (apps.catalog, self.view, self.slo_target, apps.kept, self.central.hops)
+        found = listing(about, asked, now, *known, lambda app: unserved_app(app, apps))
         return (Publish(envelope.reply, found),)
 
     # -- why this variant: the decision that a query would get now, with a reason for every candidate
@@ -317,7 +318,7 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
         metric=record.metric,
         error=error_of(record.accuracy, record.metric),
         unit=record.signature.target[1],
-        latency_ms=seconds * 1000.0,
+        latency_ms=(seconds + app.way) * 1000.0,
         load_ms=load_ms,
         cost_per_1000=float(app.cost[i]),
         cost=float(app.charge(ask.items, ask.length)[i]),
@@ -352,7 +353,7 @@ def _unmet(i: int, app: AppView, ask: Ask, now: float) -> str:
                 f"{in_metric(record.accuracy, record.metric)}, its model's own {own}: state a {record.metric} to use it"
             )
         return f"accuracy {app.accuracy[i]:.4f} is below its model's own, {record.model_accuracy or 0.0:.4f}: state an accuracy to use it"
-    alone = float(app.latency(ask.items, ask.length)[i]) + OVERHEAD
+    alone = float(app.latency(ask.items, ask.length)[i]) + app.way
     if alone > ask.latency_s:
         return f"inference and the way to it take {alone * 1e3:.3g} ms, more than {ask.latency_s * 1e3:g} ms"
     charged = float(app.charge(ask.items, ask.length)[i])
@@ -374,9 +375,12 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
     if unmet:
         return unmet
     if group.active:
-        if decision.instance is None and decision.load is None:
+        winner = _winner(decision, view)
+        if winner is None:
             text = "the query would wait for it" if decision.refusal is None else decision.refusal.message
             return f"meets everything, but {text}"
+        if (place := app.index.get(winner)) is None or (app.goal == "cost" and app.cost[place] > app.cost[i]):
+            return f"meets everything, but the query would go to {winner}"
         if app.goal == "accuracy":
             return "meets everything, but a variant that comes first for accuracy does too"
         return "meets everything, but a cheaper variant does too"
@@ -391,7 +395,7 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
     if decision.instance is not None:
         return "not loaded, and an Active variant meets the requirements" if not group.loading else "still loading"
     slack = ask.deadline - now
-    ready = group.seconds_to_load + float(app.latency(ask.items, ask.length)[i]) + OVERHEAD
+    ready = group.seconds_to_load + float(app.latency(ask.items, ask.length)[i]) + app.way
     where = "only in host memory" if group.warm else "not loaded"
     if ready > slack:
         return f"{where}: ready in {ready * 1e3:.3g} ms, more than the {slack * 1e3:.3g} ms left"

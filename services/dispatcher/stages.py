@@ -10,6 +10,7 @@ from bus.messages.catalog import AppRecord, PipelineRecord, PipelineVertex, Plan
 from bus.messages.public import Error
 from services.core.pipelines.branching import drawn_edges, ways
 from services.core.pipelines.graph import PipelineGraph, Reference, references
+from services.core.selection import refusals
 from services.core.selection.eligibility import AppView, Ask
 from services.core.selection.refusals import misstated
 from services.dispatcher.apps import Apps
@@ -109,6 +110,20 @@ class ServedPipeline:
         metrics = [stage.app.metrics for stage in self.stages.values()]
         known = frozenset[str]().union(*metrics) if all(metrics) else frozenset[str]()
         return misstated(replace(ask.wish, accuracy=ask.accuracy), self.app.app, known)
+
+
+def unserved(name: str, apps: Apps, depth: int = 0) -> str:
+    """Why no query of an app can be answered now; of a pipeline, why a stage that each query visits has no answer. Empty: one may be."""
+    view = apps.view.apps.get(name)
+    if view is None:
+        return f"there is no app {name!r} any more" if depth else ""
+    if view.app.pipeline is None:
+        return refusals.unserved(view, apps.view)
+    for vertex in view.app.pipeline.vertices if depth < NESTED else ():
+        why = unserved(vertex.app, apps, depth + 1)
+        if why and PipelineGraph(view.app.pipeline).certain([vertex.name]):
+            return f"vertex {vertex.name}: {why}"
+    return ""
 
 
 def _conditional(record: PipelineRecord, apps: Apps, depth: int = 0) -> bool:

@@ -351,6 +351,8 @@ def test_ctrl_c_answers_what_waits(system: Whole, place: Path) -> None:
         assert children
         assert asyncio.run(main(process)) == ["slow"] * 20
         assert process.wait(180) == 0
+        with pytest.raises(Refused, match=r"none can be started: container \S+ of slow@1 has gone at \d\d:\d\d UTC"):
+            ask(system, system.x[:1], model="slow")
     assert eventually(lambda: not any(alive(pid) for pid in children))
 
 

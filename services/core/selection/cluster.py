@@ -14,9 +14,11 @@ from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.cost import Goal, instance_price_per_s
 from services.core.placement import adds_alike
-from services.core.selection.eligibility import AppView, Ask
-from services.core.selection.instances import MANY, Instance, SharedCores, Worker
+from services.core.selection.eligibility import INFINITE, AppView, Ask
+from services.core.selection.instances import MANY, OVERHEAD, WAY, Instance, SharedCores, Worker
 
+WAY_S = 10.0  # s over which the least way is taken
+WAY_STEP = 0.00025  # s
 FEW = 8  # least used workers remembered, of many
 
 
@@ -40,6 +42,12 @@ class ClusterView:
         self.records: dict[str, VariantRecord] = {}
         self.by_variant: dict[str, dict[str, Instance]] = {}
         self.lowest_priority = 1  # the largest number that a query had, here or of another dispatcher
+        self.gone: dict[str, tuple[str, float]] = {}  # by kind of device: the worker that had one last, until when
+        self.heard = 0.0  # when the last heartbeat came
+        self.way = (
+            OVERHEAD  # s of a query beside computing: the least of those that came lately, as far as that is no load
+        )
+        self._least, self._way_since = INFINITE, 0.0
         self._refusals: dict[str, dict[str, RefusedLoad]] = {}  # by variant and worker
         self._serving: dict[str, list[AppView]] = {}  # by variant
         self._unknown: dict[str, WorkerHeartbeat] = {}
@@ -54,6 +62,7 @@ class ClusterView:
     def set_app(self, app: AppRecord, records: Iterable[VariantRecord], key: str = "") -> None:
         """Set an app's variants. key: the name by which queries find it, if that is not its own."""
         view = AppView(app, tuple(records), self.nominal_price_per_s, self._goal)
+        view.way = self.way
         self.drop_app(key or app.app)
         self.apps[key or app.app] = view
         for record in view.records:
@@ -63,6 +72,20 @@ class ClusterView:
                 view.place(instance)
         for heartbeat in list(self._unknown.values()):
             self.heartbeat(heartbeat, heartbeat.at)
+
+    def took(self, way: float) -> None:
+        """A query was away for so many seconds beside computing. All queries wait at times; the least says what none can do without."""
+        self._least = min(self._least, way)
+
+    def _measure_way(self, now: float) -> None:
+        """In steps, so that indices of apps stay. Where no query came, nothing is known any more; what is longer than a busy machine may need is load."""
+        least = OVERHEAD if self._least == INFINITE else WAY_STEP * (self._least // WAY_STEP)
+        way = min(max(OVERHEAD, least), OVERHEAD + WAY)
+        self._least, self._way_since = INFINITE, now
+        if way != self.way:
+            self.way = way
+            for app in self.apps.values():
+                app.set_way(way)
 
     def drop_app(self, app: str) -> None:
         view = self.apps.pop(app, None)
@@ -97,6 +120,9 @@ class ClusterView:
         else:
             first = False
         worker.incarnation, worker.seen, worker.skew = heartbeat.incarnation, now, now - heartbeat.at
+        self.heard = now
+        if now > self._way_since + WAY_S:
+            self._measure_way(now)
         alive_before = {name for name, device in worker.devices.items() if device.alive}
         worker.kind = heartbeat.kind or heartbeat.hardware
         worker.draining = heartbeat.draining or heartbeat.leaving
@@ -112,6 +138,11 @@ class ClusterView:
                 self.lose_device(heartbeat.worker, device.device)  # its executor is not the one that took the queries
         known = worker.devices.keys() == {device.device for device in heartbeat.devices}
         worker.devices = {device.device: device for device in heartbeat.devices}
+        if heartbeat.leaving:
+            self._goes(worker)
+        elif self.gone:
+            for device in heartbeat.devices:
+                self.gone.pop(device.kind, None)
         changed = first or alive_before != {name for name, device in worker.devices.items() if device.alive}
         if not known:
             self._reprice()
@@ -216,11 +247,15 @@ class ClusterView:
         for instance in lost:
             self.remove(instance.id)
         del self.workers[name]
+        self._goes(worker)
         self._unknown.pop(name, None)
         self._quarantining.pop(name, None)
         for refused in self._refusals.values():
             refused.pop(name, None)
         return lost
+
+    def _goes(self, worker: Worker) -> None:
+        self.gone |= {device.kind: (worker.name, worker.seen) for device in worker.devices.values()}
 
     def quarantines(self, variant: str) -> dict[str, str]:
         """The workers that will not load this variant until it is released, and why."""

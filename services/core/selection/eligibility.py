@@ -130,7 +130,7 @@ class RankedVariants:
             latency = self._latency.get(key)
             if latency is None:
                 latency = self._latency[key] = self._app.latency(*key)[self._found]
-            mask = mask & (latency + OVERHEAD <= ask.latency_s)
+            mask = mask & (latency + self._app.way <= ask.latency_s)
         if ask.cost < INFINITE:
             mask = mask & (self._app.charge(ask.items, ask.length)[self._found] <= ask.cost)
         return np.flatnonzero(mask)
@@ -263,6 +263,7 @@ class AppView:
         self.asked = 0  # queries on which was decided: what goes in turn goes by it
         self._price: NDArray[np.float64] = np.zeros(count)
         self._charged: dict[tuple[int, int | None], NDArray[np.float64]] = {}
+        self.way = OVERHEAD  # s of a query beside computing, as `ClusterView` measures it
         self.reprice(price)
 
     def full_for(self, now: float) -> float:
@@ -274,6 +275,10 @@ class AppView:
         if anew or now - self._full_at > CALM:
             self._full_since = now
         self._full_at = now
+
+    def set_way(self, seconds: float) -> None:
+        self.way = seconds
+        self._changed()
 
     def reprice(self, price: Callable[[VariantRecord], float]) -> None:
         """Price all variants again: devices have become known."""
@@ -391,7 +396,7 @@ class AppView:
     def eligible(self, ask: Ask) -> NDArray[np.bool_]:
         """Which variants meet accuracy, latency (inference alone, and the way to it), cost and what was pinned."""
         latency = self.latency(ask.items, ask.length)
-        mask: NDArray[np.bool_] = self.accurate(ask) & (latency + OVERHEAD <= ask.latency_s)
+        mask: NDArray[np.bool_] = self.accurate(ask) & (latency + self.way <= ask.latency_s)
         if ask.cost < INFINITE:
             mask &= self.charge(ask.items, ask.length) <= ask.cost
         if ask.variant is not None or ask.model is not None or ask.version is not None:

@@ -15,6 +15,7 @@ from services.core.lifecycle import SERVING
 CAUTION = 1.2
 ROOM = 1.15  # times as much where a model's own queries fill scarce cores: a flood leaves room for the queries of quiet models
 OVERHEAD = 0.0005  # s of a query for bus and dispatch, in addition to the model's own time
+WAY = 0.0025  # s to the model and back, beyond OVERHEAD, as a busy machine may need them
 DEFAULT_PRIORITY = 5
 LOWEST = 9  # 1 is the highest priority
 STALE = 1.0  # s; the largest age of a queue's length in a heartbeat, which comes by way of the monitor

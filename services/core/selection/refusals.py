@@ -3,7 +3,8 @@
 Answers, explain, events and logs all have these texts from here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from itertools import combinations
 from typing import NamedTuple
 
@@ -11,15 +12,14 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from bus.messages.catalog import ACCURACIES, METRICS, is_error, stated_in, value_of
+from bus.messages.catalog import ACCURACIES, METRICS, VariantRecord, is_error, stated_in, value_of
 from bus.messages.public import Closest, Error, Requirements
 from services.core.cost import HANDLING_MS
-from services.core.placement import is_container, quarantined_words
+from services.core.placement import arithmetic_words, is_container, quarantined_words
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask, VariantInstances
-from services.core.selection.instances import CAUTION, OVERHEAD
+from services.core.selection.instances import CAUTION, OVERHEAD, WAY
 
-WAY = 0.0025  # s to the model and back, beyond OVERHEAD, as a busy machine may need them
 NEEDS = "needs"  # the field of an error where no variant has what is asked for, rather than none that has it serves
 LOAD_AGAIN = 5.0  # s before a worker that could not load a variant is asked to load it again
 OFFERS = 16  # nearest variants of which the first one that can be served is offered
@@ -46,40 +46,77 @@ def too_little_time(left: float, takes: float) -> Error:
 
 
 def not_loaded(ask: Ask, view: ClusterView) -> Error | None:
-    """Why no variant with these needs is loaded, and none will be soon. None: one is, is being loaded, or a worker may load one."""
+    """Why no variant with these needs is loaded, and none will be soon. None: one is, is being loaded, or a worker may load one.
+
+    With `retry_after_ms`, that may change by itself.
+    """
     app = view.apps.get(ask.app)
     if app is None:
         return None
     eligible = app.eligibility(ask)
     if eligible.active or eligible.troubled or eligible.loading:
         return None
-    reasons: list[str] = []
-    lasting = True
-    for group in eligible.loadable:
-        record = group.record
-        able = list(view.able(record))
-        if not able:
-            if not is_container(record.hardware):
-                return None  # a worker may start
-            reasons.append(f"no container of {record.model}@{record.version} runs: start it (infaas container)")
-            continue
-        quarantined, refused = view.quarantines(record.variant), view.refusals(record.variant)
-        if any(worker not in quarantined and worker not in refused for worker in able):
-            return None
-        for worker in able:
-            if worker in quarantined:
-                reasons.append(quarantined_words(record.variant, f"on {worker}", quarantined[worker]))
-            else:
-                reasons.append(f"{worker} cannot load it: {refused[worker].reason}")
-                lasting = lasting and refused[worker].lasting
+    reasons, lasting = _hindrances(eligible.loadable, view)
     if not reasons:
         return None
-    first, *more = dict.fromkeys(reasons)
-    text = f"nothing that meets the requirements is loaded; {first}" + (f"; and {len(more)} more" if more else "")
+    text = unserved(app, view) or _none_of(" that meets the requirements", reasons)
     if not lasting:
         return Error(code="overloaded", message=text, retry_after_ms=LOAD_AGAIN * 1000.0)
     closest = _offer(ask, app, view, servable=True)
     return Error(code="unsatisfiable", message=text, closest=UNSET if closest is None else closest)
+
+
+def unserved(app: AppView, view: ClusterView) -> str:
+    """Why no query of this app can be answered, whatever it asks for; empty: one may be, or the app has no variants. All doors have it from here."""
+    if not app.current.any() or ((app.has_active | app.has_loading | app.has_troubled) & app.current).any():
+        return ""
+    groups = [group for group, current in zip(app.groups, app.current, strict=True) if current]
+    reasons, _ = _hindrances(groups, view, view.heard)
+    return _none_of("", reasons) if reasons else ""
+
+
+def _none_of(which: str, reasons: list[str]) -> str:
+    first, *more = dict.fromkeys(reasons)
+    return f"no instance{which} and none can be started: {first}" + (f"; and {len(more)} more" if more else "")
+
+
+def _hindrances(groups: Iterable[VariantInstances], view: ClusterView, now: float = 0.0) -> tuple[list[str], bool]:
+    """Why no worker loads one of these variants, and whether that lasts until somebody does something; no reason: one may. now: a worker that
+    refused for the moment may load after its `until`.
+    """
+    reasons: list[str] = []
+    lasting = True
+    for group in groups:
+        record = group.record
+        able = list(view.able(record))
+        if not able:
+            reasons.append(_absent(record, view))
+            lasting = lasting and is_container(record.hardware)  # else a worker may start
+        quarantined, refused = view.quarantines(record.variant), view.refusals(record.variant)
+        for worker in able:
+            if worker in quarantined:
+                reasons.append(quarantined_words(record.variant, f"on {worker}", quarantined[worker]))
+            elif (no := refused.get(worker)) is not None and (no.lasting or no.until > now):
+                reasons.append(f"{worker} cannot load it: {no.reason}")
+                lasting = lasting and no.lasting
+            else:
+                return [], False
+    return reasons, lasting
+
+
+def _absent(record: VariantRecord, view: ClusterView) -> str:
+    """Why no worker is there that this variant runs on."""
+    others = view.adding_otherwise(record)
+    if others:
+        return arithmetic_words(record, *next(iter(others.items())))
+    container = is_container(record.hardware)
+    what = f"of {record.model}@{record.version}" if container else f"with {record.hardware}"
+    remedy = "infaas container" if container else "infaas run"
+    gone = view.gone.get(record.hardware)
+    if gone is None:
+        return f"no {'container' if container else 'worker'} {what} runs: start it ({remedy})"
+    at = datetime.fromtimestamp(gone[1], UTC).strftime("%H:%M")
+    return f"{'container' if container else 'worker'} {gone[0]} {what} has gone at {at} UTC: start it again ({remedy})"
 
 
 # -- what no variant can do, and what comes nearest
@@ -126,7 +163,7 @@ def nearest(ask: Ask, app: AppView, view: ClusterView, *, servable: bool = False
     Of the nearest ones, the first that is loaded or can be. If there is none, the very nearest; with `servable`, None.
     """
     allowed = np.flatnonzero(app.pinned(ask))
-    latency = app.latency(ask.items, ask.length)[allowed] + OVERHEAD
+    latency = app.latency(ask.items, ask.length)[allowed] + app.way
     accuracy, cost = app.accuracy[allowed], app.charge(ask.items, ask.length)[allowed]
     inaccurate = ~app.accurate(ask)[allowed]
     count = (latency > ask.latency_s).astype(np.int64) + (cost > ask.cost) + (inaccurate & (ask.accuracy > 0.0))
@@ -194,7 +231,7 @@ class _Need(NamedTuple):
 def _failing(ask: Ask, app: AppView, allowed: NDArray[np.bool_]) -> str:
     """What no variant does: each need that fails alone and the best there is; else those that fail together, and who meets all but one."""
     needs = []
-    latency = app.latency(ask.items, ask.length) + OVERHEAD
+    latency = app.latency(ask.items, ask.length) + app.way
     metrics = {record.metric for record, one in zip(app.records, allowed, strict=True) if one}
     if ask.accuracy > 0.0 and len(metrics) == 1 and not metrics <= {"top1", "top5"}:
         (metric,) = metrics

@@ -1,5 +1,6 @@
 """Refusals come in time, whatever is broken: at most 0.1 s after the deadline, and one for each query. Virtual time."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -7,17 +8,21 @@ import pytest
 from msgspec import convert
 from msgspec.structs import replace
 
-from bus.messages.catalog import PipelineRecord
+from bus.messages.catalog import AppRecord, PipelineRecord
+from bus.messages.public import ListRequest, Requirements
 from services.core.actor import Changed
 from services.core.line import ECHO_S
 from services.core.outcomes import GRACE, NOT_STORED, SILENT
 from services.core.placement import container_kind
+from services.core.selection.cluster import WAY_S
 from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin, SelectionPolicy
 from services.core.settings import DispatcherSettings, Settings
 from services.dispatcher.inflight import InFlight
-from tests.support.simulated.fleet import Fleet, catalogue, refused, variant
-from tests.unit.dispatcher.test_pipelines import CHAIN, FORK, ONE, Staged, planned
+from tests.support.servers.processes import ROOT
+from tests.support.simulated.fleet import SIGNATURE, Fleet, catalogue, metrics, refused, variant
+from tests.unit.dispatcher.test_pipelines import CHAIN, FORK, ONE, Staged, alone, planned
 
+RULES = ROOT / "ops/prometheus/infaas.rules.yml"
 LATEST = 0.1  # s after the deadline
 HUNG = 1e6
 
@@ -150,6 +155,20 @@ def test_a_limit_below_what_a_pipeline_may_cost_is_unsatisfiable(
         assert served(fleet, error, "p")["missed"] == []
 
 
+def test_an_objective_below_the_measured_way_there_is_unsatisfiable_and_what_is_offered_holds() -> None:
+    """What a query takes beside computing is measured, and in every latency that is compared with an objective."""
+    fleet = Fleet(variant(base_ms=0.1, per_item_ms=0.1))
+    compute, way = 0.2, 2.0
+    fleet.stage.lag("w0/cpu", way / 1000.0)
+    for _ in range(2 * round(WAY_S)):
+        fleet.ask(seconds=1.0)
+    error = refused(fleet.reply(fleet.ask(latency_ms=compute + 0.9 * way), 1.0), "unsatisfiable", "the fastest takes")
+    assert error["closest"]["latency_ms"] > compute + way
+    assert served(fleet, error)["missed"] == []
+    explained = fleet.request(fleet.subjects.explain("app"), Requirements())
+    assert explained["chosen"]["latency_ms"] >= compute + way
+
+
 def test_a_load_that_fits_nowhere_is_refused_soon_with_its_numbers_and_the_setting() -> None:
     fleet = Fleet(variant(), settings=convert({"monitor": {"device_mb": 40}}, Settings))
     for latency_ms in (None, 5000.0):
@@ -157,6 +176,7 @@ def test_a_load_that_fits_nowhere_is_refused_soon_with_its_numbers_and_the_setti
         assert seconds < 1.0
         words = "needs 50 MB, cpu sets 40 MB aside: use a larger device or raise monitor.device_mb"
         assert "retry_after_ms" not in refused(reply, "unsatisfiable", words)
+        assert words in alarms(fleet)["app"]
     hurried = fleet.reply(fleet.ask(latency_ms=20.0), 1.0)  # less than a load takes
     assert "monitor.device_mb" in hurried["error"]["message"]
 
@@ -182,9 +202,49 @@ def test_quarantined_variants_and_absent_containers_are_refused_soon() -> None:
     assert seconds < 1.0
     words = "is quarantined on w0 until infaas.admin.release-variant names it: its last 3 loads failed"
     refused(reply, "unsatisfiable", words)
+    assert words in alarms(fleet)["app"]
     fleet = Fleet(variant("user", hardware=container_kind("m", "1")))
     words = "no container of m@1 runs: start it (infaas container)"
     refused(fleet.reply(fleet.ask(), 1.0), "unsatisfiable", words)
+
+
+def alarms(fleet: Fleet) -> dict[str, str]:
+    """Why nobody can serve which app: as the list says, and for the same apps the alert's expression holds."""
+    items = fleet.request(fleet.subjects.list("apps"), ListRequest())["items"]
+    found = {item["app"]: item["unserved"] for item in items if item["unserved"]}
+    [alert] = re.findall(r"- alert: InfaasAppUnserved\n +expr: max by \(app\) \((\w+)\) > 0\n", RULES.read_text())
+    series = {key[1]: value for key, value in metrics(fleet).items() if key[0] == alert}
+    assert {app for app, value in series.items() if value > 0} == found.keys()
+    assert series.keys() == {item["app"] for item in items}
+    return found
+
+
+def stopped(fleet: Fleet) -> None:
+    fleet.stage.stop(f"w0/{fleet.kind}")
+    fleet.stage.stop("w0")
+
+
+def killed(fleet: Fleet) -> None:
+    fleet.kill_worker("w0")
+
+
+@pytest.mark.parametrize("goes", [killed, stopped])
+def test_an_app_whose_only_container_has_gone_is_an_alarm_until_it_is_back(goes: Callable[[Fleet], None]) -> None:
+    kind = container_kind("m", "1")
+    fleet = Fleet(variant("user", hardware=kind), kind=kind)
+    fleet.add(AppRecord(app="p", links={}, signature=SIGNATURE, pipeline=alone("a", "app")))
+    fleet.ask(seconds=2.0)
+    assert alarms(fleet) == {}
+    goes(fleet)
+    fleet.stage.run(fleet.settings.dispatcher.failure_timeout_s + 1.0)
+    seconds, reply = fleet.timed(fleet.ask())
+    assert seconds < 1.0
+    words = "no instance and none can be started: container w0 of m@1 has gone at "
+    why = refused(reply, "unsatisfiable", words)["message"]
+    assert alarms(fleet) == {"app": why, "p": f"vertex a: {why}"}
+    fleet.start_worker("w0", seconds=5.0)
+    assert "outputs" in fleet.reply(fleet.ask(), 2.0)
+    assert alarms(fleet) == {}
 
 
 @pytest.mark.parametrize("policy", [InfaasPolicy(), RoundRobin(), BruteForce()], ids=lambda policy: policy.name)
