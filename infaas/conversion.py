@@ -154,10 +154,10 @@ def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) ->
         inputs = {"x": array.astype(np.str_).reshape(len(array), -1)}  # texts, as vectorizers take them
     else:
         inputs = {"x": float32_of(x)}
-    initial = [(name, _onnx_type(array)) for name, array in inputs.items()]
     classifier = is_classifier(model)
 
     def made(options: Any) -> Any:
+        initial = [(name, _onnx_type(array)) for name, array in inputs.items()]
         try:
             return _portable(to_onnx(model, initial_types=initial, options=options))
         except RuntimeError as error:  # some converters know only an older set of operators
@@ -165,11 +165,27 @@ def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) ->
                 raise
             return _portable(to_onnx(model, initial_types=initial, options=options, target_opset=OLDER))
 
+    tries: list[Any] = [{id(model): {"zipmap": False}}, None] if classifier else [None]
     try:
-        proto = _first(made, [{id(model): {"zipmap": False}}, None] if classifier else [None])
+        try:
+            proto = _first(made, tries)
+        except RuntimeError:  # most estimators alone take one array, and not its columns
+            if columns is None or any(array.dtype.kind == "U" for array in columns.values()):
+                raise
+            inputs = {"x": np.hstack(list(columns.values()))}
+            proto = _first(made, tries)
     except Exception as error:
         raise BadInput(f"skl2onnx cannot convert this {type(model).__name__} ({_short(error)}); {SERVE_IT}") from error
+    _named_again(proto.graph, list(inputs))
     return _scored(model, proto, x, inputs, y, directory, metric, classifier, "scikit-learn")
+
+
+def _named_again(graph: Any, names: list[str]) -> None:
+    """Give the inputs the names of their columns: the converter replaces what is no letter, as in `od280/od315`."""
+    for given, name in zip(graph.input, names, strict=True):
+        for node in graph.node:
+            node.input[:] = [name if one == given.name else one for one in node.input]
+        given.name = name
 
 
 def _portable(proto: Any) -> Any:

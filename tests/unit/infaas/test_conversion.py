@@ -99,6 +99,24 @@ def test_columns_of_a_table_become_inputs_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_table_of_numbers_keeps_its_names_whatever_the_converter_makes_of_them(tmp_path: Path, scaled: bool) -> None:
+    """An estimator alone takes one array, and the converter renames what is no letter."""
+    sklearn()
+    pandas = pytest.importorskip("pandas")
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    table = pandas.DataFrame({"od280/od315": X[:, 0], "a b": X[:, 1]})
+    model = LogisticRegression()
+    model = (make_pipeline(StandardScaler(), model) if scaled else model).fit(table, NAMES)
+    found = convert(model, table, NAMES, tmp_path)
+    assert (list(found.inputs) if scaled else found.columns) == ["od280/od315", "a b"]
+    assert np.array_equal(model.classes_[answers(found.path, found.inputs)[0].argmax(axis=1)], model.predict(table))
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_texts_are_the_input_of_vectorizers(tmp_path: Path) -> None:
     sklearn()
     from sklearn.feature_extraction.text import TfidfVectorizer
