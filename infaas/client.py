@@ -34,6 +34,7 @@ from infaas.queries import (
     Prepared,
     check_name,
     check_needs,
+    check_seconds,
     encode,
     encode_inputs,
     head,
@@ -165,7 +166,7 @@ class Client:
         """
         wanted = check_needs(needs)
         subject = self.subjects.query("_" if app is None else check_name(app, "app"))
-        timeout = reply_within(needs.get("deadline")) if timeout is None else timeout
+        timeout = reply_within(needs.get("deadline")) if timeout is None else check_seconds(timeout)
         parts = input_parts(await self._fitted(app, x, needs.get("model")))
         latency = _number(needs.get("latency_ms"))
         if len(parts) == 1 and isinstance(parts[0], bytes):

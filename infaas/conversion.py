@@ -66,7 +66,7 @@ def convert(
     kind = _FILE if isinstance(model, (str, Path)) else kind_of(model)
     if kind is None:
         raise BadInput(
-            f"model: a {type(model).__module__}.{type(model).__name__} cannot be converted; pass a scikit-learn, XGBoost, LightGBM, "
+            f"model: a {f'{type(model).__module__}.'.removeprefix('builtins.')}{type(model).__name__} cannot be converted; pass a scikit-learn, XGBoost, LightGBM, "
             f"torch or Keras model, an ONNX model or a file, or {SERVE_IT}"
         )
     if kind in ("sklearn", "xgboost", "lightgbm") or (isinstance(x, list) and x and isinstance(x[0], Mapping)):
@@ -106,7 +106,17 @@ def _framed(x: Any) -> Any:
 
 def check_given(model: Any, x: Any, y: Any, metric: str | None, options: Mapping[str, Any]) -> None:
     """What can be told before a conversion: raises BadInput for a model that is not fitted, too few or many labels, and words that do not fit."""
+    if isinstance(model, (str, Path)) and "://" not in str(model) and not Path(model).exists():
+        raise BadInput(f"model: there is no file {model}: give its path, or the model itself")
+    if isinstance(model, type):
+        raise BadInput(f"model: {model.__name__} is a class: make one, {model.__name__}(...), and fit it")
     samples = next(iter(x.values())) if isinstance(x, Mapping) and x else x
+    if isinstance(samples, (str, Path)):
+        raise BadInput(
+            f"x: {str(samples)[:40]!r} is a text: give the samples themselves, as of pandas.read_csv or numpy.load"
+        )
+    if hasattr(samples, "__len__") and len(samples) == 0:
+        raise BadInput("x: there are no samples: give at least one, better hundreds")
     if hasattr(samples, "__len__") and hasattr(y, "__len__") and len(samples) != len(y):
         raise BadInput(f"y: {len(y)} labels for {len(samples)} samples: give each sample one")
     if hasattr(model, "fit") and kind_of(model) in ("sklearn", "xgboost", "lightgbm"):
@@ -388,7 +398,10 @@ def _scored(
     labels, names, metric = labels_of(y, metric or usual, classes)
     if classes is not None and y is None and classes.dtype.kind in "USO":
         names = [str(one) for one in classes.tolist()]
-    expected = _answers(model, x.iloc[:CHECKED] if hasattr(x, "iloc") else x[:CHECKED])
+    try:
+        expected = _answers(model, x.iloc[:CHECKED] if hasattr(x, "iloc") else x[:CHECKED])
+    except ValueError as error:
+        raise BadInput(f"x: the model itself refuses these samples: {_short(error)}") from error
     some = {name: array[:CHECKED] for name, array in inputs.items()}
     path = directory / "model.onnx"
     if classes is not None:

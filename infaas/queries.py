@@ -198,6 +198,13 @@ def check_needs(needs: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**kept, "accuracy": accuracy_of(value, name), "metric": name}
 
 
+def check_seconds(timeout: Any) -> float:
+    """A time to wait, as a number. Raises BadInput."""
+    if not isinstance(timeout, (int, float)):
+        raise BadInput(f"timeout: must be a number of seconds, not {timeout!r}")
+    return timeout
+
+
 _PLAIN = (*Requirements.__struct_fields__, "id", "input_digest")
 
 
