@@ -40,6 +40,7 @@ from infaas.queries import (
     head,
     head_before,
     input_parts,
+    items_of,
     trace_headers,
 )
 from infaas.tables import as_inputs, is_plain
@@ -167,7 +168,8 @@ class Client:
         wanted = check_needs(needs)
         subject = self.subjects.query("_" if app is None else check_name(app, "app"))
         timeout = reply_within(needs.get("deadline")) if timeout is None else check_seconds(timeout)
-        parts = input_parts(await self._fitted(app, x, needs.get("model")))
+        fitted = await self._fitted(app, x, needs.get("model"))
+        parts = input_parts(fitted)
         latency = _number(needs.get("latency_ms"))
         if len(parts) == 1 and isinstance(parts[0], bytes):
             whole = Prepared(subject, head(wanted, parts[0]), timeout, latency)
@@ -175,7 +177,7 @@ class Client:
             whole = Prepared(subject, head_before(wanted), timeout, latency, rest=[INPUTS, *parts])
         if len(whole.head) + sum(map(len, whole.rest)) <= min(MAX_INLINE, self.bus.max_payload) - 64:
             return whole
-        reference = await self._upload(parts)
+        reference = await self._upload(parts, items_of(fitted))
         return Prepared(subject, head({**wanted, "inputs_ref": reference}, None), timeout, latency, reference)
 
     @overload
@@ -447,7 +449,7 @@ class Client:
         body = encode({name: value for name, value in fields.items() if nulls or value is not None}, "the request")
         return read_map(await self._exchange.ask(subject, body, timeout))
 
-    async def _upload(self, inputs: Sequence[Buffer]) -> ObjectRef:
+    async def _upload(self, inputs: Sequence[Buffer], items: int) -> ObjectRef:
         bucket, key = self.subjects.inputs_bucket, uuid.uuid4().hex
         try:
             if self._inputs is None:
@@ -461,7 +463,7 @@ class Client:
             raise NotConnected(
                 f"the inputs ({sum(map(len, inputs)):,} bytes) could not be uploaded: {error}"
             ) from error
-        return ObjectRef(bucket, key)
+        return ObjectRef(bucket, key, items=items)
 
     async def _download(self, reference: ObjectRef) -> dict[str, TensorView | list[Any]]:
         try:

@@ -110,6 +110,13 @@ def input_parts(x: Any) -> list[Buffer]:
     return parts.done()
 
 
+def items_of(x: Any) -> int:
+    """How many items these inputs hold, as `encode_inputs` takes them."""
+    first = next(iter(x.values()), ()) if isinstance(x, Mapping) and not _is_tensor(x) else x
+    shape = first["shape"] if _is_tensor(first) else getattr(first, "shape", None)
+    return int(shape[0]) if shape else len(first) if isinstance(first, Sequence) else 0
+
+
 class _Parts:
     """Collects MessagePack: small pieces are joined, large ones are kept as they are."""
 
