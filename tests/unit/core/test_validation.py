@@ -89,7 +89,7 @@ def test_references_that_can_name_nothing(bucket: str, key: str, names: str) -> 
         count_items(head(inputs_ref={"bucket": bucket, "key": key}), app())
     there = {"bucket": "infaas-inputs", "key": "../any name > *"}
     assert [count_items(head(inputs_ref={**there, **more}), app()) for more in ({}, {"items": 7})] == [1, 7]
-    with pytest.raises(WrongField, match="inputs_ref.items"):
+    with pytest.raises(WrongField, match="inputs_ref"):
         count_items(head(inputs_ref={**there, "items": -1}), app())
 
 
