@@ -195,7 +195,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
 _BUCKETS: dict[
     str, tuple[frozenset[Role], frozenset[Role]]
 ] = {  # of objects that the registrar makes: who reads, who writes
-    "uploads_bucket": (_r("registrar", "executor", "operator"), _r("registrar", "operator")),
+    "uploads_bucket": (_r("registrar", "executor", "operator", "jobs"), _r("registrar", "operator", "jobs")),
     "artifacts_bucket": (_r("registrar", "executor"), _r("registrar", "executor")),
     "inputs_bucket": (
         _r("executor", "dispatcher", "gateway", "dashboard", "operator"),

@@ -164,7 +164,7 @@ class Subjects:
     # What selection policies have learnt, by app and context: `<app>.<digest of the context or _>`.
     selection_bucket = _Store("selection")
     status_bucket = _Store("status")  # last status of registrations
-    uploads_bucket = _Store("uploads")
+    uploads_bucket = _Store("uploads")  # models to be registered, and files of jobs; they expire
     artifacts_bucket = _Store("artifacts")
     # Inputs too large for one message, each the MessagePack of a query's field `inputs`; they expire.
     inputs_bucket = _Store("inputs")

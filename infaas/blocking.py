@@ -101,6 +101,7 @@ class Infaas:
     job = _waiting(Client.job)
     wait_job = _waiting(Client.wait_job)
     cancel_job = _waiting(Client.cancel_job)
+    save_output = _waiting(Client.save_output)
 
     def close(self) -> None:
         """Disconnect. A second call does nothing."""

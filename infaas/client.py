@@ -34,11 +34,13 @@ from infaas.queries import (
     Prepared,
     check_name,
     check_needs,
+    check_seconds,
     encode,
     encode_inputs,
     head,
     head_before,
     input_parts,
+    items_of,
     trace_headers,
 )
 from infaas.tables import as_inputs, is_plain
@@ -63,12 +65,15 @@ class Client:
     Methods raise Refused (the system refused, with a reason), Timeout, NotConnected and BadInput. All of them are InfaasError.
     """
 
-    def __init__(self, bus: Bus, *, prefix: str = "infaas", owns_bus: bool = False) -> None:
+    def __init__(self, bus: Bus, *, prefix: str = "infaas", owns_bus: bool = False, files: Path | None = None) -> None:
+        """files: the directory whose files the system's jobs read and write in place."""
         self.subjects = Subjects(prefix)
         self.bus = bus
         self._exchange = Exchange(bus)
         self._owns_bus = owns_bus
         self._inputs: ObjectStore | None = None
+        self._files = files
+        self._outputs: dict[str, Path] = {}  # by job: where its output goes once it is done
         self._cleaning: set[asyncio.Task[None]] = set()
 
     async def open(self) -> Self:
@@ -162,8 +167,9 @@ class Client:
         """
         wanted = check_needs(needs)
         subject = self.subjects.query("_" if app is None else check_name(app, "app"))
-        timeout = reply_within(needs.get("deadline")) if timeout is None else timeout
-        parts = input_parts(await self._fitted(app, x, needs.get("model")))
+        timeout = reply_within(needs.get("deadline")) if timeout is None else check_seconds(timeout)
+        fitted = await self._fitted(app, x, needs.get("model"))
+        parts = input_parts(fitted)
         latency = _number(needs.get("latency_ms"))
         if len(parts) == 1 and isinstance(parts[0], bytes):
             whole = Prepared(subject, head(wanted, parts[0]), timeout, latency)
@@ -171,7 +177,7 @@ class Client:
             whole = Prepared(subject, head_before(wanted), timeout, latency, rest=[INPUTS, *parts])
         if len(whole.head) + sum(map(len, whole.rest)) <= min(MAX_INLINE, self.bus.max_payload) - 64:
             return whole
-        reference = await self._upload(parts)
+        reference = await self._upload(parts, items_of(fitted))
         return Prepared(subject, head({**wanted, "inputs_ref": reference}, None), timeout, latency, reference)
 
     @overload
@@ -351,8 +357,8 @@ class Client:
     async def submit(
         self,
         app: str,
-        input: str,
-        output: str,
+        input: Any,
+        output: str | Path,
         *,
         accuracy: float | None = None,
         model: str | None = None,
@@ -363,14 +369,32 @@ class Client:
         """Submit an offline job: each item of `input` is computed once, and the outputs are written to `output` in the same order.
 
         input, output: URLs (file:// below a directory that the system allows, nats://bucket/key, s3://bucket/key) or paths of this
-        machine, which end in .npy, .jsonl or .msgpack. accuracy: least accuracy, 0..1. model, variant: only this one. job: your own id
+        machine. Files elsewhere than in the system's own directory `jobs` are uploaded, a .csv, .json or .npz file and pictures as `query`
+        takes them, and `wait_job` or `save_output` brings the output, which ends in .npy, .jsonl or .msgpack. input may also be what `query` takes. accuracy: least accuracy, 0..1. model, variant: only this one. job: your own id
         for the job. measure: the app's own metric in place of accuracy, {"mae": 60}. Returns the job's id at once. Raises Refused, which names the wrong field.
         """
         from infaas import following  # noqa: PLC0415  (a query needs none of it)
 
         app = check_name(app, "app")
         wishes = check_needs({"accuracy": accuracy, "model": model, "variant": variant, **(measure or {})})
-        return await following.submit(self.bus, self.subjects, app, input, output, job=job, **wishes)
+        job = job or following.new_id()
+        files = following.JobFiles(self.bus, self.subjects, self._files)
+        target = files.target(app, job, output)
+        source = await files.source(app, job, input, lambda x: self._fitted(app, x, model, always=True))
+        try:
+            job = await following.submit(self.bus, self.subjects, app, source, target, job=job, **wishes)
+        except InfaasError:
+            await files.discard(source)
+            raise
+        if target.startswith(files.uploads):
+            self._outputs[job] = Path(output)
+        return job
+
+    async def save_output(self, job: str, path: str | Path) -> None:
+        """Write the output of a job that is done to a file of this machine, if it is not there but in a bucket. Raises BadInput."""
+        from infaas import following  # noqa: PLC0415
+
+        await following.JobFiles(self.bus, self.subjects, self._files).save(await self.job(job), Path(path))
 
     async def job(self, job: str) -> JobStatus:
         """The last status of a job: `state`, `done` of `total` items, `cost`, and the `reason` if it failed."""
@@ -383,11 +407,16 @@ class Client:
     ) -> JobStatus:
         """Follow a job to its end. Returns its last status, even if it failed or was cancelled; see `state`.
 
-        on_progress gets every status. timeout: seconds to wait; after that Timeout is raised, and the job continues.
+        on_progress gets every status. timeout: seconds to wait; after that Timeout is raised, and the job continues. Of a job that this
+        client has submitted, the output is where it was asked for.
         """
         from infaas import following  # noqa: PLC0415
 
-        return await following.wait(self.bus, self.subjects, check_name(job, "job"), on_progress, timeout)
+        status = await following.wait(self.bus, self.subjects, check_name(job, "job"), on_progress, timeout)
+        path = self._outputs.pop(job, None)
+        if path is not None and status.state == "done":
+            await following.JobFiles(self.bus, self.subjects, self._files).save(status, path)
+        return status
 
     async def cancel_job(self, job: str) -> None:
         """Stop a job and delete the output written so far. Raises Refused if the job has ended."""
@@ -397,9 +426,9 @@ class Client:
 
     # -- internals
 
-    async def _fitted(self, app: str | None, x: Any, model: str | None) -> Any:
-        """Inputs as the app takes them, by the signature that the system tells of it. Raises BadInput."""
-        if is_plain(x):
+    async def _fitted(self, app: str | None, x: Any, model: str | None, *, always: bool = False) -> Any:
+        """Inputs as the app takes them, by the signature that the system tells of it. always: also arrays and lists. Raises BadInput."""
+        if not always and is_plain(x):
             return x
         try:
             rows = await (self.models(model=model) if app is None else self.apps(app=app))
@@ -420,7 +449,7 @@ class Client:
         body = encode({name: value for name, value in fields.items() if nulls or value is not None}, "the request")
         return read_map(await self._exchange.ask(subject, body, timeout))
 
-    async def _upload(self, inputs: Sequence[Buffer]) -> ObjectRef:
+    async def _upload(self, inputs: Sequence[Buffer], items: int) -> ObjectRef:
         bucket, key = self.subjects.inputs_bucket, uuid.uuid4().hex
         try:
             if self._inputs is None:
@@ -434,7 +463,7 @@ class Client:
             raise NotConnected(
                 f"the inputs ({sum(map(len, inputs)):,} bytes) could not be uploaded: {error}"
             ) from error
-        return ObjectRef(bucket, key)
+        return ObjectRef(bucket, key, items=items)
 
     async def _download(self, reference: ObjectRef) -> dict[str, TensorView | list[Any]]:
         try:

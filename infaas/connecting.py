@@ -130,7 +130,8 @@ class Connecting:
                     f"no system runs in {Path.cwd()}: pass --data-dir (data_dir=) or INFAAS_NATS_URL, or start one with `infaas up`"
                 ) from error
             raise NotConnected(f"{error}; start a system with `infaas up`, or name a running one") from error
-        return await Client(bus, prefix=self.prefix or place.prefix, owns_bus=True).open()
+        files = None if place.data_dir is None else place.data_dir / "jobs"
+        return await Client(bus, prefix=self.prefix or place.prefix, owns_bus=True, files=files).open()
 
     def __await__(self) -> "Generator[Any, None, Client]":
         return self.open().__await__()

@@ -66,7 +66,7 @@ def convert(
     kind = _FILE if isinstance(model, (str, Path)) else kind_of(model)
     if kind is None:
         raise BadInput(
-            f"model: a {type(model).__module__}.{type(model).__name__} cannot be converted; pass a scikit-learn, XGBoost, LightGBM, "
+            f"model: a {f'{type(model).__module__}.'.removeprefix('builtins.')}{type(model).__name__} cannot be converted; pass a scikit-learn, XGBoost, LightGBM, "
             f"torch or Keras model, an ONNX model or a file, or {SERVE_IT}"
         )
     if kind in ("sklearn", "xgboost", "lightgbm") or (isinstance(x, list) and x and isinstance(x[0], Mapping)):
@@ -106,7 +106,17 @@ def _framed(x: Any) -> Any:
 
 def check_given(model: Any, x: Any, y: Any, metric: str | None, options: Mapping[str, Any]) -> None:
     """What can be told before a conversion: raises BadInput for a model that is not fitted, too few or many labels, and words that do not fit."""
+    if isinstance(model, (str, Path)) and "://" not in str(model) and not Path(model).exists():
+        raise BadInput(f"model: there is no file {model}: give its path, or the model itself")
+    if isinstance(model, type):
+        raise BadInput(f"model: {model.__name__} is a class: make one, {model.__name__}(...), and fit it")
     samples = next(iter(x.values())) if isinstance(x, Mapping) and x else x
+    if isinstance(samples, (str, Path)):
+        raise BadInput(
+            f"x: {str(samples)[:40]!r} is a text: give the samples themselves, as of pandas.read_csv or numpy.load"
+        )
+    if hasattr(samples, "__len__") and len(samples) == 0:
+        raise BadInput("x: there are no samples: give at least one, better hundreds")
     if hasattr(samples, "__len__") and hasattr(y, "__len__") and len(samples) != len(y):
         raise BadInput(f"y: {len(y)} labels for {len(samples)} samples: give each sample one")
     if hasattr(model, "fit") and kind_of(model) in ("sklearn", "xgboost", "lightgbm"):
@@ -154,10 +164,10 @@ def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) ->
         inputs = {"x": array.astype(np.str_).reshape(len(array), -1)}  # texts, as vectorizers take them
     else:
         inputs = {"x": float32_of(x)}
-    initial = [(name, _onnx_type(array)) for name, array in inputs.items()]
     classifier = is_classifier(model)
 
     def made(options: Any) -> Any:
+        initial = [(name, _onnx_type(array)) for name, array in inputs.items()]
         try:
             return _portable(to_onnx(model, initial_types=initial, options=options))
         except RuntimeError as error:  # some converters know only an older set of operators
@@ -165,11 +175,27 @@ def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) ->
                 raise
             return _portable(to_onnx(model, initial_types=initial, options=options, target_opset=OLDER))
 
+    tries: list[Any] = [{id(model): {"zipmap": False}}, None] if classifier else [None]
     try:
-        proto = _first(made, [{id(model): {"zipmap": False}}, None] if classifier else [None])
+        try:
+            proto = _first(made, tries)
+        except RuntimeError:  # most estimators alone take one array, and not its columns
+            if columns is None or any(array.dtype.kind == "U" for array in columns.values()):
+                raise
+            inputs = {"x": np.hstack(list(columns.values()))}
+            proto = _first(made, tries)
     except Exception as error:
         raise BadInput(f"skl2onnx cannot convert this {type(model).__name__} ({_short(error)}); {SERVE_IT}") from error
+    _named_again(proto.graph, list(inputs))
     return _scored(model, proto, x, inputs, y, directory, metric, classifier, "scikit-learn")
+
+
+def _named_again(graph: Any, names: list[str]) -> None:
+    """Give the inputs the names of their columns: the converter replaces what is no letter, as in `od280/od315`."""
+    for given, name in zip(graph.input, names, strict=True):
+        for node in graph.node:
+            node.input[:] = [name if one == given.name else one for one in node.input]
+        given.name = name
 
 
 def _portable(proto: Any) -> Any:
@@ -372,7 +398,10 @@ def _scored(
     labels, names, metric = labels_of(y, metric or usual, classes)
     if classes is not None and y is None and classes.dtype.kind in "USO":
         names = [str(one) for one in classes.tolist()]
-    expected = _answers(model, x.iloc[:CHECKED] if hasattr(x, "iloc") else x[:CHECKED])
+    try:
+        expected = _answers(model, x.iloc[:CHECKED] if hasattr(x, "iloc") else x[:CHECKED])
+    except ValueError as error:
+        raise BadInput(f"x: the model itself refuses these samples: {_short(error)}") from error
     some = {name: array[:CHECKED] for name, array in inputs.items()}
     path = directory / "model.onnx"
     if classes is not None:

@@ -1,5 +1,6 @@
 """The exceptions of the client. All are subclasses of `InfaasError`, and their texts say what to do."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,13 +48,21 @@ class Refused(InfaasError):
         id: str | None = None,
         field: str | None = None,
     ) -> None:
-        super().__init__(f"{code}: {message}")
+        super().__init__(code, message)
         self.code = code
         self.message = message
         self.closest = None if closest is None else dict(closest)
         self.retry_after_ms = retry_after_ms
         self.id = id
         self.field = field
+
+    @property
+    def told(self) -> str:
+        """As the system said it, in the names of the bus; `str` names the calls of Python instead."""
+        return f"{self.code}: {self.message}"
+
+    def __str__(self) -> str:
+        return re.sub(r"\binfaas\.(?:list\.([a-z]+)|(admin)\.([a-z-]+))", _call, self.told)
 
     @classmethod
     def from_map(cls, reply: Mapping[str, Any]) -> "Refused":
@@ -80,6 +89,11 @@ class Refused(InfaasError):
         if self.field is not None:
             error["field"] = self.field
         return {"id": self.id, "error": error}
+
+
+def _call(subject: re.Match[str]) -> str:
+    what, admin, verb = subject.groups()
+    return f"{admin}({verb!r})" if admin else f"{what}()"
 
 
 def denied(subject: str) -> Refused:

@@ -1,19 +1,33 @@
 """Work that goes on in the system, seen by its client: a registration or an offline job, asked for, followed to its end, cancelled."""
 
 import asyncio
+import hashlib
 import secrets
-from collections.abc import Callable, Collection
+import tempfile
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from bus.codec import BadMessage, decode, encode
-from bus.messages.jobs import OVER, JobAccepted, JobCancelled, JobStatus, SubmitJob
-from bus.port import Bus, BusError, Delivery, Forbidden, NoResponders, RequestTimeout, Subscription
+from bus.messages.jobs import OVER, JobAccepted, JobCancelled, JobStatus, SubmitJob, uploads_of
+from bus.port import (
+    Bus,
+    BusError,
+    Delivery,
+    Forbidden,
+    NoResponders,
+    NotFound,
+    ObjectStore,
+    RequestTimeout,
+    Subscription,
+)
 from bus.subjects import Subjects
 from infaas.answers import refusal
-from infaas.errors import InfaasError, NotConnected, Refused, Timeout, denied
+from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout, denied
+from infaas.inputs import as_arrays, read_input
+from infaas.queries import encode_inputs
 
 REPLY_S = 10.0  # for one reply
 START_S = 10.0  # for a service that is still starting
@@ -150,6 +164,11 @@ def url_of(location: str) -> str:
     return Path(location).absolute().as_uri()
 
 
+def new_id() -> str:
+    """An id for a job whose owner gives none."""
+    return f"j-{secrets.token_hex(8)}"
+
+
 async def submit(
     bus: Bus, subjects: Subjects, app: str, source: str, target: str, *, job: str | None = None, **wishes: Any
 ) -> str:
@@ -157,7 +176,7 @@ async def submit(
 
     Raises Refused, NotConnected, Timeout.
     """
-    job = job or f"j-{secrets.token_hex(8)}"
+    job = job or new_id()
     request = SubmitJob(input=url_of(source), output=url_of(target), job=job, **wishes)
     try:
         return read(JobAccepted, await started(bus, subjects.job(app), encode(request), COORDINATOR)).job
@@ -201,3 +220,113 @@ async def wait(
         raise NotConnected(str(error)) from error
     finally:
         await follower.close()
+
+
+# -- files of jobs
+
+ENDINGS = (".npy", ".jsonl", ".ndjson", ".msgpack", ".mpk")  # of what jobs read and write
+OBJECT = 2**22  # bytes of the items in one object of a MessagePack stream
+OBJECT_ITEMS = 1024
+
+
+class JobFiles:
+    """A job's input and output as its owner has them, as URLs for the system: those in `place` stay there, others go through its bucket."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, place: Path | None) -> None:
+        self._bus = bus
+        self._bucket = subjects.uploads_bucket
+        self._place = None if place is None else place.resolve()
+        self.uploads = f"nats://{self._bucket}/"
+
+    def _stays(self, path: Path) -> bool:
+        return self._place is not None and path.resolve().is_relative_to(self._place)
+
+    def target(self, app: str, job: str, given: str | Path) -> str:
+        """Where the system writes the output. Raises BadInput."""
+        path = Path(given)
+        if "://" in str(given) or self._stays(path):
+            return url_of(str(given))
+        if path.suffix.lower() not in ENDINGS:
+            raise BadInput(f"output: {path} must end in one of {', '.join(ENDINGS)}: the ending says the format")
+        _check_free(path)
+        return f"{self.uploads}{uploads_of(app)}{job}{path.suffix.lower()}"
+
+    async def source(self, app: str, job: str, given: Any, fitted: Callable[[Any], Awaitable[Any]]) -> str:
+        """Where the system reads the input, which is uploaded if need be. fitted: inputs as the app takes them. Raises BadInput, Refused."""
+        path = Path(given) if isinstance(given, (str, Path)) else None
+        if path is not None and ("://" in str(given) or (self._stays(path) and path.suffix.lower() in ENDINGS)):
+            return url_of(str(given))
+        with tempfile.TemporaryDirectory() as directory:
+            if path is None or path.suffix.lower() not in ENDINGS:
+                inputs = await fitted(given if path is None else read_input(path))
+                path = Path(directory) / "items.msgpack"
+                await asyncio.to_thread(write_items, inputs, path)
+            try:
+                with path.open("rb") as file:
+                    digest = await asyncio.to_thread(hashlib.file_digest, file, "sha256")
+                key = f"{uploads_of(app)}{job}-{digest.hexdigest()[:16]}{path.suffix.lower()}"
+                await (await self._store()).put(key, path)
+            except OSError as error:
+                raise BadInput(f"input: cannot read {path}: {error.strerror or error}") from error
+        return self.uploads + key
+
+    async def discard(self, url: str) -> None:
+        """Delete an uploaded input that no job reads."""
+        if url.startswith(self.uploads):
+            with suppress(BusError):
+                await (await self._store()).delete(url.removeprefix(self.uploads))
+
+    async def save(self, status: JobStatus, path: Path) -> None:
+        """Write the output of a job that is done to a file. Raises BadInput."""
+        if status.state != "done":
+            raise BadInput(
+                f"job {status.job} is {status.state}: it has no output yet"
+                if status.state not in OVER
+                else f"job {status.job} {status.state}: it has no output"
+            )
+        scheme, _, place = status.output.partition("://")
+        bucket, _, key = place.partition("/")
+        if scheme != "nats":
+            raise BadInput(f"the output of job {status.job} is in {status.output}, not in a bucket of the system")
+        _check_free(path)
+        try:
+            await (await self._store(bucket)).get_to(key, path)
+        except NotFound:
+            raise BadInput(
+                f"the output of job {status.job} is gone: the system keeps one for a day; submit the job again"
+            ) from None
+        except OSError as error:
+            raise BadInput(f"output: cannot write {path}: {error.strerror or error}") from error
+
+    async def _store(self, bucket: str = "") -> ObjectStore:
+        try:
+            return await self._bus.object_store(bucket or self._bucket, create=False)
+        except Forbidden as error:
+            raise Refused(
+                "forbidden", "the credentials allow no files of one's own: use nats://bucket/key in a bucket of yours"
+            ) from error
+        except BusError as error:
+            raise NotConnected(f"the bucket for the job's files cannot be opened: {error}") from error
+
+
+def _check_free(path: Path) -> None:
+    if path.exists():
+        raise BadInput(f"output: {path} exists already: remove it, or choose another name")
+    if not path.absolute().parent.is_dir():
+        raise BadInput(f"output: there is no directory {path.absolute().parent}: make it first")
+
+
+def write_items(inputs: Any, path: Path) -> None:
+    """Inputs as a query takes them, as the stream of MessagePack objects that a job reads. Raises BadInput."""
+    arrays = as_arrays(inputs)
+    columns = arrays if isinstance(arrays, Mapping) else {"": arrays}
+    lengths = {len(array) if array.ndim else 0 for array in columns.values()}
+    if len(lengths) != 1 or 0 in lengths:
+        raise BadInput("input: all inputs need the same number of items, at least one")
+    (items,) = lengths
+    size = sum(array.nbytes for array in columns.values())
+    step = max(1, min(OBJECT_ITEMS, OBJECT * items // max(1, size)))
+    with path.open("wb") as file:
+        for at in range(0, items, step):
+            part = {name: array[at : at + step] for name, array in columns.items()}
+            file.write(encode_inputs(part if isinstance(arrays, Mapping) else part[""]))

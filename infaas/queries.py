@@ -110,6 +110,13 @@ def input_parts(x: Any) -> list[Buffer]:
     return parts.done()
 
 
+def items_of(x: Any) -> int:
+    """How many items these inputs hold, as `encode_inputs` takes them."""
+    first = next(iter(x.values()), ()) if isinstance(x, Mapping) and not _is_tensor(x) else x
+    shape = first["shape"] if _is_tensor(first) else getattr(first, "shape", None)
+    return int(shape[0]) if shape else len(first) if isinstance(first, Sequence) else 0
+
+
 class _Parts:
     """Collects MessagePack: small pieces are joined, large ones are kept as they are."""
 
@@ -196,6 +203,13 @@ def check_needs(needs: Mapping[str, Any]) -> Mapping[str, Any]:
         raise Refused("bad_request", f"{name} must be {wrong}, not {value!r}")
     kept = {key: one for key, one in needs.items() if key in _PLAIN}
     return {**kept, "accuracy": accuracy_of(value, name), "metric": name}
+
+
+def check_seconds(timeout: Any) -> float:
+    """A time to wait, as a number. Raises BadInput."""
+    if not isinstance(timeout, (int, float)):
+        raise BadInput(f"timeout: must be a number of seconds, not {timeout!r}")
+    return timeout
 
 
 _PLAIN = (*Requirements.__struct_fields__, "id", "input_digest")

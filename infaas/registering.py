@@ -6,7 +6,7 @@ import logging
 import secrets
 import tempfile
 import zipfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,9 +83,7 @@ async def register(
     from infaas.conversion import whole_onnx  # noqa: PLC0415  (numpy takes long to import)
     from infaas.samples import functions_of, validation_file  # noqa: PLC0415
 
-    if unknown := sorted(stated.keys() - set(Register.__struct_fields__)):
-        meant = did_you_mean(unknown[0], Register.__struct_fields__)
-        raise TypeError(f"register has no option {unknown[0]}{meant}")
+    _check_options(stated)
     url = str(model_file) if str(model_file).startswith(("http://", "https://")) else None
     path = Path(model_file)
     request = Register(
@@ -124,6 +122,12 @@ async def register(
         raise denied(subjects.register()) from error
     except BusError as error:
         raise NotConnected(str(error)) from error
+
+
+def _check_options(stated: Mapping[str, Any]) -> None:
+    if unknown := sorted(stated.keys() - set(Register.__struct_fields__)):
+        meant = did_you_mean(unknown[0], Register.__struct_fields__)
+        raise TypeError(f"register has no option {unknown[0]}{meant}")
 
 
 def named_after(app: str) -> str:
@@ -274,6 +278,7 @@ async def register_model(
     upload, variants: the client's `register` of files, and `variants`. say: gets what was understood, before anything is uploaded.
     options: as for `register`. Raises BadInput, and what `register` raises.
     """
+    _check_options({name: one for name, one in options.items() if name not in ("on_progress", "timeout", "groups")})
     from infaas.conversion import check_given, convert  # noqa: PLC0415  (numpy takes long to import)
     from infaas.samples import functions_of, made_here, own_metric, raw_samples  # noqa: PLC0415
     from infaas.trial import understood  # noqa: PLC0415

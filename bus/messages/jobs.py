@@ -12,6 +12,11 @@ OVER: frozenset[str] = frozenset({"done", "failed", "cancelled"})
 OFFLINE = "offline"  # the policy of offline work in routes and outcomes
 
 
+def uploads_of(app: str) -> str:
+    """How the keys of this app's job files begin in the bucket of uploads, where only its jobs may name them."""
+    return f"jobs/{app}/"
+
+
 class SubmitJob(Struct, frozen=True, kw_only=True):
     """`infaas.job.<app>`: compute every item of `input`, and write the outputs in the same order to `output`. Both are URLs.
 
@@ -157,11 +162,13 @@ class PartStored(Struct, frozen=True, kw_only=True):
 class RunnerNote(Struct, frozen=True, kw_only=True):
     """`infaas.offline.note`: runner -> coordinators, while there are jobs.
 
-    why: the reason why the runner takes no chunks now; empty if it takes chunks.
+    why: the reason why the runner takes no chunks now; empty if it takes chunks. jobs: why it computes nothing of this job, although it may
+    compute others.
     """
 
     worker: str
     why: str
+    jobs: dict[str, str] = {}
 
 
 class JobsHeartbeat(Struct, frozen=True, kw_only=True, gc=False):

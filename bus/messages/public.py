@@ -57,11 +57,15 @@ class TensorHead(Struct, frozen=True, gc=False):
 
 
 class ObjectRef(Struct, frozen=True, gc=False):
-    """A reference to an object in the object store. It replaces a body that is too large for one message. bytes: its size; 0: not said."""
+    """A reference to an object in the object store. It replaces a body that is too large for one message.
+
+    bytes: its size; items: of a query's inputs, by which a variant is chosen. 0: not said.
+    """
 
     bucket: str
     key: str
     bytes: int = 0
+    items: int = 0
 
 
 class Requirements(Struct, frozen=True, kw_only=True, gc=False):

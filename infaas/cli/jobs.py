@@ -1,7 +1,7 @@
 """`infaas submit`, `jobs` and `cancel`: offline jobs, which read a file, compute on spare capacity and write a file."""
 
 import asyncio
-import secrets
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,8 +14,8 @@ from cyclopts import Parameter
 from bus.messages.jobs import OVER
 from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import Column, fail, number, print_json, print_table, progress_bars, show, usage
-from infaas.connecting import connect, data_place
-from infaas.inputs import STDIN
+from infaas.connecting import connect
+from infaas.inputs import STDIN, read_input
 from infaas.queries import check_name
 
 if TYPE_CHECKING:
@@ -42,19 +42,20 @@ def submit(
 ) -> int:
     """Submit an offline job: every item of the input is computed, and the outputs are written in the same order.
 
-    Prints the job's id at once. Offline jobs run when online queries leave capacity.
+    Prints the job's id at once. Offline jobs run when online queries leave capacity. Without `--wait`, the output of a file that was uploaded
+    stays with the system for a day: `infaas jobs ID --output FILE` fetches it.
 
-    Example: `infaas submit digits --input .infaas/jobs/pictures.npy --output .infaas/jobs/scores.npy --wait`
+    Example: `infaas submit digits --input pictures.npy --output scores.npy --wait`
 
     Parameters
     ----------
     app
         The app whose models compute the job.
     input
-        A .npy, .jsonl or .msgpack file (`-`: such a .npy file, or JSON, on standard input): a path, or a URL file://..., nats://bucket/key or s3://bucket/key. Files must be below a
-        directory that the setting jobs.roots allows.
+        A .npy, .jsonl or .msgpack file of this machine, which is uploaded, or what `infaas query --input` takes; or a URL nats://bucket/key,
+        s3://bucket/key or file:///path, of the system's machine and below a directory that the setting jobs.roots allows.
     output
-        The file for the outputs, named like the input. It must not exist yet.
+        The file for the outputs, .npy, .jsonl or .msgpack, or such a URL. It must not exist yet.
     accuracy
         Least accuracy, 0 to 1. The cheapest variant that reaches it computes the job.
     metric
@@ -70,7 +71,7 @@ def submit(
 
     """
     _check_timeout(wait, timeout)
-    source = str(_spooled(data_dir)) if input == STDIN else input
+    source = read_input(STDIN) if input == STDIN else input
 
     async def run() -> "str | JobStatus":
         async with connect(data_dir=data_dir) as client:
@@ -95,23 +96,6 @@ def _check_timeout(wait: bool, timeout: float | None) -> None:
         usage("--timeout: nothing is waited for: add --wait, or leave it out")
 
 
-def _spooled(data_dir: Path | None) -> Path:
-    """Standard input as a file that jobs of the system on this machine may read."""
-    import numpy as np  # noqa: PLC0415  (most jobs name a file)
-
-    from infaas.inputs import as_arrays, read_input  # noqa: PLC0415
-
-    place = data_place(data_dir) / "jobs"
-    if not place.is_dir():
-        usage(f"--input -: there is no system's directory {place} on this machine: name a file or URL instead")
-    found = as_arrays(read_input(STDIN))
-    if isinstance(found, dict):
-        usage("--input -: a job takes one array: name a .jsonl or .msgpack file for several inputs")
-    path = place / f"stdin-{secrets.token_hex(6)}.npy"
-    np.save(path, found, allow_pickle=False)
-    return path
-
-
 def jobs(
     id: str | None = None,
     /,
@@ -119,6 +103,7 @@ def jobs(
     wait: bool = False,
     timeout: Seconds = None,
     app: str | None = None,
+    output: Path | None = None,
     data_dir: DataDir = None,
     wide: Wide = False,
     json: Json = False,
@@ -137,9 +122,13 @@ def jobs(
         Wait until the job, or every unfinished job, is done, failed or cancelled.
     app
         Show only the jobs of this app.
+    output
+        Write the output of this job, which stayed with the system, to this file.
 
     """
     _check_timeout(wait, timeout)
+    if output is not None and id is None:
+        usage("--output: name the job whose output it is: infaas jobs ID --output FILE")
     if id is not None and app is not None:
         usage("--app: a job has one app: leave the option out, or the id")
 
@@ -153,10 +142,14 @@ def jobs(
                 with _progress() as on_progress:
                     waits = [client.wait_job(name, on_progress=on_progress, timeout=timeout) for name in names]
                     return [_document(status) for status in await asyncio.gather(*waits)]
-            if not wait:
-                return await client.job(id)
-            with _progress() as on_progress:
-                return await client.wait_job(id, on_progress=on_progress, timeout=timeout)
+            if wait:
+                with _progress() as on_progress:
+                    status = await client.wait_job(id, on_progress=on_progress, timeout=timeout)
+            else:
+                status = await client.job(id)
+            if output is not None and (status.state == "done" or not wait):
+                await client.save_output(id, output)
+            return status
 
     result = asyncio.run(run())
     if isinstance(result, list):
@@ -257,6 +250,6 @@ def _progress() -> "Iterator[OnProgress]":
             line = f"{status.job} {status.state}{': ' * bool(detail)}{detail}"
             counts = f"{status.done}/{'?' if status.total is None else status.total}"
             text = f"{counts} {status.job} {status.state} {status.step}".strip()
-            shown(text, status.done, status.total, what=status.job, line=line, key=status.state)
+            shown(text, status.done, status.total, what=status.job, line=line, key=re.sub(r"\d+", "", line))
 
         yield update

@@ -274,7 +274,7 @@ def local_time(at: str) -> str:
 
 def refusal_line(refused: Refused) -> str:
     """A refusal in one line: the reason, the closest variant, the time after which to try again."""
-    parts = [str(refused)]
+    parts = [refused.told]
     if refused.closest:
         parts.append(f"closest: {_offer(refused.closest)}")
     if refused.retry_after_ms is not None:

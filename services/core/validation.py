@@ -48,7 +48,9 @@ def count_items(head: QueryHead, app: AppRecord) -> int:
     """Check the query's inputs against the app's signature. Returns how many items they hold. Raises WrongField."""
     if head.inputs_ref is not None:
         check_ref(head.inputs_ref)
-        return 1  # the executor counts the items once it has fetched them
+        return (
+            min(head.inputs_ref.items, MOST_ITEMS) or 1
+        )  # as told; the executor counts the items once it has fetched them
     raw = head.inputs
     if not len(raw):
         raise WrongField("field `inputs` is missing: give a tensor, a map of input name to tensor, or a nested list")
@@ -75,6 +77,8 @@ def check_ref(ref: ObjectRef) -> None:
     """Check that a reference has a valid bucket name and a valid key. Raises WrongField."""
     if not _BUCKET.match(ref.bucket):
         raise WrongField(f"inputs_ref.bucket {ref.bucket[:80]!r} is no name of a bucket: letters, digits, - and _")
+    if ref.items < 0:
+        raise WrongField(f"inputs_ref.items must be at least 0, not {ref.items}")
     if not 0 < len(ref.key) <= MOST_KEY:
         raise WrongField(f"inputs_ref.key must have 1 to {MOST_KEY} characters, not {len(ref.key)}")
 

@@ -83,7 +83,7 @@ class Coordinator:
         self._new_id = new_id
         self._tick_s = tick_s
         self._catalog = Catalog()
-        self._policy = JobPolicy(self._catalog, subjects.prefix, prices, settings, simulated=simulated)
+        self._policy = JobPolicy(self._catalog, subjects, prices, settings, simulated=simulated)
         self._gate = SyncGate((subjects.catalog_bucket, subjects.jobs_bucket))
         self._takeovers = TakeOvers(name, silence_s, COMMAND_S)
         self._commands = Commands(RETRY_S)
@@ -169,7 +169,10 @@ class Coordinator:
     def _list(self, envelope: Envelope) -> Iterable[Effect]:
         ask: ListRequest = envelope.message
         records = self._records | {job: active.record for job, active in self._active.items()}
-        items = [msgspec.to_builtins(status) for status in listed(records.values(), ask.app, ask.model)]
+        statuses = [
+            self._statuses.with_notes(one, envelope.now) for one in listed(records.values(), ask.app, ask.model)
+        ]
+        items = [msgspec.to_builtins(status) for status in statuses]
         return answer(envelope.reply, Listing(items=items))
 
     def _status_or_cancel(self, envelope: Envelope) -> Iterable[Effect]:

@@ -10,12 +10,14 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct
 
 from bus.messages.catalog import Signature
-from bus.messages.jobs import Checkpoint, JobRecord, Position
+from bus.messages.jobs import Checkpoint, JobRecord, Position, uploads_of
 from bus.messages.public import Error
+from bus.subjects import Subjects
 
 ENDINGS = {".npy": "npy", ".jsonl": "jsonl", ".ndjson": "jsonl", ".msgpack": "msgpack", ".mpk": "msgpack"}
 SCHEMES = ("file", "nats", "s3")
 LONGEST = 2000  # characters of a URL
+SUBJECTS = Subjects()
 
 
 class BadUrl(ValueError):
@@ -32,8 +34,11 @@ class ParsedUrl(Struct, frozen=True):
     key: str = ""
 
 
-def parse(url: str, field: str, prefix: str = "infaas") -> ParsedUrl:
-    """The location that a URL names; raises BadUrl. field: the sender's name for it. prefix: of the cluster's own buckets."""
+def parse(url: str, field: str, subjects: Subjects = SUBJECTS, app: str = "") -> ParsedUrl:
+    """The location that a URL names; raises BadUrl. field: the sender's name for it. subjects: of the cluster, whose buckets are its own.
+
+    app: whose uploads the URL may name.
+    """
     if len(url) > LONGEST or any(ord(letter) < 32 for letter in url):
         raise BadUrl(f"{field}: a URL has at most {LONGEST} characters and no control characters")
     try:
@@ -55,7 +60,8 @@ def parse(url: str, field: str, prefix: str = "infaas") -> ParsedUrl:
     bucket, key = unquote(parts.netloc), path.lstrip("/")
     if not bucket or not key:
         raise BadUrl(f"{field}: write {parts.scheme}://bucket/key")
-    if parts.scheme == "nats" and (bucket == prefix or bucket.startswith(f"{prefix}-")):
+    own = bucket == subjects.uploads_bucket and key.startswith(uploads_of(app))
+    if parts.scheme == "nats" and not own and (bucket == subjects.prefix or bucket.startswith(f"{subjects.prefix}-")):
         raise BadUrl(f"{field}: the bucket {bucket} is the system's own: use one of yours")
     if not all(letter.isascii() and (letter.isalnum() or letter in "-_.") for letter in bucket):
         raise BadUrl(f"{field}: {bucket[:80]!r} is no name of a bucket: letters, digits, - and _")

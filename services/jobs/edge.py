@@ -5,6 +5,7 @@ s3:// needs boto3, which finds the credentials. That part follows boto3's docume
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -232,10 +233,11 @@ class JobsEdge:
                 if not repeated and await self._exists(place):
                     return Broken(f"output: the object {place.key} is in {place.bucket} meanwhile")
                 if place.scheme == "nats":
-                    await (await self._bus.object_store(place.bucket)).put(place.key, path)
+                    create = place.bucket != self._subjects.uploads_bucket
+                    await (await self._bus.object_store(place.bucket, create=create)).put(place.key, path)
                 else:
                     await asyncio.to_thread(s3_upload, place.bucket, place.key, path)
-            await asyncio.to_thread(self._files.discard, route)
+            await self._discard(route)
         except (BadFile, OSError) as error:
             return Broken(named(error, "output"))
         return None
@@ -243,9 +245,16 @@ class JobsEdge:
     async def _abandon(self, command: Abandon) -> str:
         route = command.route
         kept = await asyncio.to_thread(self._files.set_aside, route, command.checkpoint) if command.keep else ""
-        await asyncio.to_thread(self._files.discard, route)
+        await self._discard(route)
         await self._drop(route.job, await self._numbers(route.job))
         return kept
+
+    async def _discard(self, route: JobRoute) -> None:
+        """Delete the job's copies, and its input if that was uploaded for it. Outputs in the bucket of uploads expire."""
+        await asyncio.to_thread(self._files.discard, route)
+        if route.source.bucket == self._subjects.uploads_bucket and route.source.scheme == "nats":
+            with suppress(NotFound):
+                await (await self._bus.object_store(route.source.bucket, create=False)).delete(route.source.key)
 
     # -- records
 

@@ -127,7 +127,7 @@ class ActiveJob:
             return self.fail(result.reason)
         self._resumed = True
         self.record = replace(self.record, stamp=result.stamp)
-        return [self._keep("running", total=result.items, started=now, step="waiting for spare capacity")]
+        return [self._keep("running", total=result.items, started=now, step="its first items are queued")]
 
     def resumed(self, result: Resumed) -> list[Do]:
         self._reading = False
@@ -231,20 +231,30 @@ class JobStatuses:
 
     def __init__(self, subjects: Subjects) -> None:
         self._subjects = subjects
-        self._notes: dict[str, tuple[float, str]] = {}
+        self._notes: dict[str, tuple[float, RunnerNote]] = {}
+        self._listening: float | None = None  # since when
         self._published: dict[str, tuple[float, JobStatus]] = {}
         self._recorded: dict[str, tuple[float, JobStatus]] = {}
 
     def note(self, note: RunnerNote, now: float) -> None:
         """A worker takes nothing now, or takes something again."""
-        self._notes[note.worker] = (now, note.why)
+        self._notes[note.worker] = (now, note)
 
     def with_notes(self, status: JobStatus, now: float) -> JobStatus:
         """The status. If something keeps all workers that were heard of lately from going on, its step says what."""
-        notes = {worker: why for worker, (at, why) in self._notes.items() if now - at < NOTE_S}
-        if status.state != "running" or not notes or not all(notes.values()):
+        self._listening = now if self._listening is None else self._listening
+        notes = [note for at, note in self._notes.values() if now - at < NOTE_S]
+        reasons = {note.worker: note.why or note.jobs.get(status.job, "") for note in notes}
+        if status.state != "running" or not all(reasons.values()):
             return status
-        return replace(status, step="; ".join(f"{worker}: {why}" for worker, why in sorted(notes.items())))
+        if reasons:
+            return replace(status, step="; ".join(f"{worker}: {why}" for worker, why in sorted(reasons.items())))
+        unheard = now - max(self._listening, status.started or 0.0) > NOTE_S
+        return (
+            replace(status, step=f"no worker has spoken for {NOTE_S:g} s: `infaas workers` lists them")
+            if unheard
+            else status
+        )
 
     def publish(self, status: JobStatus, now: float) -> list[Effect]:
         """Publish and record a status: each change of state, and at a bounded rate what lies between."""

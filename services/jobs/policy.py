@@ -11,6 +11,7 @@ from msgspec import Struct
 from bus.messages.catalog import AppRecord, Signature, VariantRecord, value_of
 from bus.messages.jobs import JobRecord, JobStatus, SubmitJob
 from bus.messages.public import Closest, Error, Requirements
+from bus.subjects import Subjects
 from services.core.catalog import Catalog
 from services.core.cost import LatencyTable, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms
 from services.core.demand import meeting
@@ -83,11 +84,11 @@ def signature_of(app: AppRecord, records: Sequence[VariantRecord]) -> Signature 
 class JobPolicy(Struct, eq=False):
     """Turns requests for jobs into records, as far as their text and the catalogue tell.
 
-    prefix: of the cluster's subjects and buckets. prices: US$ an hour by device kind. simulated: see `eligible`.
+    subjects: of the cluster. prices: US$ an hour by device kind. simulated: see `eligible`.
     """
 
     catalog: Catalog
-    prefix: str
+    subjects: Subjects
     prices: Mapping[str, float]
     settings: JobsSettings
     simulated: bool
@@ -100,7 +101,7 @@ class JobPolicy(Struct, eq=False):
             check_name(ask.variant, "variant")
             check_name(ask.job, "job")
             for url, field in ((ask.input, "input"), (ask.output, "output")):
-                parse(url, field, self.prefix)
+                parse(url, field, self.subjects, app)
         except (WrongField, BadUrl) as error:
             return Error(code="bad_request", message=str(error))
         stated = [need for need in Requirements.__struct_fields__ if getattr(ask, need) is not None]
@@ -156,8 +157,8 @@ class JobPolicy(Struct, eq=False):
         if signature is None or not signature.inputs:
             return None
         source, target = (
-            parse(status.input, "input", self.prefix),
-            parse(status.output, "output", self.prefix),
+            parse(status.input, "input", self.subjects, status.app),
+            parse(status.output, "output", self.subjects, status.app),
         )
         return JobRoute(status.job, source, target, signature)
 

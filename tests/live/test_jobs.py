@@ -129,7 +129,7 @@ def test_500_come_out_in_order_and_once_although_every_process_is_killed(system:
         assert connection.execute(offline_in_slo, (APP,)).fetchone() == (0,)
 
 
-def test_commands_move_a_job_through_the_object_store(system: System) -> None:
+def test_commands_move_a_job_through_the_object_store_and_from_anywhere(system: System) -> None:
     source = offline_inputs.write(system.directory.parent / "in.jsonl", system.x)
     target = system.directory.parent / "out.msgpack"
 
@@ -160,6 +160,11 @@ def test_commands_move_a_job_through_the_object_store(system: System) -> None:
     found = offline_inputs.read(target)
     assert np.abs(found - system.y).max() < 1e-4 * np.abs(system.y).max()
     assert eventually(lambda: os.listdir(system.directory / "spool" / "jobs") == [])
+    own = str(offline_inputs.write(system.directory.parent / "own.npy", system.x))
+    job = system.infaas("submit", APP, "--input", own, "--output", str(target.with_name("back.npy"))).stdout.strip()
+    fetched = system.infaas("jobs", job, "--wait", "--output", str(target.with_name("back.npy")))
+    assert fetched.returncode == 0, fetched.stderr
+    assert np.abs(np.load(target.with_name("back.npy")) - system.y).max() < 1e-4 * np.abs(system.y).max()
 
 
 def test_a_cancelled_job_leaves_nothing_behind(system: System) -> None:

@@ -129,7 +129,9 @@ class RankedVariants:
             key = (ask.items, ask.length)
             latency = self._latency.get(key)
             if latency is None:
-                latency = self._latency[key] = self._app.latency(*key)[self._found]
+                latency = self._app.latency(*key)[self._found]
+                if len(self._latency) < 256:
+                    self._latency[key] = latency
             mask = mask & (latency + self._app.way <= ask.latency_s)
         if ask.cost < INFINITE:
             mask = mask & (self._app.charge(ask.items, ask.length)[self._found] <= ask.cost)

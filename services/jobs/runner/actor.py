@@ -148,14 +148,33 @@ class Runner:
         """Take a chunk from the queue if there is room for one."""
         running = self._view.running()
         room = self._settings.in_flight - (len(self._chunks) - len(self._settling))
-        if not running or self._taking or self._stopping or room <= 0 or len(self._settling) >= MOST_SETTLING:
+        if not running or self._stopping:
             return NOTHING
         why = self._view.obstacle(running, now)
-        effects = self._reports.note(why, now)
-        if why:
+        effects = self._reports.note(why, self._kept_off(running, now), now)
+        if why or self._taking or room <= 0 or len(self._settling) >= MOST_SETTLING:
             return effects
         self._taking = True
         return (*effects, Do("take", TakeChunk(), COMMAND_S))
+
+    def _kept_off(self, running: list[JobRecord], now: float) -> dict[str, str]:
+        """Why nothing of some jobs is computed here, by job."""
+        computed = sorted({chunk.chunk.job for chunk in self._chunks.values() if chunk.state != "waiting"})
+        found: dict[str, str] = {}
+        for record in running:
+            job, candidates = record.status.job, self._view.candidates(record)
+            if job in computed:
+                continue
+            active = any(
+                one.state == "Active" for v, device in candidates for one in self._view.instances(v.variant, device)
+            )
+            why = self._view.obstacle([record], now)
+            why = why or ("" if active else self._loads.missing([v.variant for v, _ in candidates], now))
+            if not why and computed and not record.status.done:
+                why = f"computes {', '.join(computed)} first"
+            if why:
+                found[job] = why
+        return found
 
     def _took(self, chunk: Chunk, now: float) -> Iterable[Effect]:
         key = (chunk.job, chunk.number)

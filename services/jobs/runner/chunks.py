@@ -3,6 +3,7 @@ messages: heartbeats to executors, notes to coordinators, load and release reque
 """
 
 from hashlib import blake2b
+from typing import Any
 
 from msgspec import Raw, Struct
 
@@ -134,7 +135,7 @@ class RunnerReports:
         self.history = OutcomeLog()
         self._sent = self._active = float("-inf")
         self._noted = float("-inf")
-        self._why: str | None = None
+        self._kept_off: tuple[Any, ...] = ()
 
     def active(self, now: float) -> None:
         """There is something under way."""
@@ -154,12 +155,13 @@ class RunnerReports:
     def _heartbeat(self, now: float, *, leaving: bool) -> Publish:
         return Publish(self._subject, self.history.heartbeat(self._name, now, leaving=leaving))
 
-    def note(self, why: str, now: float) -> tuple[Effect, ...]:
-        """Why nothing is taken now, empty when something is; published when that changes, and regularly."""
-        if bool(why) == bool(self._why) and self._why is not None and now - self._noted < NOTE_S:
+    def note(self, why: str, jobs: dict[str, str], now: float) -> tuple[Effect, ...]:
+        """Why nothing is taken now, empty when something is, or nothing of some jobs; published when that changes, and regularly."""
+        kept_off = (bool(why), jobs.keys())
+        if kept_off == self._kept_off and now - self._noted < NOTE_S:
             return NOTHING
-        self._noted, self._why = now, why
-        return (Publish(self._notes, RunnerNote(worker=self._worker, why=why)),)
+        self._noted, self._kept_off = now, kept_off
+        return (Publish(self._notes, RunnerNote(worker=self._worker, why=why, jobs=jobs)),)
 
 
 class LoadRequests:
@@ -174,11 +176,18 @@ class LoadRequests:
         self._release = subjects.worker(worker, "release")
         self._replies = subjects.loads(name)
         self._requested: dict[str, float] = {}
-        self._refused: dict[str, float] = {}
+        self._refused: dict[str, tuple[float, str]] = {}  # until when, and why
         self._used: dict[str, float] = {}  # variants loaded for jobs, and when one was used last
 
     def is_refused(self, variant: str, now: float) -> bool:
-        return self._refused.get(variant, float("-inf")) > now
+        return self._refused.get(variant, (float("-inf"),))[0] > now
+
+    def missing(self, variants: list[str], now: float) -> str:
+        """Why none of these variants, of which none is loaded, computes yet; empty: nobody has wanted them yet."""
+        if any(now - self._requested.get(variant, float("-inf")) < AGAIN_S for variant in variants):
+            return "a model is being loaded for it"
+        refused = [why for variant in variants for until, why in [self._refused.get(variant, (now, ""))] if until > now]
+        return refused[0] if variants and len(refused) == len(variants) else ""
 
     def used(self, variant: str, now: float) -> None:
         if variant in self._used:
@@ -194,7 +203,7 @@ class LoadRequests:
 
     def replied(self, reply: LoadReply, now: float) -> None:
         if reply.reason:
-            self._refused[reply.variant] = now + REFUSED_S
+            self._refused[reply.variant] = (now + REFUSED_S, reply.reason)
             self._used.pop(reply.variant, None)
             self._requested.pop(reply.variant, None)
 

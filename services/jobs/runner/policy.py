@@ -6,7 +6,7 @@ the variant for it. Here the offline work's own utilisation does not count, and 
 go first.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from bus.codec import decode_kept
@@ -40,7 +40,7 @@ def obstacle(
         return f"the executor of {device} does not run"
     others, limit = max(0.0, status.utilisation - status.offline), settings.utilisation_below
     if others > limit:
-        return f"{device} is used {others:.0%} by other work, offline work waits above {limit:.0%}"
+        return f"{device} is used {others:.0%} by other work, offline work waits above {limit:.0%} (jobs.utilisation_below)"
     for instance in heartbeat.instances:
         why = _trouble(instance, record_of(instance.variant), settings)
         if why:
@@ -152,14 +152,15 @@ class RunnerView:
             return []
         return [one for one in self.heartbeat.instances if one.variant == variant and one.device == device]
 
-    def obstacle(self, records: Iterable[JobRecord], now: float) -> str:
+    def obstacle(self, records: Sequence[JobRecord], now: float) -> str:
         """Why nothing of these jobs may be computed here now; empty when it may."""
         heartbeat = self.heartbeat if now - self._heard_at < SILENT_S else None
         if heartbeat is None:
             return "the worker is silent"
         wanted = [candidates[0][1] for record in records if (candidates := self.candidates(record))]
         if not wanted:
-            return "no device for a variant that would do"
+            apps = ", ".join(sorted({record.status.app for record in records}))
+            return f"has no device for a variant of {apps} that would do"
         for device in sorted(set(wanted)):
             why = obstacle(heartbeat, device, self.catalog.variant, self._settings)
             if why:

@@ -87,7 +87,10 @@ def test_references_that_can_name_nothing(bucket: str, key: str, names: str) -> 
     """A bucket's name becomes part of subjects: nobody writes protocol, or over-long lines, by it."""
     with pytest.raises(WrongField, match=names):
         count_items(head(inputs_ref={"bucket": bucket, "key": key}), app())
-    assert count_items(head(inputs_ref={"bucket": "infaas-inputs", "key": "../any name > *"}), app()) == 1
+    there = {"bucket": "infaas-inputs", "key": "../any name > *"}
+    assert [count_items(head(inputs_ref={**there, **more}), app()) for more in ({}, {"items": 7})] == [1, 7]
+    with pytest.raises(WrongField, match="inputs_ref"):
+        count_items(head(inputs_ref={**there, "items": -1}), app())
 
 
 def test_inputs_are_named_and_hold_as_many_items() -> None:

@@ -197,7 +197,7 @@ async def test_large_inputs_go_by_reference_and_are_cleaned_up():
         await until(lambda: peer.heard)
         (body,) = peer.heard
         assert "inputs" not in body
-        assert body["inputs_ref"]["bucket"] == "infaas-inputs"
+        assert (body["inputs_ref"]["bucket"], body["inputs_ref"]["items"]) == ("infaas-inputs", len(big))
         await fetch(body["inputs_ref"]["key"])
         assert item_sums(seen["inputs"]).tolist() == big.sum(1).tolist()
         (reply,) = peer.replies_to

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from infaas.conversion import Converted, convert, kind_of, whole_onnx
-from infaas.errors import BadInput
+from infaas.errors import BadInput, Refused
+from infaas.registering import register_model
 from infaas.samples import labels_of, own_metric
 from infaas.trial import understood
 from tests.support.models import tiny_models
@@ -95,6 +96,24 @@ def test_columns_of_a_table_become_inputs_of_their_own(tmp_path: Path) -> None:
     model = make_pipeline(parts, LogisticRegression()).fit(table, NAMES)
     found = convert(model, table, NAMES, tmp_path)
     assert {name: array.shape for name, array in found.inputs.items()} == {"age": (200, 1), "town": (200, 1)}
+    assert np.array_equal(model.classes_[answers(found.path, found.inputs)[0].argmax(axis=1)], model.predict(table))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_table_of_numbers_keeps_its_names_whatever_the_converter_makes_of_them(tmp_path: Path, scaled: bool) -> None:
+    """An estimator alone takes one array, and the converter renames what is no letter."""
+    sklearn()
+    pandas = pytest.importorskip("pandas")
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    table = pandas.DataFrame({"od280/od315": X[:, 0], "a b": X[:, 1]})
+    model = LogisticRegression()
+    model = (make_pipeline(StandardScaler(), model) if scaled else model).fit(table, NAMES)
+    found = convert(model, table, NAMES, tmp_path)
+    assert (list(found.inputs) if scaled else found.columns) == ["od280/od315", "a b"]
     assert np.array_equal(model.classes_[answers(found.path, found.inputs)[0].argmax(axis=1)], model.predict(table))
 
 
@@ -285,3 +304,35 @@ def test_models_without_labels_are_measured_by_agreement_and_own_metrics_by_thei
             own_metric(wrong)
     with pytest.raises(BadInput, match="metric mae needs labels"):
         labels_of(None, "mae")
+
+
+class Known:
+    """Something with a name that errors show."""
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "y", "says"),
+    [
+        ("nothing.onnx", X, NAMES, "model: there is no file nothing.onnx"),
+        (Known, X, NAMES, "model: Known is a class: make one"),
+        (Known(), "rows.csv", NAMES, "x: 'rows.csv' is a text: give the samples themselves"),
+        (Known(), X[:0], NAMES[:0], "x: there are no samples"),
+        (Known(), X, NAMES[:5], "y: 5 labels for 200 samples"),
+        (Known(), X, NAMES, "Known cannot be converted; pass a scikit-learn"),
+        (None, X, NAMES, "model: a NoneType cannot be converted"),
+    ],
+)
+async def test_a_mistake_is_told_before_anything_is_sent(model: Any, x: Any, y: Any, says: str) -> None:
+    async def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    with pytest.raises(BadInput, match=says):
+        await register_model(never, never, model, x, y, app="a")
+    with pytest.raises(TypeError, match="no option latncy_ms; did you mean latency_ms"):
+        await register_model(never, never, model, x, y, app="a", latncy_ms=5)
+
+
+def test_a_refusal_names_calls_of_python() -> None:
+    refused = Refused("unknown_app", "no app 'a': see infaas.list.apps, or infaas.admin.add-app")
+    assert str(refused) == "unknown_app: no app 'a': see apps(), or admin('add-app')"
+    assert refused.told == "unknown_app: no app 'a': see infaas.list.apps, or infaas.admin.add-app"

@@ -21,7 +21,8 @@ from bus.port import Bus, Consumer, Delivery
 from bus.subjects import Subjects
 from bus.tensors import from_array, to_array
 from infaas import following
-from infaas.errors import Refused
+from infaas.client import Client
+from infaas.errors import BadInput, Refused
 from services.core.actor import Publish, Record
 from services.core.catalog import key_of
 from services.core.settings import JobsSettings
@@ -410,3 +411,34 @@ def test_what_keeps_a_job_waiting_is_in_history_while_it_does() -> None:
     shown, event = published(statuses, status, 10.0 + RECORD_S)
     assert event.reason is None
     assert shown.step == status.step
+    statuses.note(RunnerNote(worker="w0", why="", jobs={"j": "computes k first"}), 13.0)
+    assert statuses.with_notes(status, 13.0).step == "w0: computes k first"
+    statuses.note(RunnerNote(worker="w1", why=""), 13.0)
+    assert statuses.with_notes(status, 13.0).step == status.step
+    assert statuses.with_notes(status, 20.0).step.startswith("no worker has spoken")
+
+
+async def test_a_table_from_anywhere_is_computed_and_its_output_comes_back(tmp_path: Path) -> None:
+    """Also in a cluster that knows nobody's directories; what was uploaded goes with the job."""
+    async with staged(tmp_path) as scene:
+        await scene.start("c1")
+        uploads = await scene.bus.object_store(S.uploads_bucket)
+        apps = encode({"items": [{"app": "app", "inputs": SIGNATURE.inputs}]})
+        await scene.bus.subscribe(S.list("apps"), lambda one: scene.bus.publish(one.reply, apps))
+        table, out = tmp_path / "rows.csv", tmp_path / "sums.npy"
+        table.write_text("a,b,c\n" + "".join(f"{a},{b},{c}\n" for a, b, c in X.tolist()))
+        async with await Client(scene.bus).open() as client, working(scene):
+            job = await client.submit("app", table, out)
+            status = await client.wait_job(job, timeout=20)
+            assert (status.state, status.done) == ("done", 100)
+            assert np.array_equal(np.load(out), X.sum(axis=1))
+            assert await uploads.keys() == [f"jobs/app/{job}.npy"]
+            await client.save_output(job, tmp_path / "again.npy")
+            assert (tmp_path / "again.npy").read_bytes() == out.read_bytes()
+            with pytest.raises(BadInput, match="exists already"):
+                await client.submit("app", table, out)
+            with pytest.raises(Refused, match="the system's own"):
+                await client.submit("other", status.input, str(scene.files / "x.npy"))
+            with pytest.raises(Refused, match="unknown_app"):
+                await client.submit("nobody", X.tolist(), tmp_path / "never.npy")
+            assert await uploads.keys() == [f"jobs/app/{job}.npy"]

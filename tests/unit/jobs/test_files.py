@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.jobs import Position
+from bus.subjects import Subjects
 from services.core.settings import JobsSettings, Settings
 from services.jobs.__main__ import wire
 from services.jobs.commands import BadUrl, Feed, JobRoute, ParsedUrl, Read, below, parse
@@ -123,7 +124,7 @@ def test_chunks_of_a_file_in_the_data_directory_have_as_many_kb_as_the_settings_
     source.parent.mkdir()
     np.save(source, np.zeros((64, 64), np.float32))
     tensor = TensorSpec(name="x", datatype="FP32", shape=[64])
-    urls = [parse(f"file://{path}", field, "infaas") for path, field in ((source, "input"), (target, "output"))]
+    urls = [parse(f"file://{path}", field, Subjects()) for path, field in ((source, "input"), (target, "output"))]
     route = JobRoute("j", *urls, Signature(inputs=[tensor], outputs=[tensor]))
 
     async def main() -> list[int]:

@@ -86,7 +86,7 @@ def catalog(*records: VariantRecord) -> Catalog:
 
 
 def policy(*records: VariantRecord, **settings: Any) -> JobPolicy:
-    return JobPolicy(catalog(*records), "infaas", PRICES, JobsSettings(**settings), simulated=False)
+    return JobPolicy(catalog(*records), Subjects(), PRICES, JobsSettings(**settings), simulated=False)
 
 
 def job(accuracy: float) -> SubmitJob:
@@ -142,7 +142,7 @@ def test_a_job_of_a_pipeline_is_refused_with_the_remedy() -> None:
     found = catalog()
     record = AppRecord(app="twice", links={}, pipeline=PipelineRecord(vertices=[]))
     found.apply(key_of(record), encode(record))
-    error = JobPolicy(found, "infaas", PRICES, JobsSettings(), simulated=False).error("twice", job(accuracy=0.1))
+    error = JobPolicy(found, Subjects(), PRICES, JobsSettings(), simulated=False).error("twice", job(accuracy=0.1))
     assert error.code == "bad_request"
     assert (
         error.message == "app: twice is a pipeline: offline jobs run one model; submit them to the apps of its stages"

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bus.codec import encode
+from bus.codec import decode, encode
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DemoteInstance, WorkerHeartbeat
-from bus.messages.jobs import Checkpoint, Chunk, JobRecord, JobStatus, Part
+from bus.messages.jobs import Checkpoint, Chunk, JobRecord, JobStatus, Part, RunnerNote
 from bus.messages.public import Tensor
 from services.core.actor import Changed, Synced
 from services.core.settings import JobsSettings, MonitorSettings, Settings
@@ -101,6 +101,11 @@ class Scene:
         )
         self.stage.send(runner, Changed("infaas-jobs", job, encode(record)), seconds=run)
 
+    def noted(self) -> tuple[str, dict[str, str]]:
+        """Its last word to the coordinators."""
+        note = next(body for _, subject, body in reversed(self.stage.heard) if subject == "infaas.offline.note")
+        return decode(RunnerNote, note).why, decode(RunnerNote, note).jobs
+
     def numbers(self) -> list[int]:
         return sorted(part.number for part in self.queue.parts)
 
@@ -147,10 +152,27 @@ def test_nothing_is_taken_before_a_job_and_other_hardware_holds_nobody_up() -> N
     assert scene.queue.takes == 0
     gpu = variant("gpu", hardware="gpu", model="n", accuracy=0.99)
     scene = Scene(chunk(0, job="heavy"), chunk(1), records=(variant(), gpu))
+    scene.stage.listen("infaas.offline.note")
     scene.job(job="heavy", model="n")
     scene.job(run=3.0)
     assert scene.queue.given_back == [("heavy", 0)]
     assert scene.numbers() == [1]
+    assert scene.noted() == ("", {"heavy": "has no device for a variant of app that would do"})
+
+
+def test_a_job_behind_another_and_one_whose_model_finds_no_room_are_told_so() -> None:
+    scene = Scene(chunk(0))
+    scene.stage.listen("infaas.offline.note")
+    scene.fleet.devices["w0"].slow = 1e4
+    scene.job()
+    scene.job(job="later", run=3.0)
+    assert scene.noted() == ("", {"later": "computes j first"})
+    huge = variant("huge", model="n")
+    huge = replace(huge, profile=replace(huge.profile, memory_mb=1e6))
+    scene = Scene(chunk(0, job="large"), records=(variant(), huge))
+    scene.stage.listen("infaas.offline.note")
+    scene.job(job="large", model="n", run=6.0)
+    assert "memory" in scene.noted()[1]["large"]
 
 
 def test_a_job_brings_a_model_back_from_host_memory() -> None:
@@ -176,12 +198,11 @@ def test_a_busy_worker_takes_nothing_until_it_is_calm_again() -> None:
     scene.stage.run(2.0)
     scene.job(run=5.0)
     assert scene.queue.takes == 0
-    notes = [msgspec.msgpack.decode(body) for _, _, body in scene.stage.heard]
-    assert notes[-1]["why"].startswith("cpu is used 90%")
+    assert scene.noted()[0].startswith("cpu is used 90%")
     scene.machine = MachineSample(utilisation=0.2, memory_used_mb=500.0)
     scene.stage.run(3.0)
     assert scene.numbers() == [0, 1, 2]
-    assert msgspec.msgpack.decode(scene.stage.heard[-1][2])["why"] == ""
+    assert scene.noted() == ("", {})
 
 
 def test_online_queries_go_first_and_share_no_batch_with_offline_work() -> None:
