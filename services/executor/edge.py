@@ -290,7 +290,9 @@ class ExecutorEdge:
             return BatchResult(started, unix_now(), parts, None, most_bytes(outputs), labels=labels, functions_s=took)
         except (BackendError, BadTensor, NotANumber, ValueError, KeyError, MemoryError) as error:
             found = [plain(error)] * len(queries)
-            return BatchResult(started, unix_now(), [], found, unfit=isinstance(error, BadTensor if unfit else ItemRefused))
+            return BatchResult(
+                started, unix_now(), [], found, unfit=isinstance(error, BadTensor if unfit else ItemRefused)
+            )
 
     @staticmethod
     def _pieces(model: ModelInMemory, array: Any) -> list[Any]:
