@@ -112,7 +112,7 @@ def input_parts(x: Any) -> list[Buffer]:
 
 def items_of(x: Any) -> int:
     """How many items these inputs hold, as `encode_inputs` takes them."""
-    first = next(iter(x.values()), ()) if isinstance(x, Mapping) and not _is_tensor(x) else x
+    first: Any = next(iter(x.values()), ()) if isinstance(x, Mapping) and not _is_tensor(x) else x
     shape = first["shape"] if _is_tensor(first) else getattr(first, "shape", None)
     return int(shape[0]) if shape else len(first) if isinstance(first, Sequence) else 0
 
