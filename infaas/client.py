@@ -378,7 +378,7 @@ class Client:
         app = check_name(app, "app")
         wishes = check_needs({"accuracy": accuracy, "model": model, "variant": variant, **(measure or {})})
         job = job or following.new_id()
-        files = following.JobFiles(self.bus, self.subjects, self._files)
+        files = following.JobUploads(self.bus, self.subjects, self._files)
         target = files.target(app, job, output)
         source = await files.source(app, job, input, lambda x: self._fitted(app, x, model, always=True))
         try:
@@ -394,7 +394,7 @@ class Client:
         """Write the output of a job that is done to a file of this machine, if it is not there but in a bucket. Raises BadInput."""
         from infaas import following  # noqa: PLC0415
 
-        await following.JobFiles(self.bus, self.subjects, self._files).save(await self.job(job), Path(path))
+        await following.JobUploads(self.bus, self.subjects, self._files).save(await self.job(job), Path(path))
 
     async def job(self, job: str) -> JobStatus:
         """The last status of a job: `state`, `done` of `total` items, `cost`, and the `reason` if it failed."""
@@ -415,7 +415,7 @@ class Client:
         status = await following.wait(self.bus, self.subjects, check_name(job, "job"), on_progress, timeout)
         path = self._outputs.pop(job, None)
         if path is not None and status.state == "done":
-            await following.JobFiles(self.bus, self.subjects, self._files).save(status, path)
+            await following.JobUploads(self.bus, self.subjects, self._files).save(status, path)
         return status
 
     async def cancel_job(self, job: str) -> None:

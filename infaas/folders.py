@@ -171,7 +171,7 @@ _FILE_NAME = re.compile(r'default_model_filename\s*:\s*"([^"]+)"')
 _ENGINE = re.compile(r'^\s*(?:platform|backend)\s*:\s*"([^"]+)"', re.MULTILINE)
 
 
-class Kept(NamedTuple):
+class RepositoryModel(NamedTuple):
     """A model of a repository. left_out: why it is not taken. labels: names of its classes."""
 
     name: str
@@ -180,7 +180,7 @@ class Kept(NamedTuple):
     left_out: str = ""
 
 
-def repository(folder: Path) -> list[Kept]:
+def repository(folder: Path) -> list[RepositoryModel]:
     """The models of Triton's repository, each with its newest version's file. Raises BadInput if there is none."""
     found = []
     for place in sorted(one for one in folder.iterdir() if one.is_dir()):
@@ -193,7 +193,7 @@ def repository(folder: Path) -> list[Kept]:
         why = why if engine is None or "onnx" in engine[1] else f"it is of {engine[1]}, and only ONNX is taken"
         names = place / labels[1] if labels else place
         lines = names.read_text("utf-8").splitlines() if names.is_file() else []
-        found.append(Kept(place.name, file, [one.strip() for one in lines if one.strip()], why))
+        found.append(RepositoryModel(place.name, file, [one.strip() for one in lines if one.strip()], why))
     if all(one.left_out for one in found):
         raise BadInput(f"{folder} is no model repository: it has no NAME/VERSION/model.onnx")
     return found

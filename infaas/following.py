@@ -229,7 +229,7 @@ OBJECT = 2**22  # bytes of the items in one object of a MessagePack stream
 OBJECT_ITEMS = 1024
 
 
-class JobFiles:
+class JobUploads:
     """A job's input and output as its owner has them, as URLs for the system: those in `place` stay there, others go through its bucket."""
 
     def __init__(self, bus: Bus, subjects: Subjects, place: Path | None) -> None:

@@ -37,7 +37,7 @@ AROUND = ("before", "after")  # functions of a model's owner
 _OF_A_MODEL = ("version", "task", "metric", "inputs_key", "labels_key", "labels", "contended", "contexts", "allow_nan")
 
 
-class AppBlock(AppSettings, frozen=True, kw_only=True):
+class AppTable(AppSettings, frozen=True, kw_only=True):
     """An [[app]]. models: that it serves beside those that the file makes for it, with their versions. replicas: by model."""
 
     name: Named
@@ -68,7 +68,7 @@ ModelBlock: Any = defstruct(  # a [[model]]; sha256: of its file, which then nee
 class SystemFile(Struct, frozen=True, kw_only=True):
     """What a file says, whose paths begin at its folder."""
 
-    app: list[AppBlock] = []
+    app: list[AppTable] = []
     model: list[ModelBlock] = []
     pipeline: list[PipelineBlock] = []
 
@@ -185,7 +185,7 @@ def _plan(
             yield Change(words, "set-pipeline", change_of(one))
 
 
-def _settings(app: AppBlock, record: AppRecord | None) -> Iterator[Change]:
+def _settings(app: AppTable, record: AppRecord | None) -> Iterator[Change]:
     given = app.given
     if record is None:
         yield Change(_words("+", f"app {app.name}", given, {}), "add-app", {"app": app.name, **given})
@@ -203,7 +203,7 @@ def _words(mark: str, what: str, new: Item, now: Item) -> str:
     return f"{mark} {what}{': ' * bool(said)}{', '.join(said)}"
 
 
-def _linked(app: AppBlock, record: AppRecord | None, made: dict[str, Any]) -> Iterator[Change]:
+def _linked(app: AppTable, record: AppRecord | None, made: dict[str, Any]) -> Iterator[Change]:
     links = {} if record is None else record.links
     for model, version in app.models.items():
         if model in made and made[model].app == app.name and made[model].version in (None, version):

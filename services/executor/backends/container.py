@@ -44,7 +44,7 @@ class _Call(Struct, frozen=True):
     inputs: dict[str, Tensor]
 
 
-class Reply(Struct, frozen=True):
+class ChildReply(Struct, frozen=True):
     """What became of a batch, or of the start. error: empty if it succeeded."""
 
     outputs: dict[str, Tensor] = {}
@@ -143,7 +143,7 @@ class ChildProcess:
             self._channel = Channel(process.stdout, process.stdin, self.most_bytes)
         try:
             self._greet(self._channel)
-            error = self._channel.received(Reply).error
+            error = self._channel.received(ChildReply).error
         except (EOFError, OSError):
             error = f"the process {self._how_it_ended()} before {self._code} was made"
         if error:
@@ -215,7 +215,7 @@ class UserProcess(ChildProcess):
 
     def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":
         """Raises RunFailed, Cancelled."""
-        reply = self.exchange(_Call({name: from_array(array) for name, array in inputs.items()}), Reply)
+        reply = self.exchange(_Call({name: from_array(array) for name, array in inputs.items()}), ChildReply)
         if reply.error:
             raise RunFailed(plain(reply.error))
         try:
@@ -247,7 +247,7 @@ def _predict_of(target: str) -> Predict:
     return predict  # type: ignore[no-any-return]
 
 
-def _answer(predict: Predict, call: _Call) -> Reply:
+def _answer(predict: Predict, call: _Call) -> ChildReply:
     import numpy as np  # noqa: PLC0415
 
     # Copies: the class may write into its inputs.
@@ -256,13 +256,13 @@ def _answer(predict: Predict, call: _Call) -> Reply:
         outputs = predict(inputs)
     except Exception as error:
         traceback.print_exc()
-        return Reply(error=f"{METHOD} raised {type(error).__name__}: {error}")
+        return ChildReply(error=f"{METHOD} raised {type(error).__name__}: {error}")
     if not isinstance(outputs, Mapping) or not outputs:
-        return Reply(error=f"{METHOD} must return a dictionary of arrays by name, not {type(outputs).__name__}")
+        return ChildReply(error=f"{METHOD} must return a dictionary of arrays by name, not {type(outputs).__name__}")
     try:
-        return Reply({str(name): from_array(np.asarray(array)) for name, array in outputs.items()})
+        return ChildReply({str(name): from_array(np.asarray(array)) for name, array in outputs.items()})
     except (ValueError, TypeError) as error:  # BadTensor, and what numpy makes no array of
-        return Reply(error=f"{METHOD} returned something that is no array: {error}")
+        return ChildReply(error=f"{METHOD} returned something that is no array: {error}")
 
 
 def _main(target: str) -> int:
@@ -272,9 +272,9 @@ def _main(target: str) -> int:
         predict = _predict_of(target)
     except Exception as error:
         traceback.print_exc()
-        channel.send(Reply(error=f"{type(error).__name__}: {error}"))
+        channel.send(ChildReply(error=f"{type(error).__name__}: {error}"))
         return 1
-    channel.send(Reply())
+    channel.send(ChildReply())
     while True:
         try:
             call = channel.received(_Call)

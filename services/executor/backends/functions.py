@@ -30,7 +30,7 @@ from services.executor.backends.base import (
     in_order,
     plain,
 )
-from services.executor.backends.container import ChildProcess, Reply
+from services.executor.backends.container import ChildProcess, ChildReply
 from services.executor.workshop.sandbox.lockdown import hide, lock_down
 from services.executor.workshop.sandbox.protocol import SandboxLimits
 from services.shell.child import Channel, kept_environment
@@ -257,9 +257,9 @@ def _main() -> int:
     try:
         loaded = _load(functions, missing)
     except FunctionFailed as error:
-        channel.send(Reply(error=str(error)))
+        channel.send(ChildReply(error=str(error)))
         return 1
-    channel.send(Reply())
+    channel.send(ChildReply())
     while True:
         try:
             call = channel.received(_Call)
