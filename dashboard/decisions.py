@@ -12,9 +12,9 @@ from infaas.errors import Refused
 
 MEANING = {
     "late": "answered, but after the objective",
-    "deadline": "refused at once, because no answer would be in time",
+    "deadline": "no answer would have been in time",
     "overloaded": "all suitable instances were full",
-    "unsatisfiable": "no variant can ever meet the needs: lower them, or register a better model",
+    "unsatisfiable": "no variant has what was asked for: ask for less, or register a better model",
     "unknown_app": "no app of this name is registered: infaas apps lists those that are",
     "unknown_model": "the app has no model or variant of this name: the page Applications lists its variants",
     "bad_request": "a field was wrong: what the client was told names it and says what is right",

@@ -254,7 +254,7 @@ def unserved() -> dict[str, str]:
 
 
 def cancel_registration(registration: str) -> None:
-    """Stop a registration (`infaas.Client.cancel_registration`). Raises Refused, NoData."""
+    """Stop a registration, or dismiss a failed one (`infaas.Client.cancel_registration`). Raises Refused, NoData."""
     _ask(lambda nats, prefix: _client(nats, prefix).cancel_registration(registration))
 
 

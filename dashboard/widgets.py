@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import wraps
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pandas as pd
 import streamlit as st
+from pandas.api.types import is_string_dtype
 
 from dashboard.store import NoData, query
 from dashboard.window import DEFAULT, RANGES, Window, between, latest
@@ -26,6 +27,10 @@ LINKS: Mapping[
 }
 ARRIVING = "arriving"  # key of the session: values of the controls of the page that is opened next
 PARTS = "parts"  # key of the session: the number of parts that the page has so far
+SCREEN = "screen"  # key of a part that takes the rest of the screen's height (app.py)
+MOST_ROWS = 12  # of a table that does not scroll
+SHORT = 30  # characters of a text that needs no width of its own
+SCREEN_PX, CHARACTER_PX = 1238, 6.7  # the width of a table on a usual screen, and of a character in it
 
 
 def page_title(name: str, description: str) -> None:
@@ -157,35 +162,83 @@ def table(
     columns: Mapping[str, Any],
     key: str,
     *,
-    height: int | Literal["content"] = "content",
+    fills: bool = False,
 ) -> None:
     """Show a table of these columns, in this order. A text is the column's title; otherwise it is a column configuration.
 
-    Columns that the frame does not have, or that have no values, are left out. Names of apps, variants and workers lead to their pages.
+    Columns that the frame does not have, or that have no values, are left out. Names of apps, variants and workers lead to their pages. Long
+    texts get the width that the others leave. fills: many rows take the rest of the screen.
     """
     shown: Sequence[str] = [name for name in columns if name in frame and not frame[name].isna().all()]
     linked = {name: f"{key}-{name}" for name in shown if name in LINKS and isinstance(columns[name], str)}
     links = {
-        name: link_column(columns[name], LINKS[name][0], click, _width(frame[name])) for name, click in linked.items()
+        name: link_column(columns[name], LINKS[name][0], click, _width(frame[name], columns[name]))
+        for name, click in linked.items()
     }
-    st.dataframe(
-        local(frame[list(shown)]),
-        hide_index=True,
-        width="stretch",
-        height=height,
-        column_config={**columns, **links},
-        key=key,
-        placeholder=" ",
+    texts = _texts(
+        frame,
+        {name: columns[name] for name in shown if name not in linked},
+        sum(_width(frame[name], columns[name]) for name in linked),
     )
+    many = len(frame) > MOST_ROWS
+    height: Any = "content" if not many else "stretch" if fills else 460
+    with st.container(key=SCREEN if many and fills else f"table-{key}"):
+        st.dataframe(
+            local(frame[list(shown)]),
+            hide_index=True,
+            width="stretch",
+            height=height,
+            column_config={**columns, **links, **texts},
+            key=key,
+            placeholder=" ",
+        )
     for name, click in linked.items():
         clicked = st.session_state.get(click)
         if clicked and not clicked["label"].startswith("("):  # those in brackets have no page
             show_page(LINKS[name][0], **{LINKS[name][1]: clicked["label"].partition(" ")[0]})
 
 
-def _width(names: pd.Series) -> int | None:
-    """The width of a column in pixels if its first rows are empty, by which the browser would choose it."""
-    return int(7 * names.dropna().str.len().max()) + 32 if names.head(10).isna().any() else None
+def _texts(frame: pd.DataFrame, columns: Mapping[str, Any], others: float) -> dict[str, Any]:
+    """The columns of texts with widths of their own: long ones get what the rest leaves on a usual screen. others: what further columns take.
+
+    The pointer shows what is cut (hover.js).
+    """
+    texts: dict[str, Any] = {}
+    long: dict[str, int] = {}
+    for name, title in columns.items():
+        known = frame[name].dropna()
+        if known.empty or not is_string_dtype(known):
+            continue
+        lengths = known.astype(str).str.len()
+        if lengths.max() > SHORT:
+            long[name] = int(lengths.max())
+        elif not lengths.max() <= lengths[lengths.index.isin(frame.index[:10])].max():
+            texts[name] = _wide(title, CHARACTER_PX * lengths.max() + 20)  # the browser looks at the first rows only
+    taken = others + sum(_taken(frame[name], title) for name, title in columns.items() if name not in long)
+    for name, length in long.items():
+        share = max(SCREEN_PX - taken, 160.0 * len(long)) * length / sum(long.values())
+        texts[name] = _wide(columns[name], min(CHARACTER_PX * length + 20, share))
+    return texts
+
+
+def _wide(column: Any, width: float) -> dict[str, Any]:
+    """A column of texts with this width in pixels. column: its title, or its configuration."""
+    config = column if isinstance(column, dict) else st.column_config.TextColumn(column)
+    return {**config, "width": int(width)}
+
+
+def _taken(values: pd.Series, column: Any) -> float:
+    """About the width of a column of short values, in pixels."""
+    title = str(column["label"] if isinstance(column, dict) else column)
+    if isinstance(values.dtype, pd.DatetimeTZDtype):
+        return 118.0
+    longest = max((len(str(each)) for each in values.dropna()), default=0)
+    return CHARACTER_PX * max(len(title) + 2, min(longest, 28)) + 20
+
+
+def _width(names: pd.Series, title: str) -> int:
+    """The width in pixels of a column of names that can be clicked, which have more room around them."""
+    return int(CHARACTER_PX * min(max(len(title) + 2, names.dropna().str.len().max()), 2 * SHORT)) + 24
 
 
 def link_column(title: str, page: str, key: str, width: int | None = None) -> Any:

@@ -170,6 +170,20 @@ def _nested(array: "Array") -> Any:
     return array.tolist()
 
 
+def would_have(policy: str, cost: float | None, paid: float | None, missed: float | None, was: float | None) -> str:
+    """What a policy would have changed, in a sentence. cost, paid: in the same unit. missed, was: shares of the queries. None: unknown."""
+    told = []
+    if cost is not None and paid:
+        share = cost / paid - 1.0
+        much = (
+            "as much as" if abs(share) < 0.0005 else f"{abs(100 * share):.1f} % {'more' if share > 0 else 'less'} than"
+        )
+        told.append(f"cost {much} was paid")
+    if missed is not None and was is not None:
+        told.append(f"missed {100 * missed:.2f} % of the queries instead of {100 * was:.2f} %")
+    return f"{policy} would have {' and '.join(told)}." if told else f"{policy}: there is nothing to compare it with."
+
+
 def why_chosen(explanation: Mapping[str, Any]) -> str:
     """Why the chosen candidate of an explanation comes before all others; "" if none was chosen."""
     chosen = explanation.get("chosen")

@@ -53,17 +53,22 @@ class LogFile:
         return list(self._read(whole.split(b"\n"), least)) if whole else []
 
     def _read(self, lines: Iterable[bytes], least: int) -> Iterator[Line]:
-        """A line without a time of its own has the time of the one before it; at the start, of the one after it."""
+        """A line without a time of its own has the time of the one before it; at the start, of the one after it.
+
+        What a server adds to a line has its level, too. What a process prints without a level is shown at every level.
+        """
         texts = [text for raw in lines if (text := raw.decode(errors="replace").rstrip())]
-        entries = [_entry(text) for text in texts]
-        times = [float(entry["time"]) if entry else _time_in(text) for text, entry in zip(texts, entries, strict=True)]
-        at = next((found for found in times if found is not None), self._time)
-        for text, entry, found in zip(texts, entries, times, strict=True):
-            at = at if found is None else found
-            if entry is None:
-                yield at, self._path.stem, text
-            elif LEVELS.get(str(entry.get("level")), least) >= least:
-                yield at, self._path.stem, _sentence(entry)
+        entries = [_entry(text) or _servers(text) for text in texts]
+        at = next((float(entry["time"]) for entry in entries if entry), self._time)
+        level, ours = "INFO", True
+        for text, entry in zip(texts, entries, strict=True):
+            if entry is not None:
+                at, ours = float(entry["time"]), "logger" in entry
+                level = str(entry.get("level") or level)
+            elif ours:
+                level = "ERROR" if _CRASH.match(text) else level if level == "ERROR" else "INFO"
+            if (entry is None and ours) or LEVELS.get(level, least) >= least:
+                yield at, self._path.stem, _sentence(entry or {"message": text}, level)
 
 
 def _entry(text: str) -> Mapping[str, Any] | None:
@@ -77,25 +82,50 @@ def _entry(text: str) -> Mapping[str, Any] | None:
     return entry if isinstance(entry, dict) and isinstance(entry.get("time"), (int, float)) else None
 
 
-# PostgreSQL's lines (in UTC) begin with a time; so do those of nats-server (local time), after its pid.
-_TIME = re.compile(r"(?:\[\d+\] )?(\d{4})[-/](\d\d)[-/](\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?)( UTC)?")
+_CRASH = re.compile(r"Traceback|Fatal|Segmentation|Aborted|Killed|terminate called|[\w.]+(Error|Exception)\b")
+# PostgreSQL's lines (in UTC) begin with a time, its pid and a word; those of nats-server with its pid, a time (local) and a word.
+_SERVER = re.compile(
+    r"(?:\[\d+\] )?(\d{4})[-/](\d\d)[-/](\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?)(?:( UTC) \[\d+\] (\w+): | \[(\w+)\])? *(.*)"
+)
+_WORDS = {
+    "LOG": "INFO",
+    "NOTICE": "INFO",
+    "FATAL": "CRITICAL",
+    "PANIC": "CRITICAL",
+    "DETAIL": "",
+    "HINT": "",
+    "STATEMENT": "",
+    "CONTEXT": "",
+    "QUERY": "",
+    "LOCATION": "",  # of the line before
+    "DBG": "DEBUG",
+    "TRC": "DEBUG",
+    "INF": "INFO",
+    "WRN": "WARNING",
+    "ERR": "ERROR",
+    "FTL": "CRITICAL",
+}
+_ROUTINE = ("checkpoint ", "restartpoint ")  # PostgreSQL tells of each twice, every five minutes
 
 
-def _time_in(text: str) -> float | None:
-    """The time that a server's line begins with, in Unix seconds."""
-    found = _TIME.match(text)
+def _servers(text: str) -> Mapping[str, Any] | None:
+    """A line of PostgreSQL or nats-server; None: it is something else."""
+    found = _SERVER.match(text)
     if found is None:
         return None
-    year, month, day, clock, utc = found.groups()
+    year, month, day, clock, utc, word, short, message = found.groups()
     try:
         at = datetime.fromisoformat(f"{year}-{month}-{day} {clock}")
     except ValueError:
         return None
-    return (at.replace(tzinfo=UTC) if utc else at).timestamp()
+    word = (word or short or "").rstrip("12345")  # PostgreSQL has five levels of DEBUG
+    level = "DEBUG" if message.startswith(_ROUTINE) else _WORDS.get(word, word if word in LEVELS else "INFO")
+    told = message if level else f"{word}: {message}"
+    return {"time": (at.replace(tzinfo=UTC) if utc else at).timestamp(), "level": level, "message": told}
 
 
-def _sentence(entry: Mapping[str, Any]) -> str:
+def _sentence(entry: Mapping[str, Any], level: str) -> str:
     known = ("time", "level", "logger", "message", "service", "exception")
     more = "".join(f" {name}={value}" for name, value in entry.items() if name not in known)
     trace = f"\n{entry['exception']}" if "exception" in entry else ""
-    return f"{entry.get('level', ''):7} {entry.get('message', '')}{more}{trace}"
+    return f"{level:7} {entry.get('message', '')}{more}{trace}"

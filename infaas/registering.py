@@ -206,7 +206,7 @@ async def last_status(bus: Bus, subjects: Subjects, registration: str) -> Regist
 
 
 async def cancel(bus: Bus, subjects: Subjects, registration: str) -> None:
-    """Cancel a registration. Raises Refused if it has ended or is unknown, and NotConnected."""
+    """Cancel a registration, or dismiss a failed one. Raises Refused if it has ended otherwise or is unknown, and NotConnected."""
     await asked(bus, subjects.registration_cancel(registration), RegistrationCancelled, REGISTRAR)
 
 

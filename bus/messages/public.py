@@ -327,11 +327,13 @@ class RegistrationStatus(Struct, frozen=True, kw_only=True):
 
 
 class CancelRegistration(Struct, frozen=True, kw_only=True):
-    """`infaas.registration-cancel.<id>`: cancel the registration that the subject names. The body may be empty."""
+    """`infaas.registration-cancel.<id>`: cancel the registration that the subject names, or forget that it failed. The body may be empty."""
 
 
 class RegistrationCancelled(Struct, frozen=True, kw_only=True):
-    """The reply to `infaas.registration-cancel.<id>`: its work stops. If its variants are being written already, it still ends as done."""
+    """The reply to `infaas.registration-cancel.<id>`: its work stops, or a failed one is listed no more. If its variants are being written already, it still ends
+    as done.
+    """
 
     cancelled: bool = True
 

@@ -1,5 +1,6 @@
 -- Policies that ran beside the system, and the system itself in the same time.
 SELECT s.policy, s.since, s.until, s.cost_rate, s.apps_cost_rate, s.actions, s.reached,
+       substring(s.reached FROM '^([0-9.]+)%%')::float8 / 100 AS attainment,
        3600 * c.cost / nullif(s.seconds, 0) AS real_cost_rate, 3600 * c.apps_cost / nullif(s.seconds, 0) AS real_apps_cost_rate,
        a.actions AS real_actions, o.attainment AS real_attainment
 FROM (

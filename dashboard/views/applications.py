@@ -169,7 +169,6 @@ def _table(rows: pd.DataFrame) -> None:
             "note": "note",
         },
         "variants",
-        height=460 if len(rows) > 12 else "content",
     )
 
 

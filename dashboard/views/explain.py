@@ -94,7 +94,7 @@ def _members(answer: dict[str, Any]) -> None:
             "probability": widgets.number_column("asked", "%.3g %%", help="Probability that a query asks it"),
             "weight": widgets.number_column("weight", "%.3g %%", help="Its share of all weights"),
             "variant": "variant",
-            "why": st.column_config.TextColumn("why", width="large"),
+            "why": "why",
         },
         "members",
     )
@@ -123,7 +123,7 @@ def _stages(answer: dict[str, Any]) -> None:
             "waiting": widgets.number_column(
                 "waiting", "%d", help="Items in one dispatcher's queue for the planned variant"
             ),
-            "why": st.column_config.TextColumn("why", width="large"),
+            "why": "why",
         },
         "stages",
     )

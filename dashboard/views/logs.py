@@ -70,12 +70,12 @@ def lines() -> None:
         shown,
         {
             "time": st.column_config.DatetimeColumn("time", format="HH:mm:ss.SSS"),
-            "process": st.column_config.TextColumn("process"),
+            "process": "process",
             "level": widgets.state_column(COLOURS, "level"),
-            "text": st.column_config.TextColumn("text", width="large"),
+            "text": "text",
         },
         "lines",
-        height=640 if len(shown) > 16 else "content",
+        fills=True,
     )
 
 

@@ -248,7 +248,7 @@ def runs() -> None:
                 "time": widgets.time_column(window=window),
                 "action": "action",
                 "variant": "variant",
-                "reason": st.column_config.TextColumn("why", width="large"),
+                "reason": "why",
                 "worker": "worker",
                 "app": "app",
                 "count": widgets.number_column("n", "%d", help="How many instances or workers"),

@@ -149,7 +149,7 @@ def _stages(item: dict[str, Any] | None, seen: pd.DataFrame, changes: pd.DataFra
             "cost_per_1000": widgets.money_column(
                 formats.CHARGED, rows["cost_per_1000"], help="What 1,000 visits were charged for computing"
             ),
-            "why": st.column_config.TextColumn("why this variant", width="large"),
+            "why": "why this variant",
         },
         "stages",
     )
@@ -259,10 +259,9 @@ def _replicas(changes: pd.DataFrame, window: Window) -> None:
             "replicas": widgets.number_column("to", "%d"),
             "lambda_max": widgets.number_column("for queries/s"),
             "window_s": widgets.number_column("seen in s"),
-            "reason": st.column_config.TextColumn("why", width="large"),
+            "reason": "why",
         },
         "changes",
-        height=300 if len(rows) > 7 else "content",
     )
 
 

@@ -17,11 +17,13 @@ OUTCOMES = {
     "refused": "#d0342c",
     "error": "#b3261e",
     "default": "#7a68c8",
+    "mistake": "#8b929b",
 }
 SHOWN = 200  # rows that recent.sql returns
 
 widgets.page_title(
-    "Recent queries", "The latest queries, how each ended and why. A click on a time shows all that is known of it."
+    "Recent queries",
+    "The latest queries, how each ended and why. A click on a time shows all that is known of it. Clients' mistakes are counted by the second.",
 )
 chosen = widgets.choose_window()
 rows_of = widgets.choose_rows(inside="ids, variants, workers, codes")
@@ -67,7 +69,7 @@ def recent() -> None:
             "latency_ms": widgets.number_column("latency ms"),
             "slo_ms": widgets.number_column("allowed ms", "%.4g", help="The query's objective"),
             "variant": "variant",
-            "why": st.column_config.TextColumn("why", width="medium"),
+            "why": "why",
             "worker": "worker",
             "items": widgets.number_column("items", "%d"),
             "cost_per_1000": widgets.money_column(
@@ -76,20 +78,22 @@ def recent() -> None:
             "id": "its own id",
         },
         "recent",
-        height=460 if len(shown) > 12 else "content",
+        fills=True,
     )
     if len(rows) == SHOWN:
         st.caption(f"The latest {SHOWN} are shown. A filter or a shorter range shows others.")
-    if clicked := st.session_state.get(key):
-        st.query_params["query"] = rows.iloc[clicked["row"]]["query"]
+    if (clicked := st.session_state.get(key)) and (uid := rows.iloc[clicked["row"]]["query"]):
+        st.query_params["query"] = uid
         st.rerun()
 
 
 def why(row: dict[str, Any]) -> str:
     """A few words on how a query ended."""
+    times: Any = row.get("times")
+    often = f"{int(times)} times: " if pd.notna(times) and times > 1 else ""
     code = row["code"] if pd.notna(row["code"]) else ("late" if row["outcome"] == "late" else None)
     if code:
-        return f"{code}: {decisions.MEANING.get(str(code), '')}".rstrip(": ")
+        return often + f"{code}: {decisions.MEANING.get(str(code), '')}".rstrip(": ")
     told = ["from the cache"] if row["cached"] else []
     if pd.notna(row["missing"]):
         several = "several models together" if row["policy"] != "pipeline" else "a pipeline"

@@ -3,7 +3,7 @@
 import pandas as pd
 import streamlit as st
 
-from dashboard import widgets
+from dashboard import formats, widgets
 from dashboard.store import NoData, cancel_registration, query
 from dashboard.widgets import show_empty, show_live
 from infaas.errors import Refused
@@ -20,20 +20,23 @@ STATES = {
     "cancelled": "#8b929b",
 }
 OVER = ("done", "failed", "refused", "cancelled")
-TOLD = "cancelled"  # key of the session: what became of the last cancellation
+TOLD = "cancelled"  # key of the session: what became of the last cancellation or dismissal
 
 widgets.page_title("Registrations", "Models on their way into the system, and those that have arrived or failed.")
 rows_of = widgets.choose_rows()
 
 
-def cancel(registration: str) -> None:
+def cancel(registrations: list[str], done: str) -> None:
+    """Cancel them, or dismiss those that failed."""
+    st.session_state[TOLD] = ("success", done)
     try:
-        cancel_registration(registration)
-        st.session_state[TOLD] = ("success", f"Registration {registration} is being cancelled. Nothing of it is kept.")
-    except Refused as refused:
-        st.session_state[TOLD] = ("warning", f"Not cancelled: {refused.message}.")
+        for each in registrations:
+            try:
+                cancel_registration(each)
+            except Refused as refused:
+                st.session_state[TOLD] = ("warning", f"Not done: {refused.message}.")
     except NoData as problem:
-        st.session_state[TOLD] = ("error", f"Not cancelled: {problem}. {problem.remedy}")
+        st.session_state[TOLD] = ("error", f"Not done: {problem}. {problem.remedy}")
 
 
 def page() -> None:
@@ -49,6 +52,18 @@ def page() -> None:
         getattr(st, told[0])(told[1])
     for row in rows[~rows["state"].isin(OVER)].to_dict("records"):
         _under_way(row)
+    if failed := list(rows.loc[rows["state"] == "failed", "registration"]):
+        st.button(
+            f"Dismiss {len(failed)} failed",
+            key="dismiss",
+            help="Those in the table below leave all lists and Overview, for everybody. SQL keeps them",
+            icon=":material/done_all:",
+            on_click=cancel,
+            args=(
+                failed,
+                f"{formats.count(len(failed), 'failed registration leaves', 'failed registrations leave')} the list in some seconds.",
+            ),
+        )
     shown = rows.assign(state=[[state] for state in rows["state"]], progress=100 * rows["progress"])
     widgets.table(
         shown,
@@ -59,12 +74,11 @@ def page() -> None:
             "version": "version",
             "state": widgets.state_column(STATES),
             "progress": widgets.progress_column("progress"),
-            "reason": st.column_config.TextColumn("reason", width="large"),
+            "reason": "reason",
             "updated": widgets.time_column("last news"),
-            "registration": st.column_config.TextColumn("registration"),
+            "registration": "registration id",
         },
         "registrations",
-        height=460 if len(rows) > 12 else "content",
     )
 
 
@@ -76,7 +90,10 @@ def _under_way(row: dict[str, object]) -> None:
         st.progress(min(max(share, 0.0), 1.0), f"**{row['model']}** for {row['app']}, {row['state']}{reason}")
         with st.popover("Cancel", icon=":material/cancel:"):
             st.markdown("Its work stops, and nothing of it is kept.")
-            st.button(f"Cancel {row['model']}", key=f"cancel-{name}", type="primary", on_click=cancel, args=(name,))
+            told = f"Registration {name} is being cancelled. Nothing of it is kept."
+            st.button(
+                f"Cancel {row['model']}", key=f"cancel-{name}", type="primary", on_click=cancel, args=([name], told)
+            )
 
 
 show_live(None, page)

@@ -7,6 +7,7 @@ from dashboard import charts, formats, series, widgets
 from dashboard.store import history
 from dashboard.widgets import show_empty, show_live
 from dashboard.window import Window
+from infaas.answers import would_have
 
 REAL = "the system"
 
@@ -23,6 +24,9 @@ def page() -> None:
             "`infaas shadow POLICY` runs one on the live demand without acting, as `infaas shadow static --seconds 600`.",
         )
         return
+    for one in found.replace({float("nan"): None}).to_dict("records"):
+        missed = [None if each is None else 1 - each for each in (one["attainment"], one["real_attainment"])]
+        st.markdown(f"**{would_have(one['policy'], one['cost_rate'], one['real_cost_rate'], *missed)}**")
     st.subheader("Policies", anchor=False)
     _policies(found, window)
     _costs(window)
@@ -85,7 +89,7 @@ def _actions(window: Window) -> None:
             "policy": "policy",
             "action": "action",
             "variant": "variant",
-            "reason": st.column_config.TextColumn("why", width="large"),
+            "reason": "why",
             "worker": "worker",
             "app": "app",
             "count": widgets.number_column("n", "%d", help="How many instances or workers"),

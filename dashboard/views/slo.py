@@ -202,7 +202,6 @@ def mistakes() -> None:
             "last": widgets.time_column("last", window),
         },
         "mistakes",
-        height=300 if len(rows) > 7 else "content",
     )
 
 

@@ -127,12 +127,11 @@ def show_done(done: dict[str, Any]) -> None:
                     others,
                     {
                         "variant": "variant",
-                        "why_not": st.column_config.TextColumn("why not", width="large"),
+                        "why_not": "why not",
                         "accuracy": widgets.number_column("accuracy", "%.4f"),
                         "latency_ms": widgets.number_column("latency ms"),
                     },
                     "others",
-                    height=300 if len(others) > 7 else "content",
                 )
 
 

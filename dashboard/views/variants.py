@@ -101,7 +101,6 @@ def timeline() -> None:
             "app": "app",
         },
         "changes",
-        height=460 if len(changes) > 12 else "content",
     )
 
 

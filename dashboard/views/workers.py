@@ -107,7 +107,6 @@ def life() -> None:
             both,
             {"time": widgets.time_column(window=window), "worker": "worker", "change": "change", "reason": "why"},
             "changes",
-            height=460 if len(rows) > 12 else "content",
         )
 
 

@@ -166,7 +166,7 @@ def jobs(
 
 
 def cancel(id: str, /, *, data_dir: DataDir = None, json: Json = False) -> int:
-    """Cancel an offline job or a registration: its work stops, and what it has made so far is deleted.
+    """Cancel an offline job or a registration: its work stops, and what it has made so far is deleted. A failed registration leaves the lists.
 
     Parameters
     ----------
@@ -180,16 +180,18 @@ def cancel(id: str, /, *, data_dir: DataDir = None, json: Json = False) -> int:
 
         async with connect(data_dir=data_dir) as client:
             check_name(id, "id")
-            if await last_status(client.bus, client.subjects, id) is not None:
+            if (last := await last_status(client.bus, client.subjects, id)) is not None:
                 await client.cancel_registration(id)
-                return "registration"
+                return "failed registration" if last.state == "failed" else "registration"
             if id not in {item["job"] for item in await client.jobs()}:
                 fail(f"there is no job and no registration {id}: `infaas jobs` and `infaas registrations` list them")
             await client.cancel_job(id)
             return "job"
 
     kind = asyncio.run(run())
-    show({kind: id, "cancelled": True}, json, lambda _: print(f"cancelled {kind} {id}"))
+    failed = kind.startswith("failed")
+    told = f"{'dismissed' if failed else 'cancelled'} {kind} {id}"
+    show({kind.removeprefix("failed "): id, "cancelled": not failed}, json, lambda _: print(told))
     return 0
 
 

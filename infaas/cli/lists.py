@@ -119,7 +119,7 @@ def workers(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False)
 
 
 def registrations(app: str | None = None, *, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
-    """List the registrations with their progress, those that failed with the reason. `infaas cancel ID` cancels one.
+    """List the registrations with their progress, those that failed with the reason. `infaas cancel ID` cancels one, or dismisses a failed one.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ def logs(
     lines
         Show so many of the last lines.
     level
-        Least level: debug, info, warning or error. What servers and crashed processes print without a level is always shown.
+        Least level: debug, info, warning or error. What crashed processes print without a level is always shown, PostgreSQL's checkpoints at debug.
 
     """
     least = LEVELS.get(level.upper())

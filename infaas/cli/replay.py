@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from infaas.answers import would_have
 from infaas.cli.options import DataDir, Json, Names, Wide, moment, names
 from infaas.cli.output import (
     Column,
@@ -239,8 +240,11 @@ def _reading_progress(total: int) -> Callable[[int], None]:
 
 
 def print_replay(document: Mapping[str, Any], *, wide: bool = False) -> None:
-    """Print the document of `infaas replay --json` as tables: first what happened, then the simulations."""
+    """Print the document of `infaas replay --json`: a sentence for each policy, then tables: first what happened, then the simulations."""
     recorded, runs = document["recorded"], document["policies"]
+    for run in runs:
+        print(_conclusion(run, recorded, comparable=document["cost"]["comparable"]))
+    print()
     of = f", {', '.join(document['apps'])}" if document["apps"] else ""
     print(f"{local_time(document['from'])} to {local_time(document['to'])} ({number(recorded['duration_s'])} s){of}")
     print(f"machines: {', '.join(_machine(one) for one in document['machines'])}")
@@ -252,9 +256,6 @@ def print_replay(document: Mapping[str, Any], *, wide: bool = False) -> None:
         print_figures([recorded, *named], wide=wide)
     print()
     print(f"cost: {document['cost']['text']}")
-    if document["cost"]["comparable"] and recorded["cost"]:
-        for run in runs:
-            print(f"      {run['policy']}: {_against(run, recorded)}")
     print_details(runs)
     for note in document["notes"]:
         print(f"note: {note}")
@@ -303,13 +304,13 @@ def _machine(one: Mapping[str, Any]) -> str:
     return f"{one['start']}{most} {one['kind']} at US$ {number(one['price_per_hour'])}/h"
 
 
-def _against(run: Mapping[str, Any], recorded: Mapping[str, Any]) -> str:
-    """What a run costs beside what was paid. Who answers less saves nothing."""
+def _conclusion(run: Mapping[str, Any], recorded: Mapping[str, Any], *, comparable: bool) -> str:
+    """What a run would have changed. Who answers less saves nothing."""
     from services.simulation.replay.build import ALIKE  # noqa: PLC0415  (numpy takes long to import)
 
-    if run["answered"] < ALIKE * recorded["answered"]:
-        return f"answers {run['answered']:,} of the {recorded['answered']:,} queries that were answered then: its cost is not compared"
-    share = run["cost"] / recorded["cost"] - 1.0
-    if abs(share) < 0.0005:
-        return "as much as was paid"
-    return f"{abs(100.0 * share):.1f} % {'more' if share > 0 else 'less'} than was paid"
+    less = run["answered"] < ALIKE * recorded["answered"]
+    paid = recorded["cost"] if comparable and not less else None
+    told = would_have(run["policy"], run["cost"], paid, run["slo_violation_ratio"], recorded["slo_violation_ratio"])
+    if not less:
+        return told
+    return f"{told} It answers {run['answered']:,} of the {recorded['answered']:,} queries that were answered then: its cost is not compared."

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from infaas.answers import would_have
 from infaas.cli.options import DataDir, Json, Wide, names
 from infaas.cli.output import Column, fail, number, print_table, progress, show, usage
 from infaas.connecting import connect, locate
@@ -221,8 +222,10 @@ def _share(side: Mapping[str, Any]) -> str:
 
 
 def print_shadow(document: Mapping[str, Any], *, wide: bool = False) -> None:
-    """Print the document of `infaas shadow --json` as tables."""
+    """Print the document of `infaas shadow --json`: a sentence, then tables."""
     ours, real = document["shadow"], document["real"]
+    missed = [None if side["in_time"] is None else 1 - side["in_time"] for side in (ours, real)]
+    print(would_have(document["policy"], ours["cost_rate"], real["cost_rate"], *missed))
     print(
         f"{document['policy']}, {number(document['seconds'])} s beside the system; it acted on simulated machines only"
     )

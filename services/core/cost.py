@@ -28,10 +28,14 @@ class UnknownPrice(ValueError):
     """A device kind has no price. The text names the setting that is missing."""
 
 
+def listed_as(kind: str, prices: Mapping[str, float]) -> str:
+    """The kind whose price a device of this kind has: that of a core for a user's own process, unless it has one of its own."""
+    return OF_CONTAINERS if kind not in prices and is_container(kind) else kind
+
+
 def price_per_hour(kind: str, prices: Mapping[str, float], cores: int = 1) -> float:
     """US$ per hour of a whole device with `cores` cores. Raises UnknownPrice."""
-    if kind not in prices and is_container(kind):
-        kind = OF_CONTAINERS
+    kind = listed_as(kind, prices)
     try:
         price = prices[kind]
     except KeyError:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from msgspec import UNSET, Raw
 
 from bus.codec import decode_kept
+from bus.fields import filled
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
 from bus.messages.flow import ContextChanged
@@ -19,6 +20,7 @@ from bus.messages.public import (
     Register,
     RegistrationAccepted,
     RegistrationCancelled,
+    RegistrationStatus,
 )
 from bus.messages.work import (
     ModelInspected,
@@ -64,6 +66,7 @@ from services.registrar.commands import (
     ChangeRefused,
     ClaimRegistration,
     ContextsDeleted,
+    Finish,
     MarkCancelled,
     Noted,
     RegistrationClaimed,
@@ -118,6 +121,7 @@ class Registrar:
         self._changes: dict[int, str] = {}  # operators' changes under way: number and reply subject
         self._change_count = 0
         self._cancelling: dict[str, list[str]] = {}  # reply subjects of those who wait, by registration
+        self._dismissing: dict[str, RegistrationStatus] = {}  # failed ones that are to be forgotten
         self._on: dict[type, Handler] = {
             Register: self._gate.after(self._register),
             Raw: self._gate.after(self._operate),
@@ -289,6 +293,11 @@ class Registrar:
 
     def _cancel(self, registration: str, reply: str) -> Iterable[Effect]:
         status = self._statuses.last(registration)
+        if status is not None and status.state == "failed":
+            self._cancelling.setdefault(registration, []).append(reply)
+            self._dismissing[registration] = status
+            forget = Finish(registration=registration, model=status.model, version=None, uploads=(), forget=True)
+            return (Do(("dismiss", registration), forget, COMMAND_S),)
         if status is not None and status.state in OVER:
             text = f"registration: {registration} has ended already: it is {status.state}"
             return refuse(reply, Error(code="bad_request", message=text))
@@ -301,6 +310,13 @@ class Registrar:
         replies = self._cancelling.pop(registration, [])
         said = [answer(one, RegistrationCancelled()) if error is None else refuse(one, error) for one in replies]
         return [effect for effects in said for effect in effects]
+
+    def _dismissed(self, registration: str, now: float) -> Iterable[Effect]:
+        """A failed registration is nobody's concern any more. The history keeps it."""
+        self._statuses.forget(registration)
+        status = self._dismissing.pop(registration, None)
+        event = () if status is None else (Record(filled(RegistrationEvent, status, time=now, state="dismissed")),)
+        return (*self._cancelled(registration, None), *event)
 
     # -- results of commands
 
@@ -322,6 +338,8 @@ class Registrar:
             return answer(reply, AdminDone(note=result.note if isinstance(result, Noted) else UNSET))
         if kind == "cancel":
             return self._cancelled(which, None if result is None else Error(code=result.code, message=result.message))
+        if kind == "dismiss":
+            return self._dismissed(which, now)
         if kind == "records":
             return self._registrations.written(which, result, now)
         if kind == "first":
@@ -343,7 +361,7 @@ class Registrar:
             self._simulated.ended()
         elif kind == "takeover":
             self._takeovers.ended(which)
-        elif kind == "cancel":
+        elif kind in ("cancel", "dismiss"):
             return self._cancelled(which, not_now("the registration cannot be marked", envelope.message, RETRY_S))
         elif kind in ("claim", "admin"):
             reply = self._claims.pop(which)[1] if kind == "claim" else self._changes.pop(which)

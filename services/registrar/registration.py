@@ -359,6 +359,11 @@ class RegistrationStatuses:
         if (status := decode_kept(RegistrationStatus, value)) is not None:
             self._last[registration] = status
 
+    def forget(self, registration: str) -> None:
+        """The bucket has it no more."""
+        self._own.discard(registration)
+        self._last.pop(registration, None)
+
     def publish(self, status: RegistrationStatus, now: float) -> tuple[Effect, ...]:
         """Publish a status of this registrar's, and save it when the state is new or the last save is old."""
         registration = status.registration

@@ -17,7 +17,7 @@ from infaas.blocking import connect_blocking
 from tests.support.clients.browser import DESKTOP, PHONE, TABLET, browser, shoot
 from tests.support.clients.retrying import answered
 from tests.support.servers.nats import free_port
-from tests.support.servers.processes import environ, infaas, read_line
+from tests.support.servers.processes import ROOT, environ, infaas, read_line
 from tests.support.servers.system import APP, MODELS, Whole, with_digits
 
 __all__ = ["browser"]  # a fixture
@@ -122,7 +122,7 @@ def assert_fits(page: "playwright.Page", size: dict[str, int]) -> None:
 def open_page(page: "playwright.Page", name: str) -> None:
     page.set_viewport_size(DESKTOP)
     page.emulate_media(color_scheme="light")
-    path = {"Overview": "", "Recent queries": "queries", "Try a query": "try_query"}.get(name, name.lower())
+    path = {"Recent queries": "queries", "Try a query": "try_query"}.get(name, name.lower())
     page.goto(urljoin(page.url, f"/{path}"))
     page.get_by_role("heading", level=1, name=name, exact=True).wait_for()
 
@@ -242,6 +242,53 @@ def test_an_address_leads_to_the_same_view_again(page: "playwright.Page", loaded
     page.get_by_text("It would be refused").wait_for()
     page.get_by_text("Closest:").wait_for()
     page.wait_for_function("location.search.includes('latency_ms=0.001')")
+
+
+def test_the_pointer_shows_the_whole_text_of_what_is_cut(page: "playwright.Page", loaded: Whole) -> None:
+    """Where the screen has less room than the text needs; the address without a page is Overview's."""
+    page.set_viewport_size(PHONE)
+    page.goto(loaded.dashboard)
+    page.wait_for_url(f"{loaded.dashboard}/overview**")
+    page.goto(f"{loaded.dashboard}/registrations")
+    table = page.get_by_test_id("stDataFrame").first
+    table.locator("canvas").first.wait_for()
+    page.wait_for_function("window.showsWholeTexts")
+    for x in range(20, 380, 40):  # one of the cells is cut at the edge
+        table.hover(position={"x": x, "y": 52}, force=True)
+        if table.get_attribute("title"):
+            break
+    assert table.get_attribute("title")
+
+
+TICKS = """
+import pandas as pd
+from dashboard import charts
+for top in (0.12, 0.6, 3.0, 1200.0):
+    rows = pd.DataFrame({"batch": [1, 2, 4], "time": pd.date_range("2026-01-01", periods=3, freq="min", tz="UTC"), "what": "p50", "ms": [0.0, top / 2, top]})
+    charts.draw(rows, charts.profile("ms", "what", unit="ms"), f"profile-{top}")
+    charts.draw(rows, charts.lines("ms", "what", unit="ms"), f"lines-{top}")
+"""
+
+
+def test_ticks_differ_whatever_the_top_of_an_axis(browser: "playwright.Browser", tmp_path: Path) -> None:
+    script, port = tmp_path / "ticks.py", free_port()
+    script.write_text(TICKS)
+    options = ["--server.port", str(port), "--server.address", "127.0.0.1", "--server.headless", "true"]
+    command = [sys.executable, "-m", "streamlit", "run", str(script), *options]
+    with subprocess.Popen(command, env=environ(PYTHONPATH=str(ROOT)), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert any("URL" in line for line in process.stdout)
+            visitor = browser.new_page()
+            visitor.set_default_timeout(PATIENCE)
+            visitor.goto(f"http://127.0.0.1:{port}/")
+            visitor.get_by_test_id("stVegaLiteChart").locator("svg.marks").nth(7).wait_for()
+            axes = "document.querySelectorAll('[data-testid=stVegaLiteChart] .role-axis-label').length"
+            visitor.wait_for_function(f"{axes} >= 16")
+            assert visitor.evaluate(FAULTS) == []
+            visitor.close()
+        finally:
+            process.kill()
 
 
 def test_people_log_in_where_that_is_configured(browser: "playwright.Browser", system: Whole, tmp_path: Path) -> None:

@@ -193,13 +193,14 @@ def test_people_see_what_each_target_costs(
     minute(database_dsn)
     assert main(["replay", *at(reader_dsn), *HOUR, "--slo-target", "0.999", "0.5"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    head, recorded, strict, lax = lines[3:7]
+    assert [line.split(" would have ")[0] for line in lines[:2]] == ["infaas at 0.999", "infaas at 0.5"]
+    head, recorded, strict, lax = lines[6:10]
     assert head.split("  ")[0] == "policy"
     assert head.endswith("US$/1,000 in time")
     assert recorded.split()[:4] == ["recorded", "-", "3.000", "%"]
     assert strict.startswith("infaas at 0.999 (simulated)")
     assert " yes " in lax
-    assert not any(line.startswith("policy") for line in lines[7:])
+    assert not any(line.startswith("policy") for line in lines[10:])
 
 
 def test_a_file_is_as_good_as_the_database(database_dsn: str, replay: Run, tmp_path: Path) -> None:
@@ -225,11 +226,16 @@ def test_a_file_is_as_good_as_the_database(database_dsn: str, replay: Run, tmp_p
 
 
 def test_a_file_may_have_a_process_of_the_users_own(database_dsn: str, replay: Run, tmp_path: Path) -> None:
-    catalogue(database_dsn, hardware=container_kind("mine", "1"))
-    record(database_dsn, outcomes(), bills(), samples())
+    """Its device has the price of a core, as when it ran."""
+    kind = container_kind("mine", "1")
+    catalogue(database_dsn, hardware=kind)
+    record(database_dsn, outcomes(), bills(), [replace(one, hardware=kind) for one in samples()])
     past = tmp_path / "past.mp"
     assert replay(*HOUR, "--export", past)["queries"] == 900
-    assert replay("--file", past, "--policy", "infaas")["recorded"]["queries"] == 900
+    found = replay("--file", past, "--policy", "infaas")
+    assert found["recorded"]["queries"] == 900
+    assert found["machines"] == [{"kind": kind, "price_per_hour": PRICES["cpu"], "start": 1, "max": 1}]
+    assert found["policies"][0]["cost"] > 0.99 * PRICES["cpu"] / 60  # of a minute at least
 
 
 def test_a_part_of_the_time(database_dsn: str, replay: Run) -> None:

@@ -109,7 +109,7 @@ def test_a_pipeline_is_asked_and_its_stages_follow(database_dsn: str, replay: Ru
             note
             == "static and replicate choose for apps by their own load, and the stages of social have none: left out"
         )
-    assert "infaas: as much as was paid" in replay(*HOUR, people=True)
+    assert replay(*HOUR, people=True).startswith("infaas would have cost as much as was paid and missed ")
     alone = replay(*HOUR, "--app", "social")
     assert alone["policies"][0]["answered"] == COUNT
     assert set(alone["recorded"]["variants"]) == set()
@@ -164,7 +164,8 @@ def test_savings_are_told_of_a_run_only_that_answers_what_was_answered(database_
     hopeless = [replace(one, slo_ms=0.0001) for one in asked("digits")]  # answered then, and no variant can
     record(database_dsn, hopeless, bills(), samples())
     text = replay(*HOUR, "--policy", "infaas", people=True)
-    assert f"infaas: answers 0 of the {COUNT} queries that were answered then: its cost is not compared" in text
+    assert text.startswith("infaas would have missed 100.00 % of the queries instead of 0.00 %. ")
+    assert f"It answers 0 of the {COUNT} queries that were answered then: its cost is not compared" in text
     assert "was paid" not in text
 
 

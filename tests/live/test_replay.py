@@ -40,9 +40,7 @@ def test_the_recent_past_of_a_real_system(system: Whole) -> None:
     assert run["queries"] == recorded["queries"] >= 20
     assert recorded["cost"] > 0
     assert set(recorded["variants"]) <= {name for name in recorded["hardware"] if name.startswith(MODELS)}
-    assert (
-        max(machine["price_per_hour"] for machine in found["machines"]) > 0
-    )  # a container that another test ran costs nothing
+    assert min(machine["price_per_hour"] for machine in found["machines"]) > 0
     assert run["apps"][APP]["answered"] >= 20
     assert run["simulated"] is True
 

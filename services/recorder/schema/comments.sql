@@ -194,7 +194,7 @@ BEGIN
 
       ('registrations', '', 'Last status of each registration, also of those refused at once'),
       ('registrations', 'version', 'null: not given yet'),
-      ('registrations', 'state', 'accepted, inspecting, building, profiling, done, failed, cancelled or refused'),
+      ('registrations', 'state', 'accepted, inspecting, building, profiling, done, failed, cancelled, refused, or dismissed: failed, and an operator has seen it'),
       ('registrations', 'progress', 'share that is done, 0..1'),
       ('registrations', 'reason', 'why it failed; null: it did not'),
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.public import Requirements
 from bus.subjects import WITHOUT_APP
+from services.core.cost import listed_as
 from services.core.pipelines.planners import POLICIES as PLANNERS
 from services.core.settings import PriceSettings
 from services.shell.prices import load_prices
@@ -241,7 +242,8 @@ def _machines(
         MachineBlock(one, one.price_per_hour, location) for one in machines_of(head, options.boot_s, options.counts)
     ]
     monitor = {**PRODUCTION["monitor"], **_section(settings, "monitor")}
-    prices = {**{device.kind: 0.0 for one in machines for device in one.spec.devices}, **head.prices}
+    kinds = {device.kind for one in machines for device in one.spec.devices}
+    prices = {**{kind: 0.0 for kind in kinds if listed_as(kind, head.prices) not in head.prices}, **head.prices}
     return machines, prices, cost_of(file.cost, cost_at, machines), {**settings, "monitor": monitor}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, PipelineEdge, PipelinePlan, PipelineRecord
-from services.core.cost import price_per_hour
+from services.core.cost import listed_as, price_per_hour
 from services.core.pipelines.branching import oversized
 from services.core.pipelines.graph import conditional
 from services.core.placement import Device
@@ -275,7 +275,9 @@ def machines_of(head: RecordingHead, boot_s: float, counts: Counts) -> list[Mach
                 kind=kind,
                 devices=devices,
                 price_per_hour=sum(
-                    price_per_hour(one.kind, head.prices, one.cores) for one in devices if one.kind in head.prices
+                    price_per_hour(one.kind, head.prices, one.cores)
+                    for one in devices
+                    if listed_as(one.kind, head.prices) in head.prices
                 ),
                 boot_s=boot_s,
                 start=min(start, MOST),

@@ -231,7 +231,8 @@ class Stage:
                 self.forgotten.append(command)
                 for key in [*self.catalog] if command.withdraw else ():  # all of it is of this registration
                     self.put(SUBJECTS.catalog_bucket, key, None)
-                self.put(SUBJECTS.status_bucket, f"work.{command.registration}", None)
+                for prefix in ["work"] + ["registration"] * command.forget:
+                    self.put(SUBJECTS.status_bucket, f"{prefix}.{command.registration}", None)
             case _:
                 return self.change(command)
         return None

@@ -388,6 +388,18 @@ def test_what_waits_or_is_under_way_can_be_cancelled_and_nothing_else() -> None:
     assert "none with the id r7" in cancel(stage, "r7").error.message
 
 
+def test_a_failed_one_is_dismissed_for_everybody_and_stays_in_the_history() -> None:
+    stage = registering()
+    stage.settle(finished("inspect", reason="not an ONNX file"))
+    assert "registration.r1" in stage.status
+    other = Stage("b", buckets=stage)
+    assert cancel(other) == RegistrationCancelled()
+    assert "registration.r1" not in stage.status
+    last = other.records[-1].event
+    assert (last.state, last.reason) == ("dismissed", "not an ONNX file")
+    assert "none with the id r1" in cancel(other).error.message
+
+
 def test_another_registrar_ends_what_was_cancelled_while_nobody_carried_it_on() -> None:
     stage = Stage()
     to_building(stage)

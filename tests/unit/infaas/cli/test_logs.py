@@ -43,6 +43,11 @@ def test_lines_of_all_processes_are_in_the_order_of_time(logs: Path, capsys: pyt
         "fourth",
     ]
     assert "pid=7" in lines[3]
+    assert [line.split(maxsplit=3)[2:] for line in lines[1:3]] == [
+        ["INFO", "second"],
+        ["INFO", "its detail"],
+    ]  # one time, a level
+    assert lines[4].split(maxsplit=3)[2:] == ["INFO", "fourth"]
     for last, service in ((["-n", "2"], ["reg"]), (["--lines", "2"], ["--service", "reg"])):
         assert len(ran(capsys, ["logs", *last, "--data-dir", str(logs.parent)]).out.splitlines()) == 2
         assert main(["logs", *service, "--data-dir", str(logs.parent)]) == 0
@@ -72,7 +77,27 @@ def test_a_level_hides_the_lower_ones_but_no_crash(logs: Path, capsys: pytest.Ca
     assert "quiet" not in shown
     assert "loud" in shown
     assert "in it" in shown
-    assert "Segmentation fault" in shown
+    assert "ERROR   Segmentation fault" in shown
+
+
+def test_servers_lines_have_levels_and_routine_needs_the_lowest(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = (
+        "LOG:  checkpoint starting: time",
+        "ERROR:  no such table",
+        "STATEMENT:  SELECT 1",
+        "FATAL:  no room",
+        "LOG:  ready",
+    )
+    (logs / "postgres.log").write_text("".join(f"2026-01-02 03:04:05.006 UTC [9] {each}\n" for each in told))
+    where = ["--data-dir", str(logs.parent)]
+
+    def said(*level: str) -> list[list[str]]:
+        return [line.split(maxsplit=3)[2:] for line in ran(capsys, ["logs", *level, *where]).out.splitlines()]
+
+    wrong = [["ERROR", "no such table"], ["ERROR", "STATEMENT: SELECT 1"], ["CRITICAL", "no room"]]
+    assert said() == [*wrong, ["INFO", "ready"]]
+    assert said("--level", "error") == wrong
+    assert said("--level", "debug")[0] == ["DEBUG", "checkpoint starting: time"]
 
 
 def test_new_lines_come_once_and_whole_also_after_the_file_was_begun_anew(logs: Path) -> None:

@@ -126,5 +126,10 @@ def test_wide_shows_what_the_terminal_has_no_room_for(
 
 
 def test_nothing_done_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    print_shadow({"policy": "infaas", "seconds": 60.0, "notes": [], "shadow": side(), "real": side()})
-    assert "neither took any action" in capsys.readouterr().out
+    real = side(cost_rate=0.25, in_time=0.95)
+    print_shadow({"policy": "infaas", "seconds": 60.0, "notes": [], "shadow": side(), "real": real})
+    told = capsys.readouterr().out
+    assert told.startswith(
+        "infaas would have cost 20.0 % less than was paid and missed 1.24 % of the queries instead of 5.00 %.\n"
+    )
+    assert "neither took any action" in told
