@@ -340,10 +340,7 @@ class Client:
         return status
 
     async def cancel_registration(self, registration: str) -> None:
-        """Stop a registration: no more variants are built, and nothing of it is kept. A failed one is dismissed: nobody's list has it any more.
-
-        Raises Refused if it has ended otherwise or is unknown.
-        """
+        """Stop a registration: nothing of it is kept; a failed one is dismissed. Raises Refused if it has ended otherwise or is unknown."""
         from infaas import registering  # noqa: PLC0415  (a query needs none of it)
 
         await registering.cancel(self.bus, self.subjects, check_name(registration, "registration"))

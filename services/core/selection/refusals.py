@@ -13,7 +13,7 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from bus.messages.catalog import ACCURACIES, METRICS, VariantRecord, is_error, stated_in, value_of
-from bus.messages.public import Closest, Error, Requirements
+from bus.messages.public import Closest, Code, Error, Requirements
 from services.core.cost import HANDLING_MS
 from services.core.placement import arithmetic_words, is_container, quarantined_words
 from services.core.selection.cluster import ClusterView
@@ -61,7 +61,11 @@ def not_loaded(ask: Ask, view: ClusterView) -> Error | None:
         return None
     text = unserved(app, view) or _none_of(" that meets the requirements", reasons)
     if not lasting:
-        return Error(code="overloaded", message=text, retry_after_ms=LOAD_AGAIN * 1000.0)
+        starts = any(
+            not is_container(one.record.hardware) and not any(view.able(one.record)) for one in eligible.loadable
+        )
+        code: Code = "deadline" if starts else "overloaded"  # a worker may start until then
+        return Error(code=code, message=text, retry_after_ms=LOAD_AGAIN * 1000.0)
     closest = _offer(ask, app, view, servable=True)
     return Error(code="unsatisfiable", message=text, closest=UNSET if closest is None else closest)
 
