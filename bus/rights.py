@@ -132,7 +132,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     SubjectRights("event", "job", _r("jobs")),
     # a query's way
     SubjectRights("execute", "{worker} *", _r("dispatcher", "offline"), _r("executor")),
-    SubjectRights("done", "*", _r("executor"), _r("dispatcher", "offline")),
+    SubjectRights("done", "*", _r("executor", "dispatcher"), _r("dispatcher", "offline")),
     SubjectRights("undelivered", "*", subscribe=_r("dispatcher", "offline")),
     SubjectRights("part", "*", _r("executor"), _r("dispatcher")),
     SubjectRights("ended", "", _r("dispatcher"), _r("executor")),

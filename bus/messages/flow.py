@@ -165,7 +165,8 @@ class PartsEnded(Struct, frozen=True, array_like=True, gc=False):
 class DoneBatch(Struct, frozen=True, array_like=True, gc=False):
     """`infaas.done.<dispatcher>`: one batch is done. The executor sent the answers directly to the clients.
 
-    queue: "<worker>/<device>/<incarnation>". seq: grows by one for each (queue, dispatcher). batch: items that were computed together.
+    queue: "<worker>/<device>/<incarnation>". seq: grows by one for each (queue, dispatcher); 0: a dispatcher passes on what one ended that
+    had it from there, to the dispatcher that took the query over. batch: items that were computed together.
     uids: those that have ended. storing: those that are computed and take no more of the instance's time, and whose outputs go to the object
     store. Each ends with a message of its own later, in which started is finished.
     codes: None if all queries succeeded, else "" or a refusal code for each query. queued: items left in the queue of this instance.

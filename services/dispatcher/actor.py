@@ -275,15 +275,13 @@ class Dispatcher:
 
     def _done(self, envelope: Envelope) -> Iterable[Effect]:
         batch: DoneBatch = self.clocks.done(envelope.message)
-        self.resent.ended(batch)
         record = self.view.records.get(batch.variant)
         ended = self.in_flight.ended(batch.uids)
         effects = self._outcomes.done(batch, record, ended, self.silence.crossed, envelope.now)
+        effects += (*self.resent.ended(envelope.message), *self.silence.settled(batch, ended))
         for uid in batch.storing or ():
             self.in_flight.computed(uid)
         instance = self.view.instances.get(batch.instance)
-        if self.silence.moved:
-            effects.extend(self.silence.settled(batch.uids, batch.instance))
         if instance is not None:
             self.view.told(instance, batch.levels)
             if batch.finished > batch.started:

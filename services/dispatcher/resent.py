@@ -99,6 +99,9 @@ class Resent:
         self._left: deque[str] = deque(maxlen=LEFT)
         self._patience = silence.patience
         self._asked: dict[bytes, Sought] = {}
+        self._lost: dict[
+            bytes, str
+        ] = {}  # that executors had as another dispatcher took them from here, and which one did
         self._told: set[bytes] = set()  # that were begun here although others were silent, which know it
         self._others: dict[str, float] = {}  # dispatchers, and when each was last heard
         self._least: dict[str, float] = {}  # seconds by which their heartbeats are late at least
@@ -116,16 +119,27 @@ class Resent:
             or uid in self._composites.joins.open
         )
 
-    def forget(self, uid: bytes, now: float) -> Iterable[Effect]:
-        """Another process ends this query."""
-        self._in_flight.forget(uid)
+    def forget(self, uid: bytes, now: float, taker: str = "") -> Iterable[Effect]:
+        """Another process ends this query. taker: a dispatcher, which does not know the executor that has it from here."""
+        query = self._in_flight.forget(uid)
+        if taker and query is not None and query.sent is not None:
+            if len(self._lost) >= KEPT:
+                del self._lost[next(iter(self._lost))]
+            self._lost[uid] = taker
         return self._composites.joins.taken(uid, now)
 
-    def ended(self, batch: DoneBatch) -> None:
-        """Executors have replied to these."""
+    def ended(self, batch: DoneBatch) -> list[Effect]:
+        """Executors have replied to these. Who has taken one from here hears of it: else it would refuse what is answered."""
         self._young.update(batch.uids)
         if len(self._young) >= KEPT:
             self._old, self._young = self._young, set()
+        effects: list[Effect] = []
+        for i, uid in enumerate(batch.uids) if self._lost else ():
+            if (taker := self._lost.pop(uid, None)) is not None:
+                codes, items = batch.codes and [batch.codes[i]], batch.items and [batch.items[i]]
+                told = replace(batch, seq=0, uids=[uid], codes=codes, items=items, storing=None)
+                effects.append(Publish(self._subjects.done(taker), told))
+        return effects
 
     def _query(self, envelope: Envelope) -> Iterable[Effect]:
         """A query arrives."""
@@ -302,7 +316,7 @@ class Resent:
             if sought is not None or (known.uid in self._told and self._name < known.dispatcher):
                 # Of two that have begun it at the same time, as neither heard the other, one goes on.
                 return self._found(known.uid)
-            return self.forget(known.uid, envelope.now)
+            return self.forget(known.uid, envelope.now, known.dispatcher)
         if sought is None:
             return NOTHING
         if known.what == "has":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from bus.messages.flow import Echo, HandBack, Withdraw
+from bus.messages.flow import DoneBatch, Echo, HandBack, Withdraw
 from bus.messages.public import Error
 from bus.port import ECHO
 from bus.subjects import Subjects
@@ -214,12 +214,14 @@ class Silence:
             old.free_at = max(old.free_at, now + QUIET * ECHO_S)
         return effects
 
-    def settled(self, uids: Iterable[bytes], instance: str) -> list[Effect]:
+    def settled(self, batch: DoneBatch, ended: Iterable[Query | None]) -> list[Effect]:
         """Queries have ended at this instance. Another one to which they were given need not answer them any more."""
+        if not batch.seq:  # of an executor that had them from another dispatcher, which these were taken from
+            self.moved.update((query.uid, query) for query in ended if query is not None)
         effects: list[Effect] = []
-        for uid in uids:
+        for uid in batch.uids if self.moved else ():
             query = self.moved.pop(uid, None)
-            if query is None or query.sent is None or query.sent.instance == instance:
+            if query is None or query.sent is None or query.sent.instance == batch.instance:
                 continue
             other = self.view.instances.get(query.sent.instance)
             if other is not None:

@@ -323,6 +323,27 @@ def test_of_two_dispatchers_that_begin_it_as_neither_hears_the_other_one_goes_on
     assert len(rows(fleet)) == 1
 
 
+def test_what_an_executor_answers_that_had_it_from_a_dispatcher_that_was_silent_is_what_is_recorded() -> None:
+    """Nobody hears the question who has it, so another dispatcher begins it, on another worker, which would refuse it at its deadline."""
+    fleet = ready(fleet=Fleet(dispatchers=2, workers=2))
+    first, second = (fleet.dispatcher(name) for name in ("d0", "d1"))
+    fleet.order(next(iter(first.view.records.values())), "w1", seconds=3.0)
+    fleet.devices["w1"].slow, fleet.devices["w0"].slow = 6_000.0, 30_000.0
+    for name in ("d0", "w0/cpu", "w1/cpu"):
+        fleet.stage.clog(name, fleet.subjects.resent())
+    send(fleet, "d0")
+    fleet.stage.run(0.05)
+    [query] = first.in_flight.dispatched.values()
+    send(fleet, "d1", age_ms=50)
+    while query.uid not in second.in_flight.dispatched:
+        second.view.remove(query.instance.id)
+        fleet.stage.run(0.01)
+    assert "outputs" in fleet.reply("q", 8.0)
+    fleet.stage.run(20.0)
+    assert (ends(fleet), [row.worker for row in rows(fleet)]) == (["ok"], ["w1"])
+    assert len(fleet.replies("q")) == 1, "it is withdrawn from the other one"
+
+
 # -- of several models
 
 
