@@ -315,5 +315,5 @@ async def test_a_run_that_takes_many_times_its_profile_is_cancelled(tmp_path, wa
         began = time.monotonic()
         assert (await edge.perform(batch(1))).errors == ["it was cancelled"]
         took.append(endless.cancelled - began)
-    assert least_s <= min(took) < 5.0, "5 s is the default"
+    assert 0.99 * least_s <= min(took) < 5.0, "5 s is the default; a timer may come a tick early"
     await bus.close()
