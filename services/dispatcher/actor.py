@@ -237,7 +237,7 @@ class Dispatcher:
     def _make_wait(self, query: Query, now: float, wait: Callable[[Query], Iterable[Effect]]) -> Iterable[Effect]:
         """It waits. Where there is no room among the waiting queries, one of lower priority is refused, or it is."""
         room: list[Effect] = []
-        if len(self.in_flight.waiting) >= self._settings.max_queue:
+        if len(self.in_flight.waiting) >= self._settings.max_queue and not query.owed(now):
             last = self.in_flight.gives_way(query.ask.priority, now)
             if last is None:
                 return self._refuse(query, FULL, now)
@@ -247,7 +247,7 @@ class Dispatcher:
 
     def _end(self, query: Query, error: Error, now: float) -> Iterable[Effect]:
         """Refuse it, unless its app has a default output and a better answer may come before the deadline."""
-        if may_wait(query, error, now) and len(self.in_flight.waiting) < self._settings.max_queue:
+        if may_wait(query, error, now) and (query.owed(now) or len(self.in_flight.waiting) < self._settings.max_queue):
             return self._wait(query)
         return self._refuse(query, error, now)
 

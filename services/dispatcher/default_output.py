@@ -29,11 +29,9 @@ def default_due(query: Query) -> float:
 
 
 def may_wait(query: Query, error: Error, now: float) -> bool:
-    """Whether the query waits for a better answer instead of ending with this error. `query.why` keeps the last such error. An executor that was taken for
-    dead, or from which it was taken, may still give one.
-    """
-    owed = query.lent is not None or (query.moved and now < query.ask.deadline)
-    waits = owed or (error.code in WORTH_WAITING and now < default_due(query) and gets_default(query, error))
+    """Whether the query waits for a better answer instead of ending with this error. `query.why` keeps the last such error."""
+    better = error.code in WORTH_WAITING and now < default_due(query) and gets_default(query, error)
+    waits = better or query.owed(now)
     query.why = error if waits else None
     return waits
 

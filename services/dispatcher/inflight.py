@@ -73,7 +73,7 @@ class InFlight:
         return len(self.dispatched) + len(self.waiting) + len(self.retries)
 
     def gives_way(self, priority: int, now: float) -> Query | None:
-        """Of the waiting queries, the one that gives way first to one of this priority. None if none does, or none was found of late."""
+        """Of the waiting queries that no executor may have, the one that gives way first to this priority. None: none does, or none was found of late."""
         while True:
             while self._last:
                 query = self._last[-1]
@@ -83,7 +83,8 @@ class InFlight:
             if now < self._look_again or not self.waiting:
                 return None
             self._look_again = now + LOOK_AGAIN
-            self._last = sorted(nlargest(LAST, self.waiting.values(), key=urgency), key=urgency)
+            able = (query for query in self.waiting.values() if not query.owed(now))
+            self._last = sorted(nlargest(LAST, able, key=urgency), key=urgency)
 
     def dispatch(self, query: Query, instance: Instance, now: float) -> None:
         query.instance = instance
@@ -295,7 +296,9 @@ class Retries:
 
     def _again(self, query: Query, text: str, now: float) -> list[Effect]:
         if query.crashes > self.most:
-            return list(self.refuse(query, Error(code="model_error", message=text), now))
+            query.why = Error(code="model_error", message=text)
+            if not query.owed(now):
+                return list(self.refuse(query, query.why, now))
         self.in_flight.retry(query)
         return []
 
@@ -308,12 +311,12 @@ class Retries:
             self._first = set(left) if now < self._first_until else set()
             if self._first:
                 return effects
-        while queue and self.in_flight.retrying is None:
-            query = queue.pop(next(iter(queue)))
+        while flight.retrying is None and (uid := next((u for u, q in queue.items() if q.crashes <= self.most), None)):
+            query = queue.pop(uid)
             flight.waiting.went(query)
             effects.extend(self.decide(query, now))
-            if query.uid in self.in_flight.dispatched:
-                self.in_flight.retrying = query.uid
+            if query.uid in flight.dispatched:
+                flight.retrying = query.uid
         return effects
 
 

@@ -53,6 +53,10 @@ class Query:
     refs: list[TensorRef] | None = None  # its inputs that are in the object store
     why: Error | None = None  # while it waits for a better answer: the refusal that it would get now
 
+    def owed(self, now: float) -> bool:
+        """Whether an executor that was taken for dead, or from which it was taken, may still answer it: it is not refused yet."""
+        return self.lent is not None or (self.moved and now < self.ask.deadline)
+
     def route(
         self,
         dispatcher: str,

@@ -449,9 +449,8 @@ class Executor:
     def _withdraw(self, envelope: Envelope) -> Iterable[Effect]:
         """Another executor has these queries: nothing is said about them here."""
         order: Withdraw = envelope.message
-        asked = [query for uid in order.uids if (query := self.pending.get((uid, 0))) is not None and not query.also]
-        sent = (order.dispatcher, order.attempt)
-        effects = self._forget([one for one in asked if (one.route.dispatcher, one.route.attempt) == sent])
+        asked = [query for uid in order.uids if (query := self.pending.get((uid, 0))) is not None]
+        effects = self._forget([query for query in asked if query.only_of(order.dispatcher, order.attempt)])
         loaded, now = self.instances.get(order.instance), envelope.now
         if order.again:
             effects.extend(self.dispatchers.say_again(order.dispatcher))

@@ -43,6 +43,10 @@ class QueuedQuery(Struct, eq=False):
         """The routes of all dispatches of this query."""
         return (self.route, *self.also)
 
+    def only_of(self, dispatcher: str, attempt: int) -> bool:
+        """Whether nobody waits for it once this dispatcher takes back this attempt: it has given up those before, and no other one has sent it."""
+        return all(route.dispatcher == dispatcher and route.attempt <= attempt for route in self.routes)
+
 
 # -- decoding inputs; tensors' bytes are not copied: they stay views of the message's body
 

@@ -12,6 +12,7 @@ from bus.port import ECHO
 from services.core.actor import Publish, PublishBehind
 from services.core.line import ECHO_S, WINDOW_S
 from services.core.outcomes import ECHO_LOST, SILENT
+from services.core.settings import DispatcherSettings, Settings
 from services.dispatcher.silence import QUIET, STALE
 from tests.support.simulated.fleet import Fleet, asked_for, metrics, refused
 from tests.unit.dispatcher.test_join import Several, holders
@@ -358,6 +359,38 @@ def test_a_flood_that_waits_behind_the_batches_of_such_a_worker_is_not_tried_one
     fleet.stage.run(3.0)
     assert len(flight.waiting) == 60
     assert {query.head.id for query in flight.waiting.values() if query.crashes} == set(labels[: 2 * instance.most])
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_what_a_worker_has_that_is_taken_for_dead_twice_is_not_refused_before_its_executor_has_spoken(
+    hangs: bool,
+) -> None:
+    """Nobody has said that its executor died, so no query counts as one that ends executors."""
+    fleet = warm()
+    fleet.devices["w0"].slow = 1e6 if hangs else 4000.0  # 10 s a batch
+    asked = fleet.stage.now
+    label = fleet.ask(latency_ms=15_000.0, seconds=0.01)
+    for _ in range(2):
+        fleet.stage.clog("w0", seconds=3.0)
+        assert not fleet.dispatcher().in_flight.dispatched
+        fleet.stage.go_on("w0", seconds=0.1)
+    assert not fleet.replies(label)
+    fleet.stage.run(15.0)
+    at, said = reply(fleet, label)
+    assert ("error" in said) == hangs
+    assert at - asked < 15.0 + LATEST
+    assert row(fleet, label).outcome == ("refused" if hangs else "ok")
+
+
+def test_what_such_a_worker_has_is_not_refused_for_want_of_room() -> None:
+    fleet = warm(settings=Settings(dispatcher=DispatcherSettings(max_queue=2)))
+    fleet.devices["w0"].slow = 400.0  # a second a batch and more
+    labels = fleet.asks(8, seconds=0.01)
+    fleet.stage.kill("w0", seconds=3.0)
+    late = fleet.ask(priority=1, seconds=0.1)
+    refused(fleet.reply(late), "overloaded")
+    assert all("outputs" in one for one in fleet.each(labels, 20.0))
+    assert {row(fleet, label).outcome for label in labels} <= {"ok", "late"}
 
 
 # -- An executor that says nothing: another one takes its queries while there is time, and only one answers them. Virtual time.

@@ -9,7 +9,7 @@ import pytest
 from bus.codec import encode
 from bus.messages.events import OutcomeEvent
 from bus.messages.fleet import DispatcherHeartbeat, InstanceSample, InstanceUnloaded, LoadInstance, UnloadInstance
-from bus.messages.flow import DoneBatch, Echo, Execute, HandBack, Route
+from bus.messages.flow import DoneBatch, Echo, Execute, HandBack, Route, Withdraw
 from bus.messages.public import Answer, ObjectRef, Refusal, Tensor
 from bus.subjects import Subjects
 from services.core.actor import After, Do, Done, Effect, Envelope, Failed, Publish, Record, Stopping, TimedOut
@@ -124,6 +124,32 @@ def test_what_was_answered_is_said_again_to_its_client_and_not_for_its_dispatche
     assert len(published(effects, Answer)) == replies
     [(_, done)] = published(effects, DoneBatch)
     assert done.uids == [b"u" * 16]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("runs", [False, True])
+def test_what_came_twice_ends_without_a_word_once_its_dispatcher_takes_back_the_last_one(
+    again: bool, runs: bool
+) -> None:
+    """again: the last one is not taken back."""
+    alone = Alone()
+    alone.take("q", NOW + 5)
+    alone.take("q", NOW + 5, attempt=1)
+    run = alone.begin() if runs else None
+    for attempt in (0,) if again else (0, 1):
+        alone.tell(Withdraw("d1", "i", [b"q" * 16], attempt))
+    assert bool(alone.actor.pending) == again
+    said = alone.end(run) if run is not None else alone.run() if again else alone.tell(BatchesDue())
+    assert len(published(said, Answer)) == again
+
+
+def test_what_another_dispatcher_has_sent_as_well_is_answered_though_one_takes_it_back() -> None:
+    alone = Alone()
+    [fetch, _] = alone.execute("d1")
+    alone.execute("d2")
+    alone.tell(Withdraw("d1", "i", [b"u" * 16]))
+    alone.tell(Done(fetch.id, INPUTS))
+    assert len(published(alone.run(), Answer)) == 1
 
 
 def test_what_came_by_reference_is_recorded_with_its_items_whoever_records_it() -> None:
