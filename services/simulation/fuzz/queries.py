@@ -1,6 +1,6 @@
 """What holds of every query: what its client gets, what is recorded, what it costs, and when."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ from services.core.line import ECHO_S
 from services.dispatcher.actor import HEARTBEAT
 from services.dispatcher.silence import STALE
 from services.simulation.clients import QueryTemplate
-from services.simulation.fuzz.violations import LINKS, RETURNS_S, HeldUp, Violations
+from services.simulation.fuzz.violations import LINKS, RETURNS_S, HeldUp, Violations, end_of
 from services.simulation.scenario.model import Scenario
 
 WAY_S = 0.1  # after its deadline, until which a query may be refused (services/core/outcomes.py)
@@ -53,11 +53,12 @@ class AskedQuery:
         (first, _), (second, _) = self.said[:2]
         return first + KNOWS_S < second <= self.replies[0][0]
 
-    @property
-    def at_once(self) -> bool:
-        """Whether two executors answered it at the same time: one had taken over from the other, which was silent, and they could not know."""
+    def at_once(self, knows_s: Callable[[float], float]) -> bool:
+        """Whether two executors answered it at the same time: one had taken over from the other, which was silent, and they could not know. knows_s:
+        seconds until they do, from a time on.
+        """
         answers = [at for at, one in self.said if one[0] == "answer" and not one[2]]
-        return any(later - at <= KNOWS_S for at, later in pairwise(answers))
+        return any(later - at <= knows_s(at) for at, later in pairwise(answers))
 
     @property
     def first(self) -> Any:
@@ -74,6 +75,8 @@ class QueryChecks:
         self._held = HeldUp(scenario.faults, begins)
         self._on_links = HeldUp(scenario.faults, begins, kinds=LINKS)
         self._stopped = HeldUp(scenario.faults, begins, kinds=("process-stopped",))
+        self._begins = begins
+        self._delays = [fault for fault in scenario.faults if fault.kind == "messages-delayed"]
         self._killed: dict[str, list[float]] = {}
         self._usual = scenario.policies[0].settings.dispatcher.default_deadline_s
 
@@ -146,7 +149,7 @@ class QueryChecks:
             if query.replies:
                 self._compare(query, row, now)
         elif _said(query.row) != _said(row) and not (
-            query.replies and (query.crossed or query.overtaken or query.at_once)
+            query.replies and (query.crossed or query.overtaken or query.at_once(self._knows_s))
         ):
             words = f"one row says {_said(query.row)}, a later one {_said(row)}"
             self._violations.add("one-row", now, words, query.number)
@@ -168,16 +171,21 @@ class QueryChecks:
                     "lost-row", now, f"{query.kind.app}: {_told(query.first)}, and no row", query.number
                 )
 
+    def _knows_s(self, at: float) -> float:
+        """From one process saying something then to another one knowing of it, which hears it from a third."""
+        since = at - self._begins
+        return KNOWS_S + 2.0 * sum(one.delay_s for one in self._delays if one.at_s <= since <= end_of(one))
+
     # -- replies
 
     def _again(self, query: AskedQuery, reply: Any, now: float) -> None:
-        first = query.first
+        first, at_once = query.first, query.at_once(self._knows_s)
         if _meaning(first) != _meaning(reply):
-            if query.crossed or query.at_once:
+            if query.crossed or at_once:
                 return
             words = f"first {_told(first)}, then {_told(reply)} {1000 * (now - query.replies[0][0]):.1f} ms later"
             self._violations.add("one-meaning", now, words, query.number)
-        elif len(query.replies) > query.times + max(query.crossed, query.overtaken, self._died(query)) + query.at_once:
+        elif len(query.replies) > query.times + max(query.crossed, query.overtaken, self._died(query)) + at_once:
             words = f"{len(query.replies)} replies, {_told(reply)}, to a query that was sent {query.times} times"
             self._violations.add("one-reply", now, words, query.number)
 
