@@ -212,7 +212,7 @@ class Joins:
         part.error = error
 
     def end(self, join: Join, now: float, *, taken: bool = False) -> Iterable[Effect]:
-        """Its client gets the answer. Executors need not keep it any more. taken: another dispatcher answers it, for which they do."""
+        """Its client gets the answer, and executors need not keep it any more. taken: another dispatcher answers it; they keep it."""
         uid = join.query.uid
         self.open.pop(uid, None)
         join.ended = True

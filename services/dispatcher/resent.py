@@ -38,9 +38,9 @@ WAITED = Error(code="deadline", message="its deadline passed before a dispatcher
 class Sought:
     """A query that was asked for.
 
-    at: when, Unix seconds. asked: the last time; 0: nobody was asked. reached: since when others know that question; 0: not yet. first: the same of the first question.
-    age: seconds since its client sent it first, as far as known. waited: it was not marked, and only waited here. answered: an executor has
-    replied to it. heard: dispatchers that do not have it.
+    at: when, Unix seconds. asked: the last time; 0: nobody was asked. reached: since when others know that question; 0: not
+    yet. first: the same of the first question. age: seconds since its client sent it first, as far as known. waited: it was not marked, and
+    only waited here. answered: an executor has replied to it. heard: dispatchers that do not have it.
     """
 
     __slots__ = ("age", "answered", "asked", "at", "envelope", "first", "heard", "reached", "waited")
@@ -177,8 +177,8 @@ class Resent:
         return (self._ask(uid, sought), Will(uid, self._asks_again(uid, sought)))
 
     def waits(self, uid: bytes, envelope: Envelope, now: float) -> tuple[Effect, ...]:
-        """The time of a query was over before it was read here. Its client may have sent it again, and another dispatcher may have told that it has begun it: that
-        is read before an echo of later. Empty: it is refused now.
+        """The time of a query was over before it was read here. Its client may have sent it again, and another dispatcher may have told
+        that it has begun it: that is read before an echo of later. Empty: it is refused now.
         """
         if envelope.message.retry_key is None or not self._others:
             return ()

@@ -267,7 +267,9 @@ class KnownDispatchers(Struct, eq=False):
         return False
 
     def parts_ended(self, name: str, ended: PartsEnded) -> Iterable[Effect]:
-        """These queries have got their answers. A dispatcher that was silent may have said so before it was taken for dead: who has them hears of it."""
+        """These queries have got their answers. If their dispatcher was taken for dead when it had just said so, who has them now hears
+        of it.
+        """
         self._over.update(ended.parents)
         if len(self._over) >= OVER:
             self._over_before, self._over = self._over, set()
@@ -275,7 +277,7 @@ class KnownDispatchers(Struct, eq=False):
             if dispatcher.parents:
                 for uid in ended.parents:
                     dispatcher.parents.pop(uid, None)
-        given = () if (dispatcher := self._known.get(name)) is None else dispatcher.given
+        given = self._known[name].given if name in self._known else ()
         return [
             Publish(self.subjects.resubmit(other), HandBack(route, "taken", NO_BODY))
             for route, other in given
@@ -339,7 +341,9 @@ class KnownDispatchers(Struct, eq=False):
         return [Publish(self.subjects.resubmit(), back, "", headers), self._taken(back.route.dispatcher, back.route)]
 
     def _taken(self, name: str, route: Route, other: str = "") -> Publish:
-        """Tell a dispatcher that is silent, if it only was stopped, that another one has this query now. other: which one, of a query with parts."""
+        """Tell a dispatcher that is silent, if it only was stopped, that another one has this query now. other: which one, if it has
+        parts.
+        """
         if (dispatcher := self._known.get(name)) is not None:
             dispatcher.given.append((route, other))
         return Publish(self.subjects.resubmit(name), HandBack(route, "taken", NO_BODY))
