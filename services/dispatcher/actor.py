@@ -184,7 +184,8 @@ class Dispatcher:
             return NOTHING  # the client asks again for a query in flight: it will be answered
         query.arrived -= age
         if (age or envelope.now < now) and now >= query.ask.deadline:
-            return self._refuse(query, WAITED, now)
+            waits = NOTHING if age else self.resent.waits(query.uid, envelope, now)
+            return waits or self._refuse(query, WAITED, now)
         if query.ensemble is not None or query.pipeline is not None:
             return self.composites.begin(query, now)
         effects = self._decide(query, now)

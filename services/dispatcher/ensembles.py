@@ -151,7 +151,7 @@ class Ensembles:
         return (*self.joins.begin(join, now), *self._select(join, now))
 
     def _due(self, query: Query, rules: Ensemble) -> tuple[float, bool]:
-        """When the answer is made of what is there, and whether the first part is waited for if nothing is."""
+        """When the answer is made of what is there, and whether the first part is waited for if nothing is: it may still be in time."""
         ask, arrived = query.ask, query.arrived
         if (
             rules.policy is None
@@ -159,7 +159,7 @@ class Ensembles:
             return (ask.deadline, True) if query.fallback is None else (default_due(query), False)
         share = arrived + rules.wait_share * (ask.deadline - arrived)
         if ask.latency_s < INFINITE:
-            return share, False
+            return share, query.fallback is None
         return min(arrived + self.settings.wait_s, share), True
 
     def _group(self, key: str, rules: Ensemble) -> Group | None:
@@ -319,7 +319,8 @@ class Ensembles:
         """Answer a query whose time has come with what is there."""
         if join.ended:  # its policy has been asked to combine that
             return self._refuse(join, TOO_SLOW, now) if now >= join.last else NOTHING
-        return self._end(join, now) if join.answered or not join.patient or now >= join.last else NOTHING
+        asked = bool(join.parts) or join.query.ask.latency_s >= INFINITE  # else no member can be in time any more
+        return NOTHING if join.patient and asked and not join.answered and now < join.last else self._end(join, now)
 
     # -- the query ends
 

@@ -211,8 +211,8 @@ class Joins:
         self.parts.pop(part.uid, None)
         part.error = error
 
-    def end(self, join: Join, now: float) -> Iterable[Effect]:
-        """Its client gets the answer. Executors need not keep it any more."""
+    def end(self, join: Join, now: float, *, taken: bool = False) -> Iterable[Effect]:
+        """Its client gets the answer, and executors need not keep it any more. taken: another dispatcher answers it; they keep it."""
         uid = join.query.uid
         self.open.pop(uid, None)
         join.ended = True
@@ -223,9 +223,11 @@ class Joins:
         if join.query.part is not None:
             return NOTHING  # executors keep the outermost query only
         self.results.ended(uid, now)
+        effects = take_back(join) if join.willed else []
+        if taken:
+            return effects
         self._ended.append(uid)
         # At once, for a crash before executors know would answer it twice; and together with those that end in this turn of the loop.
-        effects = take_back(join) if join.willed else []
         return (*effects, After("ends", 0.0, EndsDue())) if len(self._ended) == 1 else effects
 
     def tell(self) -> tuple[Effect, ...]:
@@ -243,7 +245,7 @@ class Joins:
     def taken(self, uid: bytes, now: float) -> Iterable[Effect]:
         """Another dispatcher answers this query, if it is here."""
         join = self.open.get(uid)
-        return NOTHING if join is None else self.end(join, now)
+        return NOTHING if join is None else self.end(join, now, taken=True)
 
     def due(self, now: float) -> list[Join]:
         """The queries whose time has come. They stay open; the caller ends them. One that it does not end is due again at its last."""

@@ -38,9 +38,9 @@ WAITED = Error(code="deadline", message="its deadline passed before a dispatcher
 class Sought:
     """A query that was asked for.
 
-    at: when, Unix seconds. asked: the last time. reached: since when others know that question; 0: not yet. first: the same of the first question.
-    age: seconds since its client sent it first, as far as known. waited: it was not marked, and only waited here. answered: an executor has
-    replied to it. heard: dispatchers that do not have it.
+    at: when, Unix seconds. asked: the last time; 0: nobody was asked. reached: since when others know that question; 0: not
+    yet. first: the same of the first question. age: seconds since its client sent it first, as far as known. waited: it was not marked, and
+    only waited here. answered: an executor has replied to it. heard: dispatchers that do not have it.
     """
 
     __slots__ = ("age", "answered", "asked", "at", "envelope", "first", "heard", "reached", "waited")
@@ -126,6 +126,8 @@ class Resent:
             if len(self._lost) >= KEPT:
                 del self._lost[next(iter(self._lost))]
             self._lost[uid] = taker
+        if (sought := self._asked.get(uid)) is not None and type(sought.envelope.message) is HandBack:
+            del self._asked[uid]  # its dispatcher was only silent, and has answered it
         return self._composites.joins.taken(uid, now)
 
     def ended(self, batch: DoneBatch) -> list[Effect]:
@@ -173,6 +175,19 @@ class Resent:
             envelope = replace(envelope, now=reached)
         sought = self._asked[uid] = Sought(envelope, now, age or 0.0, waited=waited, answered=answered)
         return (self._ask(uid, sought), Will(uid, self._asks_again(uid, sought)))
+
+    def waits(self, uid: bytes, envelope: Envelope, now: float) -> tuple[Effect, ...]:
+        """The time of a query was over before it was read here. Its client may have sent it again, and another dispatcher may have told
+        that it has begun it: that is read before an echo of later. Empty: it is refused now.
+        """
+        if envelope.message.retry_key is None or not self._others:
+            return ()
+        if not self._line.fresh_until < now < envelope.now + SEEK_S:
+            return ()
+        sought = self._asked[uid] = Sought(envelope, now, 0.0, waited=True, answered=False)
+        sought.heard.update(self._others)
+        sought.asked, sought.first, sought.reached = 0.0, now, now
+        return (Will(uid, self._asks_again(uid, sought)),)
 
     def _asks_again(self, uid: bytes, sought: Sought) -> Publish:
         """What to say of a query if this dispatcher is killed before others have answered: another one asks in its stead."""
@@ -298,8 +313,9 @@ class Resent:
             return NOTHING
         effects: list[Effect] = []
         what = "no"
-        if self.has(uid) or (uid in self._asked and self._name < asked.dispatcher):  # of two that ask, one goes on
-            what = "has"
+        sought = self._asked.get(uid)
+        if self.has(uid) or (sought is not None and (self._name < asked.dispatcher or not sought.asked)):
+            what = "has"  # of two that ask, one goes on
         elif (known := self._said.get((uid, 0))) is not None:
             what = "has"
             if asked.reply:

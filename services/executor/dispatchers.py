@@ -38,7 +38,7 @@ class KnownDispatcher(Struct, eq=False):
     recorded here, as it was silent: it may only have been cut off, and then hears of them again.
 
     parents: queries of which parts came here and that have not ended, each with its body. adopts: it takes over such queries of others. unheard: what was
-    handed back to it while it was not there. given: what others got in its stead.
+    handed back to it while it was not there. given: what others got in its stead, and which one a query with parts.
     """
 
     subject: str
@@ -52,7 +52,7 @@ class KnownDispatcher(Struct, eq=False):
     adopts: bool = False
     parents: dict[bytes, tuple[Route, Raw]] = {}
     unheard: list[tuple[HandBack, Any]] = []
-    given: deque[Route] = field(default_factory=lambda: deque(maxlen=AGAIN))
+    given: deque[tuple[Route, str]] = field(default_factory=lambda: deque(maxlen=AGAIN))
     pending: deque[tuple[DoneBatch, list[Route], HeldInstance]] = field(default_factory=lambda: deque(maxlen=BATCHES))
 
     def hears(self, at: float, now: float, least: float) -> None:
@@ -148,7 +148,7 @@ class KnownDispatchers(Struct, eq=False):
         again = (replace(done, started=done.finished, storing=None) for done in reversed(last))
         gone = list(dispatcher.given)
         dispatcher.given.clear()
-        return [*(self._taken(name, route) for route in gone), *(Publish(dispatcher.subject, done) for done in again)]
+        return [*(self._taken(name, *each) for each in gone), *(Publish(dispatcher.subject, done) for done in again)]
 
     def report_batch(
         self, loaded: HeldInstance, queries: list[QueuedQuery], batch: int, span: tuple[float, float], cost: float,
@@ -267,15 +267,22 @@ class KnownDispatchers(Struct, eq=False):
         return False
 
     def parts_ended(self, name: str, ended: PartsEnded) -> Iterable[Effect]:
-        """These queries have got their answers."""
+        """These queries have got their answers. If their dispatcher was taken for dead when it had just said so, who has them now hears
+        of it.
+        """
         self._over.update(ended.parents)
         if len(self._over) >= OVER:
             self._over_before, self._over = self._over, set()
-        dispatcher = self._known.get(name)
-        if dispatcher is not None:
-            for uid in ended.parents:
-                dispatcher.parents.pop(uid, None)
-        return NOTHING
+        for dispatcher in self._known.values():  # also one that they were taken from
+            if dispatcher.parents:
+                for uid in ended.parents:
+                    dispatcher.parents.pop(uid, None)
+        given = self._known[name].given if name in self._known else ()
+        return [
+            Publish(self.subjects.resubmit(other), HandBack(route, "taken", NO_BODY))
+            for route, other in given
+            if other and route.uid in ended.parents
+        ]
 
     def is_over(self, uid: bytes) -> bool:
         """Whether a dispatcher has said of late that this query with parts has got its answer."""
@@ -323,8 +330,9 @@ class KnownDispatchers(Struct, eq=False):
             return effects
         for uid, (route, body) in dispatcher.parents.items():
             if route.deadline + GRACE > dispatcher.at and not self.is_over(uid):
-                subject = self.subjects.resubmit(heir(uid, adopting))
-                effects += [Publish(subject, HandBack(route, "orphaned", body)), self._taken(name, route)]
+                other = heir(uid, adopting)
+                back = Publish(self.subjects.resubmit(other), HandBack(route, "orphaned", body))
+                effects += [back, self._taken(name, route, other)]
         dispatcher.parents.clear()
         return effects
 
@@ -332,10 +340,12 @@ class KnownDispatchers(Struct, eq=False):
         """Hand back a query of a dispatcher that is dead. It is told, as it may only have been stopped."""
         return [Publish(self.subjects.resubmit(), back, "", headers), self._taken(back.route.dispatcher, back.route)]
 
-    def _taken(self, name: str, route: Route) -> Publish:
-        """Tell a dispatcher that is silent, if it only was stopped, that another one has this query now."""
+    def _taken(self, name: str, route: Route, other: str = "") -> Publish:
+        """Tell a dispatcher that is silent, if it only was stopped, that another one has this query now. other: which one, if it has
+        parts.
+        """
         if (dispatcher := self._known.get(name)) is not None:
-            dispatcher.given.append(route)
+            dispatcher.given.append((route, other))
         return Publish(self.subjects.resubmit(name), HandBack(route, "taken", NO_BODY))
 
     def _outcomes(self, done: DoneBatch, routes: list[Route], loaded: HeldInstance) -> list[Effect]:

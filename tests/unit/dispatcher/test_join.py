@@ -158,6 +158,15 @@ def test_without_an_objective_a_straggler_holds_the_answer_for_the_settings_time
     assert reply["missing"] == 1
 
 
+def test_with_an_objective_the_first_member_is_waited_for_if_none_is_there_at_the_share_of_it() -> None:
+    fleet = Several(
+        selection=Ensemble(policy="majority", wait_share=0.5), late={"a": 30.0} | dict.fromkeys("bcde", 400.0)
+    )
+    seconds, reply = fleet.one(fleet.ask())  # the first one takes 75 ms
+    assert 0.5 * SLO_MS / 1000.0 < seconds <= SLO_MS / 1000.0
+    assert (reply["members"], reply["missing"], reply["missed"]) == (["a@1"], 4, [])
+
+
 def test_without_an_objective_the_first_member_is_waited_for_if_none_is_there_in_time() -> None:
     fleet = Several()
     fleet.change(latency_ms=None)

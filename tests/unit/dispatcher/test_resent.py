@@ -294,6 +294,25 @@ def test_what_a_busy_dispatcher_reads_a_little_late_is_sought_nowhere() -> None:
     assert not sought(fleet)
 
 
+@pytest.mark.parametrize("again", [True, False], ids=["it has begun it", "nobody has it"])
+def test_what_was_over_before_it_was_read_is_not_refused_before_another_dispatcher_may_have_said_that_it_has_it(
+    again: bool,
+) -> None:
+    """A client sends it again sooner than the library does."""
+    fleet = ready()
+    fleet.stage.clog("d0", seconds=3.0)
+    send(fleet, "d0", latency_ms=600.0)
+    fleet.stage.run(0.3)
+    if again:
+        send(fleet, "d1", age_ms=300, latency_ms=600.0)
+    fleet.stage.run(0.5)
+    assert len(fleet.replies("q")) == again
+    fleet.stage.go_on("d0")
+    assert ("outputs" in fleet.reply("q", 2.0 * ECHO_S)) == again
+    fleet.stage.run(2.0)
+    assert (len(fleet.replies("q")), ends(fleet)) == (1, ["ok" if again else "refused"])
+
+
 @pytest.mark.parametrize("age_s", [1.5, 22.5])
 def test_what_is_begun_late_has_no_more_time_than_its_client_has_patience(age_s: float) -> None:
     fleet = ready()
@@ -372,3 +391,36 @@ def test_what_a_dead_dispatcher_has_ended_is_not_begun_again_though_the_executor
     assert len(fleet.replies("q")) == 1
     assert len([row for row in rows(fleet) if row.parent is None]) == 1
     assert fleet.computed == computed
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_who_took_over_what_a_silent_dispatcher_had_ended_drops_it_once_executors_hear_of_that_end(begun: bool) -> None:
+    fleet = ready(fleet=Several(*members("a", "b"), dispatchers=2))
+    fleet.stage.clog("w0/cpu", fleet.subjects.ended("d0"))
+    send(fleet, "d0", latency_ms=20_000.0)
+    assert "outputs" in fleet.reply("q", 1.0)
+    fleet.stage.kill("d0")
+    executor: Any = fleet.stage.members["w0/cpu"].actor
+    executor.answers._young.clear()  # else they are repeated at once
+    fleet.devices["w0"].slow = 200.0
+    heir = fleet.dispatcher("d1")
+    while not (heir.composites.joins.open if begun else heir.resent._asked):
+        fleet.stage.run(0.01)
+    fleet.stage.go_on("w0/cpu", seconds=5.0)
+    assert len(fleet.replies("q")) == 1
+    assert [row.outcome for row in rows(fleet) if row.parent is None] == ["ok"]
+
+
+def test_what_was_taken_from_a_dispatcher_that_was_stopped_is_handed_on_again_if_the_one_that_took_it_dies() -> None:
+    """The first one does not say that it has ended."""
+    fleet = ready(fleet=Several(*members("a", "b"), dispatchers=2))
+    fleet.devices["w0"].slow = 6_000.0
+    send(fleet, "d0", latency_ms=60_000.0)
+    fleet.stage.run(0.05)
+    fleet.stage.pause("d0", seconds=4.0)
+    assert fleet.dispatcher("d1").composites.joins.open
+    fleet.stage.go_on("d0", seconds=1.0)
+    assert not fleet.dispatcher("d0").composites.joins.open
+    fleet.stage.kill("d1")
+    assert "outputs" in fleet.reply("q", 30.0)
+    assert [row.outcome for row in rows(fleet) if row.parent is None] == ["ok"]
