@@ -160,6 +160,8 @@ class ChildProcess:
                 raise Cancelled("the process has ended, and it takes long to start again")
             starting = self._starting
             if starting is None or starting.done():
+                if self._up.is_set():
+                    return  # it has just started: a second one would be nobody's
                 error = None if starting is None else starting.exception()
                 self._start_again()
                 if error is not None:
