@@ -97,6 +97,7 @@ LEAST_POSTGRES = 160000
 MAX_SKEW_S = 0.050
 LISTEN_S = 1.6  # three heartbeats; while nothing comes
 HEARD_S = 0.6  # one of each sender
+AGAIN_S = 5.0  # ten more; while a clock seems to be off, which a heartbeat that came late looks like too
 LOOK_S = 0.02
 MAX_WAITING = 100  # outcome batches that wait for the recorder
 _LOGS = "look at its log (infaas logs) or start it: infaas run"
@@ -181,7 +182,11 @@ class _Heartbeats:
     def _note(self, sender: str, at: float) -> None:
         # A slow delivery adds to the difference. So the smallest one is the most exact.
         skew = at - time.time()
-        self.skew[sender] = min(skew, self.skew.get(sender, skew), key=abs)
+        self.skew[sender] = min(abs(skew), self.skew.get(sender, abs(skew)))
+
+    def farthest(self) -> tuple[str, float]:
+        """The sender whose clock differs most from ours, and by how many seconds."""
+        return max(self.skew.items(), key=lambda item: item[1], default=("", 0.0))
 
 
 async def _listen(bus: Bus, subjects: Subjects) -> _Heartbeats:
@@ -191,6 +196,9 @@ async def _listen(bus: Bus, subjects: Subjects) -> _Heartbeats:
     await asyncio.sleep(HEARD_S)
     end = time.monotonic() + LISTEN_S - HEARD_S
     while not (heartbeats.workers and heartbeats.dispatchers) and time.monotonic() < end:  # noqa: ASYNC110
+        await asyncio.sleep(LOOK_S)
+    end = time.monotonic() + AGAIN_S
+    while heartbeats.farthest()[1] > MAX_SKEW_S and time.monotonic() < end:  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S)
     return heartbeats
 
@@ -314,9 +322,9 @@ async def _clock(heartbeats: _Heartbeats) -> str:
     """Deadlines are Unix times: clocks must agree."""
     if not heartbeats.skew:
         raise CheckFailed("no service sends heartbeats", "start services (see above)")
-    sender, skew = max(heartbeats.skew.items(), key=lambda item: abs(item[1]))
-    seen = f"at most {abs(skew) * 1000:.1f} ms apart ({sender})"
-    if abs(skew) > MAX_SKEW_S:
+    sender, skew = heartbeats.farthest()
+    seen = f"at most {skew * 1000:.1f} ms apart ({sender})"
+    if skew > MAX_SKEW_S:
         raise CheckFailed(
             seen, f"set the clocks by NTP (chrony); more than {MAX_SKEW_S * 1000:.0f} ms breaks deadlines"
         )
