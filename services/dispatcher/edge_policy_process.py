@@ -5,6 +5,7 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,18 +135,17 @@ def main(name: str) -> int:
         channel.send(PolicyReply(error=_said(error)))
         return 1
     channel.send(PolicyReply())
-    while True:
-        try:
-            call = channel.received(PolicyCall)
-        except EOFError:
-            return 0
-        try:
-            reply = policy.answer(call)
-        except (Exception, SystemExit) as error:
-            reply = PolicyReply(
-                error=error.args[0] if isinstance(error, WrongResult) else f"{call.method} raised {_said(error)}"
-            )
-        channel.send(reply)
+    channel.serve(PolicyCall, partial(_answer, policy))
+    return 0
+
+
+def _answer(policy: UserPolicy, call: PolicyCall) -> PolicyReply:
+    try:
+        return policy.answer(call)
+    except (Exception, SystemExit) as error:
+        return PolicyReply(
+            error=error.args[0] if isinstance(error, WrongResult) else f"{call.method} raised {_said(error)}"
+        )
 
 
 def _limit() -> None:

@@ -7,7 +7,7 @@ it gets what is named, and so no credentials; a container, which its user starts
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -83,6 +83,15 @@ class Channel:
     def received(self, kind: type[M]) -> M:
         """Waits for the next message. Raises BadMessage if it is none of this kind."""
         return decode(kind, self._exactly(int.from_bytes(self._exactly(_HEAD), "big")))
+
+    def serve(self, kind: type[M], answer: Callable[[M], Any]) -> None:
+        """Answer each message, in the child, until the other side ends."""
+        while True:
+            try:
+                message = self.received(kind)
+            except EOFError:
+                return
+            self.send(answer(message))
 
     def close(self) -> None:
         for stream in (self._outgoing, self._incoming):

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -277,12 +278,8 @@ def _main(target: str) -> int:
         channel.send(ChildReply(error=f"{type(error).__name__}: {error}"))
         return 1
     channel.send(ChildReply())
-    while True:
-        try:
-            call = channel.received(_Call)
-        except EOFError:
-            return 0  # the container has ended
-        channel.send(_answer(predict, call))
+    channel.serve(_Call, partial(_answer, predict))
+    return 0
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -260,12 +261,8 @@ def _main() -> int:
         channel.send(ChildReply(error=str(error)))
         return 1
     channel.send(ChildReply())
-    while True:
-        try:
-            call = channel.received(_Call)
-        except EOFError:
-            return 0  # the executor has ended
-        channel.send(_answer(loaded, call))
+    channel.serve(_Call, partial(_answer, loaded))
+    return 0
 
 
 if __name__ == "__main__":
