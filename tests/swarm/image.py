@@ -91,9 +91,9 @@ def build(target: Path) -> None:
             _variant(engine, BROKEN, BREAKING, image=IMAGE, label=LABEL)
             shutil.copy(Path(__file__).with_name("postgres.py"), context)
             (context / "Dockerfile").write_text(
-                f"FROM {IMAGE}\nUSER root\nCOPY postgres.py /usr/local/bin/postgres.py\n"
+                f"FROM {IMAGE}\nUSER root\nCOPY postgres.py /usr/local/bin/docker-entrypoint.sh\n"
                 "RUN /usr/sbin/useradd --uid 70 --user-group postgres && install -d -o 70 -g 70 -m 0700 /var/lib/postgresql/data\n"
-                'USER 70:70\nHEALTHCHECK NONE\nENTRYPOINT ["python", "-P", "/usr/local/bin/postgres.py"]\nCMD ["postgres"]\n'
+                'USER 70:70\nHEALTHCHECK NONE\nENTRYPOINT ["docker-entrypoint.sh"]\nCMD ["postgres"]\n'
             )
             _docker_build(engine, context, DATABASE, context / "Dockerfile")
             engine.docker("image", "prune", "--force")

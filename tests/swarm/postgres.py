@@ -1,3 +1,4 @@
+#!/usr/bin/env -S python -P
 """PostgreSQL in the place of the TimescaleDB image, with its variables and files: the wheel's programs. Runs inside of a container.
 
 POSTGRES_USER, POSTGRES_DB, POSTGRES_PASSWORD or POSTGRES_PASSWORD_FILE, PGDATA; arguments as of `postgres`.

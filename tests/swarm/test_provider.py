@@ -304,8 +304,9 @@ def test_a_leader_of_the_swarm_that_dies_in_the_middle_loses_and_doubles_nothing
         leader.kill()
         await busy
         eventually(lambda: running(three) == {"w0": ["worker-cpu"], "w1": ["worker-cpu"]}, "the second worker runs")
+        # A manager that has just become the leader may still call a container running that has been ended for the next.
+        eventually(lambda: len(containers(three, "w1")) == 1, "one container of the second")
         assert containers(three, "w0") == first
-        assert len(containers(three, "w1")) == 1
         assert known(await provider.inventory())["w0"].order == "1-1"
         await insist(lambda: provider.stop(stop("w0")))
         eventually(lambda: running(three) == {"w1": ["worker-cpu"]}, "the first has ended")

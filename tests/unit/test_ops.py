@@ -1,5 +1,7 @@
 """The stack of ops/ fits together: settings, secrets, names. What it does when it runs is tests/swarm's."""
 
+import contextlib
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -9,7 +11,9 @@ import pytest
 
 from infaas.cli.run import known
 from infaas.credentials import FIRST
+from services.shell.child import kill_group
 from services.shell.settings import load
+from tests.support.servers.processes import eventually
 
 yaml = pytest.importorskip("yaml")
 OPS = Path(__file__).resolve().parents[2] / "ops"
@@ -64,6 +68,47 @@ def test_what_a_service_reads_is_mounted(name: str) -> None:
     words = [*map(str, service["environment"].values()), *service.get("command", ())]
     assert {word for word in words if word.startswith(("/run/secrets/", "/etc/infaas/"))} <= mounted
     assert {secret["source"] for secret in service.get("secrets", ())} <= set(STACK["secrets"])
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "held"), [("nats", "nats-server", "lock"), ("timescaledb", "docker-entrypoint.sh", ".")]
+)
+def test_a_server_waits_until_the_one_before_it_has_let_go_of_their_volume(
+    name: str, program: str, held: str, tmp_path: Path
+) -> None:
+    service, volume, bin_ = STACK["services"][name], tmp_path / "volume", tmp_path / "bin"
+    mounted = next(mount["target"] for mount in service["volumes"] if mount["type"] == "volume")
+    words = [
+        word.replace(mounted, str(volume)).replace("$$", "$") for word in service["entrypoint"] + service["command"]
+    ]
+    started = tmp_path / "started"
+    volume.mkdir()
+    bin_.mkdir()
+    (bin_ / program).write_text(f'#!/bin/sh\necho "$*" >> {started}\nexec sleep 1000\n')
+    (bin_ / program).chmod(0o755)
+
+    def begun() -> list[str]:
+        return started.read_text().splitlines() if started.exists() else []
+
+    def waits() -> bool:
+        inode = f":{(volume / held).stat().st_ino} "
+        return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+
+    path = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}"}
+    with contextlib.ExitStack() as stack:
+
+        def start() -> subprocess.Popen[bytes]:
+            process = stack.enter_context(subprocess.Popen(words, env=path, start_new_session=True))
+            stack.callback(kill_group, process.pid)
+            return process
+
+        one = start()
+        assert eventually(lambda: len(begun()) == 1)
+        start()
+        assert eventually(waits)
+        assert begun() == [" ".join(service["command"])]
+        one.terminate()
+        assert eventually(lambda: len(begun()) == 2)
 
 
 def test_each_role_has_only_its_own_key() -> None:
