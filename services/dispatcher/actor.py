@@ -345,7 +345,7 @@ class Dispatcher:
                 return self._outcomes.not_adopted(route, self.apps.unknown(route.app, route.model), now)
         self._waiting.back(query.part)
         if (error := executor_error(back)) is not None:
-            return self._refuse(query, error, now)
+            return self._end(query, error, now) if query.owed(now) else self._refuse(query, error, now)
         if back.reason == "deadline":
             central = query.planned is not None and self.central.serves(query.planned, query.ask)
             return self._decide(query, now) if central else self._elsewhere(query, route.instance, now)

@@ -324,8 +324,12 @@ def test_what_waits_for_its_turn_as_a_retry_stays_with_such_a_worker() -> None:
     assert row(fleet, second).worker == "w0"
 
 
-def test_what_was_taken_from_an_executor_that_has_answered_it_unheard_is_not_refused() -> None:
+@pytest.mark.parametrize(("reason", "default"), [("deadline", None), ("failed", 7)])
+def test_what_was_taken_from_an_executor_that_has_answered_it_unheard_is_not_refused(
+    reason: str, default: int | None
+) -> None:
     fleet = warm()
+    fleet.change(default_output=default)
     fleet.start_worker("w1")
     fleet.stage.run(2.0)
     hang(fleet, "w1")
@@ -338,7 +342,7 @@ def test_what_was_taken_from_an_executor_that_has_answered_it_unheard_is_not_ref
     [query] = flight.dispatched.values()
     assert query.sent is not None
     assert (query.instance and query.instance.worker.name) == "w1"
-    fleet.stage.publish(fleet.subjects.resubmit("d0"), HandBack(query.sent, "deadline", Raw(query.body)))
+    fleet.stage.publish(fleet.subjects.resubmit("d0"), HandBack(query.sent, reason, Raw(query.body)))
     fleet.stage.run(1.0)
     assert len(fleet.replies(label)) == 1
     route.go_on()
