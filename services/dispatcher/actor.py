@@ -173,8 +173,8 @@ class Dispatcher:
 
     # -- a query arrives
 
-    def _begin(self, envelope: Envelope, now: float, age: float = 0.0) -> Iterable[Effect]:
-        """A new query. Its time counts from when it reached the server. age: seconds since its client sent it first, if it did not reach this one."""
+    def _begin(self, envelope: Envelope, now: float, age: float = 0.0, *, owed: bool = False) -> Iterable[Effect]:
+        """A new query. Its time counts from when it reached the server. age: seconds since its client sent it first. owed: to `Query.moved`."""
         head, app_name = envelope.message, envelope.subject[self._prefix :]
         query = self._admission.admit(app_name, envelope, age)
         if isinstance(query, Error):
@@ -183,6 +183,7 @@ class Dispatcher:
         if head.retry_key is not None and self.resent.has(query.uid):
             return NOTHING  # the client asks again for a query in flight: it will be answered
         query.arrived -= age
+        query.moved = owed
         if (age or envelope.now < now) and now >= query.ask.deadline:
             waits = NOTHING if age else self.resent.waits(query.uid, envelope, now)
             return waits or self._refuse(query, WAITED, now)

@@ -41,7 +41,7 @@ class Query:
     instance: Instance | None = None
     sent: Route | None = None  # with the last dispatch
     lent: tuple[Instance, int] | None = None  # an executor that was taken for dead may end it: where, which attempt
-    moved: bool = False  # it was taken from an executor that may have answered it already: nothing else is said of it before its deadline and an echo
+    moved: bool = False  # it was taken from an executor, or from a silent dispatcher, that may have had it answered already: nothing else is said of it before its deadline and an echo
     trace: Trace | None = None  # of its sender
     headers: Mapping[str, str] | None = None  # of its messages, if it is traced
     fallback: AppRecord | None = None  # its app, if that has a default output

@@ -56,8 +56,8 @@ class Sought:
 
 
 class Resent:
-    """The door of all queries. name: of this dispatcher. said: its own last replies. take: begins a query that nobody has, of this age. adopt: the same of one
-    with parts that was handed on. A dispatcher that is silent for longer than `silence.patience` is not waited for.
+    """The door of all queries. name: of this dispatcher. said: its own last replies. take: begins a query that nobody has, of this age; whether others that may have
+    it were silent. adopt: the same of one with parts that was handed on. A dispatcher that is silent for longer than `silence.patience` is not waited for.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Resent:
         said: RecentAnswers,
         in_flight: InFlight,
         composites: Composites,
-        take: Callable[[Envelope, float, float], Iterable[Effect]],
+        take: Callable[..., Iterable[Effect]],
         adopt: Callable[[Envelope, float], Iterable[Effect]],
     ) -> None:
         self.inlets = (
@@ -88,6 +88,7 @@ class Resent:
         self._name = name
         self._subjects = subjects
         self._prefix = len(subjects.query(""))
+        self._silence = silence
         self._line = silence.line
         self._known_as = admission.known_as
         self._said = said
@@ -143,6 +144,10 @@ class Resent:
                 effects.append(Publish(self._subjects.done(taker), told))
         return effects
 
+    def _ended(self, uid: bytes) -> bool:
+        """Whether it has ended here."""
+        return uid in self._young or uid in self._old or self._said.get((uid, 0)) is not None
+
     def _query(self, envelope: Envelope) -> Iterable[Effect]:
         """A query arrives."""
         if not envelope.reply:
@@ -166,8 +171,7 @@ class Resent:
         if known is not None:
             self.ends["said"] += 1
             return (Publish(envelope.reply, known.body),)
-        answered = uid in self._young or uid in self._old
-        waited = age is None
+        answered, waited = self._ended(uid), age is None
         alone = not self._others and self._line.came_once
         if waited and not answered and (alone or now < reached + SEEK_S):
             return self._take(replace(envelope, now=reached), now, 0.0)
@@ -269,7 +273,7 @@ class Resent:
         age = sought.age
         if not sought.waited and envelope.now == sought.at:
             envelope, age = replace(envelope, now=now), age + now - sought.at
-        return [*told, *self._take(envelope, now, age)]
+        return [*told, *self._take(envelope, now, age, owed=bool(told) and not sought.answered)]
 
     def _told_of(self, uid: bytes) -> None:
         """It is begun here, and those that were silent are told."""
@@ -320,7 +324,7 @@ class Resent:
             what = "has"
             if asked.reply:
                 effects.append(Publish(asked.reply, known.body))
-        elif uid in self._young or uid in self._old:
+        elif self._ended(uid):
             what = "answered"
         effects.append(Publish(self._subjects.resent(asked.dispatcher), ResentKnown(self._name, uid, what)))
         return effects
@@ -332,9 +336,14 @@ class Resent:
             if sought is not None or (known.uid in self._told and self._name < known.dispatcher):
                 # Of two that have begun it at the same time, as neither heard the other, one goes on.
                 return self._found(known.uid)
+            if not self.has(known.uid) and self._ended(known.uid):
+                return (
+                    Publish(self._subjects.resent(known.dispatcher), ResentKnown(self._name, known.uid, "answered")),
+                )
             return self.forget(known.uid, envelope.now, known.dispatcher)
         if sought is None:
-            return NOTHING
+            query = self._in_flight.find(known.uid) if known.what == "answered" and known.uid in self._told else None
+            return self._silence.called_off(query) if query is not None and query.moved else NOTHING
         if known.what == "has":
             self.ends["had"] += 1
             return self._found(known.uid)

@@ -229,6 +229,14 @@ class Silence:
                 effects.append(order)
         return effects
 
+    def called_off(self, query: Query) -> list[Effect]:
+        """Another dispatcher, which was silent, has had this query answered meanwhile. It ends here, and at its executor."""
+        held = query.instance
+        self.in_flight.forget(query.uid)
+        return (
+            [] if held is None else [self._withdraw(held.worker.name, held.device, held.id, [query.uid], query.attempt)]
+        )
+
     def _withdraw(self, worker: str, device: str, instance: str, uids: list[bytes], attempt: int = 0) -> Publish:
         subject = self.subjects.executor(worker, device, "withdraw")
         return Publish(subject, Withdraw(self.name, instance, uids, attempt))

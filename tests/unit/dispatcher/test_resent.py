@@ -6,10 +6,11 @@ import pytest
 
 from bus.codec import decode, encode
 from bus.messages.flow import PartsEnded, ResentSought
-from bus.messages.public import RESENT, QueryHead, Tensor
+from bus.messages.public import RESENT, Error, QueryHead, Tensor
 from infaas.client import DEADLINE, GRACE
 from services.core.actor import Envelope
 from services.core.line import ECHO_S
+from services.core.selection.policy import Decision
 from services.dispatcher.resent import AGAIN_S, MOST_S, SAYS_S, SEEK_S
 from tests.support.simulated.fleet import Fleet, refused
 from tests.unit.dispatcher.test_join import Several, members
@@ -361,6 +362,29 @@ def test_what_an_executor_answers_that_had_it_from_a_dispatcher_that_was_silent_
     fleet.stage.run(20.0)
     assert (ends(fleet), [row.worker for row in rows(fleet)]) == (["ok"], ["w1"])
     assert len(fleet.replies("q")) == 1, "it is withdrawn from the other one"
+
+
+@pytest.mark.parametrize("back_s", [0.0, 1.0], ids=["before its answer", "after it"])
+def test_what_a_silent_dispatcher_may_have_another_one_does_not_refuse_for_want_of_room(back_s: float) -> None:
+    """It stands still, and its executor answers: the row says so, whoever hears of it first."""
+    fleet = ready()
+    fleet.devices["w0"].slow = 1600.0  # 4 s
+    first, second = (fleet.dispatcher(name) for name in ("d0", "d1"))
+    send(fleet, "d0")
+    fleet.stage.run(0.05)
+    [query] = first.in_flight.dispatched.values()
+    fleet.stage.pause("d0")
+    fleet.stage.clog("w0/cpu", fleet.subjects.resent(), seconds=2.5)
+    full = Error(code="overloaded", message="all of them have too much to do")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(second, "_select", lambda *_: Decision(refusal=full))
+        send(fleet, "d1", age_ms=2500)
+        fleet.stage.run(0.5)
+        assert query.uid in second.in_flight.waiting
+    fleet.stage.run(1.0 + back_s)
+    fleet.stage.go_on("d0", seconds=10.0)
+    assert all("outputs" in reply for reply in fleet.replies("q"))
+    assert set(ends(fleet)) == {"ok"}
 
 
 # -- of several models
