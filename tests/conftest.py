@@ -1,5 +1,6 @@
 """Fixtures that every test may ask for, how tests are spread over processes, and two options with which `.ci/run` runs nothing twice."""
 
+import gc
 import inspect
 import json
 import os
@@ -101,6 +102,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = [item for item in items if {item.nodeid, item.nodeid.partition("::")[0]} & skipped]
     config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
     items[:] = wanted
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays until the end: no collection of garbage looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def target(config: pytest.Config) -> str:

@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from bus.messages.events import CostEvent, OutcomeEvent, WorkerSample
 from infaas.cli import main
 from services.core.placement import container_kind
+from services.shell.host.postgres import EmbeddedPostgres
 from services.simulation.report import MEASURED
 from tests.support.data.events import event
 from tests.support.data.recorded_history import (
@@ -27,6 +28,7 @@ from tests.support.data.recorded_history import (
     record,
     samples,
 )
+from tests.support.servers.postgres import database
 from tests.support.servers.processes import ROOT
 
 HOUR = ("--from", "2025-11-17T08:00Z", "--to", "2025-11-17T09:00Z")
@@ -64,12 +66,20 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> At:
     return options
 
 
-@pytest.fixture
-def replay(reader_dsn: str, at: At, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command on the test's database; gives its document without what a clock measured."""
+@pytest.fixture(scope="module")
+def past(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """A database with the recorded minute, as the role that reads."""
+    with database(postgres) as fresh:
+        minute(fresh.writer)
+        yield fresh.reader
 
-    def run(*arguments: object) -> dict[str, Any]:
-        code = main(["replay", *at(reader_dsn), *map(str, arguments), "--json"])
+
+@pytest.fixture
+def replay(past: str, at: At, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command on the recorded minute, or another database; gives its document without what a clock measured."""
+
+    def run(*arguments: object, dsn: str = past) -> dict[str, Any]:
+        code = main(["replay", *at(dsn), *map(str, arguments), "--json"])
         printed = capsys.readouterr()
         assert code == 0, printed.err
         document: dict[str, Any] = json.loads(printed.out)
@@ -94,8 +104,7 @@ def refused(empty_dsn: str, at: At, capsys: pytest.CaptureFixture[str]) -> Refus
     return run
 
 
-def test_what_happened_and_what_would_have(database_dsn: str, replay: Run) -> None:
-    minute(database_dsn)
+def test_what_happened_and_what_would_have(replay: Run) -> None:
     found = replay(*HOUR)
     recorded = found["recorded"]
     assert (found["from"], found["to"]) == (
@@ -128,7 +137,7 @@ def test_what_happened_and_what_would_have(database_dsn: str, replay: Run) -> No
     assert found["notes"] == []
 
 
-def test_parts_of_queries_are_not_asked_again(database_dsn: str, replay: Run) -> None:
+def test_parts_of_queries_are_not_asked_again(database_dsn: str, reader_dsn: str, replay: Run) -> None:
     minute(database_dsn)
     parts = [
         event(OutcomeEvent, time=BEGINS + 0.05 * i, app="digits", parent=i.to_bytes(16, "big"), stage=member)
@@ -136,15 +145,12 @@ def test_parts_of_queries_are_not_asked_again(database_dsn: str, replay: Run) ->
         for member in ("mlp", "big")
     ]
     record(database_dsn, parts)
-    found = replay(*HOUR, "--policy", "static")
+    found = replay(*HOUR, "--policy", "static", dsn=reader_dsn)
     assert found["recorded"]["queries"] == 900
     assert [one["queries"] for one in found["policies"]] == [900]
 
 
-def test_targets_are_the_recorded_ones_and_policies_may_have_others(
-    database_dsn: str, replay: Run, tmp_path: Path
-) -> None:
-    minute(database_dsn)
+def test_targets_are_the_recorded_ones_and_policies_may_have_others(replay: Run, tmp_path: Path) -> None:
     past, file = tmp_path / "past.mp", tmp_path / "targets.toml"
     replay(*HOUR, "--export", past)
     file.write_text("""
@@ -169,8 +175,7 @@ settings = { autoscaler = { slo_target = 0.999 } }
         assert digits["attainment"] == pytest.approx(1 - digits["slo_violation_ratio"])
 
 
-def test_each_target_is_replayed(database_dsn: str, replay: Run) -> None:
-    minute(database_dsn)
+def test_each_target_is_replayed(replay: Run) -> None:
     found = replay(*HOUR, "--slo-target", 0.999, "--slo-target", 0.8)["policies"]
     assert [(one["policy"], one["slo_target"]) for one in found] == [("infaas at 0.999", 0.999), ("infaas at 0.8", 0.8)]
     for one in found:
@@ -187,11 +192,8 @@ def test_each_target_is_replayed(database_dsn: str, replay: Run) -> None:
     assert "slo_target" not in replay(*HOUR, "--policy", "static")["policies"][0]
 
 
-def test_people_see_what_each_target_costs(
-    database_dsn: str, reader_dsn: str, at: At, capsys: pytest.CaptureFixture[str]
-) -> None:
-    minute(database_dsn)
-    assert main(["replay", *at(reader_dsn), *HOUR, "--slo-target", "0.999", "0.5"]) == 0
+def test_people_see_what_each_target_costs(past: str, at: At, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", *at(past), *HOUR, "--slo-target", "0.999", "0.5"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" would have ")[0] for line in lines[:2]] == ["infaas at 0.999", "infaas at 0.5"]
     head, recorded, strict, lax = lines[6:10]
@@ -203,8 +205,7 @@ def test_people_see_what_each_target_costs(
     assert not any(line.startswith("policy") for line in lines[10:])
 
 
-def test_a_file_is_as_good_as_the_database(database_dsn: str, replay: Run, tmp_path: Path) -> None:
-    minute(database_dsn)
+def test_a_file_is_as_good_as_the_database(replay: Run, tmp_path: Path) -> None:
     plain, small = tmp_path / "past.mp", tmp_path / "past.mp.gz"
     assert replay(*HOUR, "--export", plain)["queries"] == 900
     replay(*HOUR, "--export", small)
@@ -225,21 +226,22 @@ def test_a_file_is_as_good_as_the_database(database_dsn: str, replay: Run, tmp_p
     assert not one_app["cost"]["comparable"]
 
 
-def test_a_file_may_have_a_process_of_the_users_own(database_dsn: str, replay: Run, tmp_path: Path) -> None:
+def test_a_file_may_have_a_process_of_the_users_own(
+    database_dsn: str, reader_dsn: str, replay: Run, tmp_path: Path
+) -> None:
     """Its device has the price of a core, as when it ran."""
     kind = container_kind("mine", "1")
     catalogue(database_dsn, hardware=kind)
     record(database_dsn, outcomes(), bills(), [replace(one, hardware=kind) for one in samples()])
     past = tmp_path / "past.mp"
-    assert replay(*HOUR, "--export", past)["queries"] == 900
+    assert replay(*HOUR, "--export", past, dsn=reader_dsn)["queries"] == 900
     found = replay("--file", past, "--policy", "infaas")
     assert found["recorded"]["queries"] == 900
     assert found["machines"] == [{"kind": kind, "price_per_hour": PRICES["cpu"], "start": 1, "max": 1}]
     assert found["policies"][0]["cost"] > 0.99 * PRICES["cpu"] / 60  # of a minute at least
 
 
-def test_a_part_of_the_time(database_dsn: str, replay: Run) -> None:
-    minute(database_dsn)
+def test_a_part_of_the_time(replay: Run) -> None:
     found = replay("--from", "2025-11-17T08:00:15Z", "--to", "2025-11-17T09:00:35+01:00", "--policy", "static")
     expected = [row for row in outcomes() if BEGINS + 15 <= row.time < BEGINS + 35]
     assert found["policies"][0]["queries"] == found["recorded"]["queries"] == len(expected)
@@ -248,8 +250,7 @@ def test_a_part_of_the_time(database_dsn: str, replay: Run) -> None:
     assert found["policies"][0]["jobs"] == []
 
 
-def test_the_document_and_a_picture_are_written(database_dsn: str, replay: Run, tmp_path: Path) -> None:
-    minute(database_dsn)
+def test_the_document_and_a_picture_are_written(replay: Run, tmp_path: Path) -> None:
     kept, drawn = tmp_path / "kept.json", tmp_path / "drawn.png"
     picture = ("--plot", drawn) if find_spec("matplotlib") is not None else ()
     found = replay(*HOUR, "--policy", "static", "--out", kept, *picture)
@@ -258,8 +259,7 @@ def test_the_document_and_a_picture_are_written(database_dsn: str, replay: Run, 
     assert not picture or drawn.read_bytes().startswith(b"\x89PNG")
 
 
-def test_other_machines(database_dsn: str, replay: Run, tmp_path: Path) -> None:
-    minute(database_dsn)
+def test_other_machines(replay: Run, tmp_path: Path) -> None:
     two = replay(*HOUR, "--worker", "cpu=2", "--policy", "static")
     assert two["policies"][0]["cost"] == pytest.approx(2 * two["recorded"]["cost"])
     file = tmp_path / "machines.toml"
@@ -280,7 +280,9 @@ def test_other_machines(database_dsn: str, replay: Run, tmp_path: Path) -> None:
     assert found["machines"][0]["kind"] == "cpu"  # the recorded ones, where the file names none
 
 
-def test_machines_that_came_and_went_and_devices_of_several_kinds(database_dsn: str, replay: Run) -> None:
+def test_machines_that_came_and_went_and_devices_of_several_kinds(
+    database_dsn: str, reader_dsn: str, replay: Run
+) -> None:
     """Two workers, the second from half-time on; each has a simulated GPU, at the price of a whole one."""
     catalogue(database_dsn)
     late = [row for row in bills(2) if row.worker == "w0" or row.time > BEGINS + 30]
@@ -298,7 +300,7 @@ def test_machines_that_came_and_went_and_devices_of_several_kinds(database_dsn: 
         for row in seen
     ]
     record(database_dsn, outcomes(), sorted([*late, *gpus], key=lambda row: row.time), seen, devices)
-    found = replay(*HOUR, "--policy", "infaas")
+    found = replay(*HOUR, "--policy", "infaas", dsn=reader_dsn)
     assert found["machines"] == [{"kind": "gpu", "price_per_hour": pytest.approx(3.06 + 0.192), "start": 1, "max": 2}]
     assert found["recorded"]["cost"] == pytest.approx(1.5 * (3.06 + 0.192) / 60)
     assert found["cost"]["of_simulated_devices"] == pytest.approx(1.5 * 3.06 / 60)
@@ -318,14 +320,14 @@ def test_people_see_what_is_simulated(
     assert any("comparable" in line for line in lines)
 
 
-def test_machines_come_later_where_they_take_longer_to_boot(database_dsn: str, replay: Run) -> None:
+def test_machines_come_later_where_they_take_longer_to_boot(database_dsn: str, reader_dsn: str, replay: Run) -> None:
     """So many items that the policy orders a second machine at once."""
     catalogue(database_dsn)
     heavy = [replace(row, items=40_000, slo_ms=None) for row in outcomes()]
     record(database_dsn, heavy, bills(), samples())
 
     def second_at(boot_s: float) -> float:
-        [run] = replay(*HOUR, "--policy", "infaas", "--worker", "cpu=1:3", "--boot", boot_s)["policies"]
+        [run] = replay(*HOUR, "--policy", "infaas", "--worker", "cpu=1:3", "--boot", boot_s, dsn=reader_dsn)["policies"]
         counts: list[int] = run["series"]["workers"]["cpu"]
         return float(run["series"]["time"][next(i for i, count in enumerate(counts) if count > 1)])
 
@@ -360,28 +362,24 @@ def test_bad_usage_is_one_line(refused: Refused, arguments: tuple[str, ...], sai
     assert said in refused(*arguments)
 
 
-def test_what_is_not_there_is_named(database_dsn: str, reader_dsn: str, refused: Refused, tmp_path: Path) -> None:
-    minute(database_dsn)
-    text = refused("--from", "2026-01-01", "--to", "2026-01-02", dsn=reader_dsn)
+def test_what_is_not_there_is_named(past: str, refused: Refused, tmp_path: Path) -> None:
+    text = refused("--from", "2026-01-01", "--to", "2026-01-02", dsn=past)
     assert "900 are, from 2025-11-17 " in text
     assert "choose --from and --to there" in text
-    assert "there were: cpu" in refused(*HOUR, "--worker", "gpu=1", dsn=reader_dsn)
-    assert "there is no policy" in refused(*HOUR, "--policy", "infas", dsn=reader_dsn)
+    assert "there were: cpu" in refused(*HOUR, "--worker", "gpu=1", dsn=past)
+    assert "there is no policy" in refused(*HOUR, "--policy", "infas", dsn=past)
     file = tmp_path / "machines.toml"
     file.write_text(MACHINES + "[[load]]\n")
-    assert f"{file}: load: has no place here" in refused(*HOUR, "--machines", file, dsn=reader_dsn)
+    assert f"{file}: load: has no place here" in refused(*HOUR, "--machines", file, dsn=past)
     file.write_text("[scenario]\nobjective = 'speed'\n")
-    assert f"{file}: scenario.objective: there is no objective" in refused(*HOUR, "--machines", file, dsn=reader_dsn)
+    assert f"{file}: scenario.objective: there is no objective" in refused(*HOUR, "--machines", file, dsn=past)
     file.write_text("settings = 3\n")
-    assert f"{file}: settings: must be a table" in refused(*HOUR, "--machines", file, dsn=reader_dsn)
+    assert f"{file}: settings: must be a table" in refused(*HOUR, "--machines", file, dsn=past)
     file.write_text(MACHINES.replace("cpu = 8", "cpu = -8"))
-    assert f"{file}: worker[0].devices.cpu: must be at least 1" in refused(*HOUR, "--machines", file, dsn=reader_dsn)
+    assert f"{file}: worker[0].devices.cpu: must be at least 1" in refused(*HOUR, "--machines", file, dsn=past)
 
 
-def test_a_damaged_file_is_refused_by_file_and_row(
-    database_dsn: str, replay: Run, refused: Refused, tmp_path: Path
-) -> None:
-    minute(database_dsn)
+def test_a_damaged_file_is_refused_by_file_and_row(replay: Run, refused: Refused, tmp_path: Path) -> None:
     path = tmp_path / "past.mp"
     replay(*HOUR, "--export", path)
     whole = path.read_bytes()

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from services.recorder.catalog import CatalogWriter
 from services.recorder.events import EventMessage, EventWriter
 from services.shell.host.postgres import EmbeddedPostgres
 from services.shell.store import Store
+from tests.support.clients.commands import ran
 from tests.support.data.events import (
     PIPELINE,
     VARIANT,
@@ -29,19 +30,33 @@ from tests.support.data.events import (
     outcome,
     variant_record,
 )
-from tests.support.servers.processes import environ, infaas
+from tests.support.servers.postgres import database
+from tests.support.servers.processes import environ
 from tools.reference import sql_page
 
+Sql = Callable[..., Any]
 
-def test_a_query_as_json_is_one_document(database_dsn: str, reader_dsn: str) -> None:
+
+@pytest.fixture
+def sql(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sql:
+    """What the command prints that asks this database and ends with this code."""
+
+    def run(dsn: str, *words: str, code: int = 0) -> Any:
+        monkeypatch.setenv("INFAAS_SQL_DSN", dsn)
+        return ran(capsys, ["sql", *words], code)
+
+    return run
+
+
+def test_a_query_as_json_is_one_document(database_dsn: str, reader_dsn: str, sql: Sql) -> None:
     store = Store(database_dsn, "test")
     uid = bytes(range(16))
     EventWriter(store).write([message(outcome(time=1.7e9, uid=uid, id="q1", batch=None, cost=0.5))])
     store.close()
     query = "SELECT time, uid, id, batch, cost, cached, 'nan'::float8, 1.5::numeric, 2::numeric, ARRAY[1], '{\"a\": 1}'::jsonb FROM query_outcomes"
-    done = infaas("sql", "--query", query, "--json", INFAAS_SQL_DSN=reader_dsn)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout) == {
+    said = sql(reader_dsn, "--query", query, "--json")
+    assert said.err == ""
+    assert json.loads(said.out) == {
         "columns": ["time", "uid", "id", "batch", "cost", "cached", "float8", "numeric", "numeric", "array", "jsonb"],
         "rows": [
             ["2023-11-14T22:13:20+00:00", "00010203-0405-0607-0809-0a0b0c0d0e0f", "q1", None, 0.5, False, None, 1.5, 2, [1], {"a": 1}]
@@ -49,11 +64,9 @@ def test_a_query_as_json_is_one_document(database_dsn: str, reader_dsn: str) -> 
     }  # fmt: skip
 
 
-def test_a_table_is_aligned_and_harmless(empty_dsn: str) -> None:
+def test_a_table_is_aligned_and_harmless(empty_dsn: str, sql: Sql) -> None:
     query = "SELECT * FROM (VALUES ('a', 1), (E'b\\x1b[31m', 22.5), (NULL, NULL)) rows (name, number)"
-    done = infaas("sql", query, INFAAS_SQL_DSN=empty_dsn)
-    assert done.returncode == 0
-    assert done.stdout.splitlines() == [
+    assert sql(empty_dsn, query).out.splitlines() == [
         "name    number",
         "------  ------",
         "a            1",
@@ -73,18 +86,16 @@ def test_a_table_is_aligned_and_harmless(empty_dsn: str) -> None:
         ("SELECT 1/0", "division by zero"),
     ],
 )
-def test_what_the_database_refuses_is_one_line_and_exit_1(empty_dsn: str, query: str, reason: str) -> None:
-    done = infaas("sql", query, INFAAS_SQL_DSN=empty_dsn)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert reason in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_what_the_database_refuses_is_one_line_and_exit_1(empty_dsn: str, query: str, reason: str, sql: Sql) -> None:
+    said = sql(empty_dsn, query, code=1)
+    assert said.out == ""
+    assert reason in said.err
+    assert said.err.count("\n") == 1
 
 
-def test_a_mightier_role_does_not_write_and_json_needs_a_query(superuser_dsn: str, empty_dsn: str) -> None:
-    done = infaas("sql", "DELETE FROM infaas.jobs", INFAAS_SQL_DSN=superuser_dsn)
-    assert done.returncode == 1
-    assert "read-only transaction" in done.stderr
-    assert infaas("sql", "--json", INFAAS_SQL_DSN=empty_dsn).returncode == 2
+def test_a_mightier_role_does_not_write_and_json_needs_a_query(superuser_dsn: str, empty_dsn: str, sql: Sql) -> None:
+    assert "read-only transaction" in sql(superuser_dsn, "DELETE FROM infaas.jobs", code=1).err
+    sql(empty_dsn, "--json", code=2)
 
 
 @pytest.mark.parametrize(
@@ -94,12 +105,12 @@ def test_a_mightier_role_does_not_write_and_json_needs_a_query(superuser_dsn: st
         ("no address", "not a database's address"),
     ],
 )
-def test_a_database_that_is_not_there_is_one_line_and_exit_1(dsn: str, said: str) -> None:
-    done = infaas("sql", "SELECT 1", INFAAS_SQL_DSN=dsn)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert said in done.stderr
-    assert "secret" not in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_a_database_that_is_not_there_is_one_line_and_exit_1(dsn: str, said: str, sql: Sql) -> None:
+    out, err = sql(dsn, "SELECT 1", code=1)
+    assert out == ""
+    assert said in err
+    assert "secret" not in err
+    assert err.count("\n") == 1
 
 
 def _without_query(**more: str) -> subprocess.CompletedProcess[Any]:
@@ -140,10 +151,15 @@ def test_there_are_thirty_queries_and_every_relation_is_named(empty_dsn: str) ->
         assert [name for (name,) in found if f"`{name}`" not in TEXT or f"### `{name}`" not in made] == []
 
 
-@pytest.fixture
-def used_dsn(database_dsn: str, reader_dsn: str) -> Iterator[str]:
-    """The read-only DSN of a database in which everything has happened at least once."""
-    store = Store(database_dsn, "test")
+@pytest.fixture(scope="module")
+def used_dsn(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """The read-only DSN of a database in which everything has happened at least once. Nobody can write by it."""
+    with database(postgres) as fresh:
+        everything(Store(fresh.writer, "test"))
+        yield fresh.reader
+
+
+def everything(store: Store) -> None:
     now = time.time()
     catalogue = {
         f"variant.{VARIANT}": encode(variant_record()),
@@ -163,7 +179,6 @@ def used_dsn(database_dsn: str, reader_dsn: str) -> Iterator[str]:
     ledger.write([message(*outcomes), message(*states), *(message(row) for row in others)])
     ledger.write([EventMessage("infaas.event.outcome", b"\xc1")])
     store.close()
-    yield reader_dsn
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.split("FROM")[1].split()[0].strip("(;"))

@@ -10,9 +10,16 @@ from services.simulation.scenario.read import read_scenario
 
 HERE = Path(__file__).parent
 FAILED: list[dict[str, object]] = tomllib.loads((HERE / "failed.toml").read_text()).get("failed", [])
+LONG_S = 35.0  # of simulated time: two thirds of the computing
 
 
-@pytest.mark.parametrize("one", FAILED, ids=lambda one: f"{one['invariant']}-{one['scenario']}")
+def marked(one: dict[str, object]) -> object:
+    text = (HERE / str(one["scenario"])).read_text()
+    long = tomllib.loads(text)["scenario"]["duration_s"] > LONG_S
+    return pytest.param(one, id=f"{one['invariant']}-{one['scenario']}", marks=[pytest.mark.slow] if long else [])
+
+
+@pytest.mark.parametrize("one", [marked(one) for one in FAILED])
 def test_what_once_failed(one: dict[str, object]) -> None:
     broken = {found.invariant for found in tried(read_scenario(HERE / str(one["scenario"]))).violations}
     if one.get("known"):

@@ -1,5 +1,7 @@
 """Fixtures of tests against whole systems, and which of these tests belong to `make test`: each way through all of it once."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.clients.stock import nc
@@ -37,6 +39,13 @@ CROSSINGS = {
     "test_embedded_postgres.py": ("test_what_was_committed_survives_kill_9",),
     "test_supervise.py": ("test_a_killed_child_is_reported_and_restarted",),
 }
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where no slow test runs, a file of slow ones is not even read."""
+    if "not slow" in config.option.markexpr and collection_path.match("test_*.py"):
+        return collection_path.name not in CROSSINGS or None
+    return None
 
 
 def pytest_itemcollected(item: pytest.Function) -> None:

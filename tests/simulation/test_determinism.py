@@ -71,7 +71,7 @@ def test_in_a_process_with_other_hashes() -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == digests()  # the solver may print a line of its own before
 
 
-@pytest.mark.parametrize("name", ["failing", "processes"])
+@pytest.mark.parametrize("name", ["failing", pytest.param("processes", marks=pytest.mark.slow)])
 def test_another_seed_is_another_run(name: str) -> None:
     assert digest(replace(ALL[name](), seed=8)) != here(name)
 

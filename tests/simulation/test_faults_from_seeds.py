@@ -74,6 +74,7 @@ def test_files_say_that_they_are_checked_and_are_refused_beside_a_seed(
     assert "--faults takes a seed and no file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_many_seeds_on_all_cores(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["simulate", "--faults", "12-13", "--json"])
     found = json.loads(capsys.readouterr().out)

@@ -110,8 +110,8 @@ def test_plans_meet_the_objective_with_another_seed(tmp_path: Path, edges: Edges
 
 
 def test_when_the_load_triples_the_tuner_gives_all_vertices_replicas_at_once(tmp_path: Path) -> None:
-    rate = [[0, 40], [15, 40], [15.1, 120], [45, 120]]
-    file = write_scenario(tmp_path, problem(CHAIN), {"rate": rate}, WORKERS, duration_s=45.0, seconds=15.0)
+    rate = [[0, 40], [15, 40], [15.1, 120], [30, 120]]
+    file = write_scenario(tmp_path, problem(CHAIN), {"rate": rate}, WORKERS, duration_s=30.0, seconds=15.0)
     scenario = read_scenario(file, policies=["inferline"], seed=2)
     plan, found = scenario.policies[0].plans["p"], run(scenario)
     assert plan.rate == pytest.approx(40.0, rel=0.15), "it knows the first 15 s only"

@@ -130,9 +130,11 @@ def missing(text: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("path", COLLECTED, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_asks_for_what_only_an_extra_brings(path: Path) -> None:
-    assert missing(path.read_text()) == {}, "pytest.importorskip first, or import it where it is used"
+def test_modules_ask_for_what_only_an_extra_brings() -> None:
+    found = {str(path.relative_to(ROOT)): missing(path.read_text()) for path in COLLECTED}
+    assert {name: packages for name, packages in found.items() if packages} == {}, (
+        "pytest.importorskip first, or import it where it is used"
+    )
 
 
 def test_make_test_has_a_few_live_tests_that_exist() -> None:

@@ -52,7 +52,7 @@ def made(path: Path) -> list[tuple[str, str]]:
         for top in tree(path).body
         for node in ast.walk(top)
         if isinstance(node, ast.Call)
-        for name in [ast.unparse(node.func).rpartition(".")[2]]
+        for name in [getattr(node.func, "attr", None) or getattr(node.func, "id", "")]
         if name in ACTORS
     ]
 

@@ -18,6 +18,7 @@ LOADERS = [*SOURCES, *sorted(path for name in BESIDES for path in (ROOT / name).
 EVERYTHING = [*LOADERS, *sorted(path for name in ("tests", "benches") for path in (ROOT / name).rglob("*.py"))]
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+NAMED = re.compile("|".join([*UNSAFE_MODULES, "torch"]))  # other sources are not worth parsing
 
 
 # Reads weights of a package on its user's machine. No service imports it.
@@ -26,8 +27,8 @@ PREPARATION = ROOT / "examples" / "photos"
 
 def unsafe(source: str, *, weights: bool = False) -> list[str]:
     """What in this source could run code that a file brings along. weights: torch.load may read tensors alone."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)) if NAMED.search(source) else ():
         match node:
             case ast.Import(names=names):
                 found += [alias.name for alias in names if alias.name.split(".")[0] in UNSAFE_MODULES]
@@ -59,9 +60,9 @@ def is_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
 
 
-@pytest.mark.parametrize("path", LOADERS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_loader_that_runs_what_it_reads(path: Path) -> None:
-    assert unsafe(path.read_text(), weights=PREPARATION in path.parents) == []
+def test_no_loader_that_runs_what_it_reads() -> None:
+    found = {path: unsafe(path.read_text(), weights=PREPARATION in path.parents) for path in LOADERS}
+    assert {str(path.relative_to(ROOT)): names for path, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize(
@@ -99,9 +100,9 @@ def test_nobody_else_ships_our_names(name: str) -> None:
     assert set(packages_distributions().get(name, ())) <= {"infaas"}
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_stay_small(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 500
+def test_files_stay_small() -> None:
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in EVERYTHING}
+    assert {name: count for name, count in lines.items() if count > 500} == {}
 
 
 def test_import_rules_are_kept() -> None:

@@ -1,9 +1,10 @@
-"""A real PostgreSQL for tests: one server a session, one template with our schema, a clone of it a test."""
+"""A real PostgreSQL for tests: one server a session, one template with our schema, a clone of it a test that writes."""
 
 import itertools
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import psycopg
 import pytest
@@ -23,8 +24,9 @@ _numbers = itertools.count(1)
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     """The session's server, its database `infaas` prepared (nobody writes to it: it is the template)."""
     directory: Path = tmp_path_factory.mktemp("postgres")
-    # A test's data is worth nothing after a crash of the machine; crash safety has tests with servers of their own.
-    server = EmbeddedPostgres(directory, options={"fsync": "off", "full_page_writes": "off"})
+    # A test's data is worth nothing after a crash of the machine; crash safety has tests with servers of their own. Nor are
+    # its passwords: thousands of logins of tests need no thousands of hashes each.
+    server = EmbeddedPostgres(directory, options={"fsync": "off", "full_page_writes": "off", "scram_iterations": "1"})
     try:
         server.start()
     except ServerError as error:
@@ -64,12 +66,28 @@ def drop(postgres: EmbeddedPostgres, name: str) -> None:
         server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
+class Database(NamedTuple):
+    """DSNs of one database: of its superuser, and of the roles that write and read."""
+
+    owner: str
+    writer: str
+    reader: str
+
+
+@contextmanager
+def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """A fresh prepared database."""
+    name = clone(postgres)
+    owner = postgres.dsn("postgres", postgres.password, name)
+    yield Database(owner, role_dsn(owner, WRITER, WRITER_PASSWORD), role_dsn(owner, READER, READER_PASSWORD))
+    drop(postgres, name)
+
+
 @pytest.fixture
 def superuser_dsn(postgres: EmbeddedPostgres) -> Iterator[str]:
     """A fresh prepared database, as its superuser."""
-    name = clone(postgres)
-    yield postgres.dsn("postgres", postgres.password, name)
-    drop(postgres, name)
+    with database(postgres) as fresh:
+        yield fresh.owner
 
 
 @pytest.fixture
