@@ -298,10 +298,12 @@ def _offer(closest: dict[str, Any]) -> str:
 
 
 def print_functions(items: Sequence[Mapping[str, Any]]) -> None:
-    """Of each version whose owner's functions run as part of these variants: which they are, and how long they take."""
-    for name, said in {
-        f"{item['model']} {item['version']}": item["functions"] for item in items if item.get("functions")
-    }.items():
+    """Of each version whose owner's functions run as part of these variants: which they are, and how long they take beside the first one."""
+    versions = dict[str, str]()
+    for item in items:
+        if item.get("functions"):
+            versions.setdefault(f"{item['model']} {item['version']}", item["functions"])
+    for name, said in versions.items():
         print(f"functions of its owner: {name}: {said}, in the sandbox; figures and prices are with them")
 
 

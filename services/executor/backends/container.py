@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -60,7 +61,7 @@ class ChildProcess:
     """
 
     def __init__(self, command: list[str], directory: Path, code: str, what: str) -> None:
-        self.memory_mb = 0.0
+        self.memory_mb = self.start_ms = 0.0
         self._code = code
         self._command = dies_with_parent(command, signal.SIGKILL)
         self._directory = directory
@@ -138,6 +139,7 @@ class ChildProcess:
         """What the process must hear before it says that it is ready."""
 
     def _start(self) -> None:
+        started = time.perf_counter()
         with self._changing:
             if self._closed:
                 raise LoadFailed("the container has been closed")
@@ -164,10 +166,15 @@ class ChildProcess:
             self._process.wait()
             raise LoadFailed(plain(error))
         self.measure_memory()
+        self.start_ms = (time.perf_counter() - started) * 1000.0
         self._up.set()
 
     def _await_process(self) -> None:
-        """Wait while the process is being started again. Raises RunFailed, Cancelled."""
+        """Wait while the process is being started again, also where it has ended between two calls. Raises RunFailed, Cancelled."""
+        if self._up.is_set() and self._process.poll() is not None:
+            ended = self._ended()
+            if isinstance(ended, Cancelled):
+                raise ended
         while not self._up.wait(AGAIN_S):
             if self._given_up.is_set():
                 raise Cancelled("the process has ended, and it takes long to start again")
