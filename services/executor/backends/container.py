@@ -94,7 +94,7 @@ class ChildProcess:
         """CPU seconds of the process since it began."""
         with suppress(psutil.Error):  # it is being started again
             used = psutil.Process(self._process.pid).cpu_times()
-            return used.user + used.system
+            return float(used.user + used.system)
         return 0.0
 
     def exchange(self, call: Any, kind: type[R]) -> R:
@@ -147,8 +147,8 @@ class ChildProcess:
             with theirs:
                 self._process = subprocess.Popen(
                     self._command,
-                    stdin=theirs,
-                    stdout=theirs,
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
                     stderr=self.stderr,
                     cwd=self._directory,
                     env=self._environment(),
