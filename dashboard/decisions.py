@@ -60,8 +60,10 @@ def show_verdict(answer: dict[str, Any]) -> None:
         name = chosen.get("variant") if isinstance(chosen, dict) else chosen
         known = [each for each in answer.get("candidates") or [] if each["variant"] == name]
         worker = known[0].get("worker") if known else None
+        functions = known[0].get("functions") if known else ""
+        within = f" Functions of its owner run within it: {functions}." * bool(functions)
         st.success(
-            f"**{name}** would answer{f', on {worker}' if worker else ''}: {why_chosen(answer)}.",
+            f"**{name}** would answer{f', on {worker}' if worker else ''}: {why_chosen(answer)}.{within}",
             icon=":material/check_circle:",
         )
         return

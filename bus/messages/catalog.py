@@ -44,18 +44,21 @@ class Functions(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Functions of the model's owner that each item of a query goes through, in a sandboxed process beside the model (bus/functions.py).
 
     before, after: as FILE:FUNCTION; empty: there is none. sources: the files' texts, by FILE. model: what the model itself takes and gives, between
-    them; None: it is not inspected yet.
+    them; None: it is not inspected yet. ms: that they take of one item beside one of the model's variants, as it was measured; None: it was not.
     """
 
     before: str = ""
     after: str = ""
     sources: dict[str, str] = {}
     model: Signature | None = None
+    ms: float | None = None
 
     @property
     def words(self) -> str:
-        """Which there are, for people."""
-        return " and ".join(f"{when} {name}" for when, name in (("before", self.before), ("after", self.after)) if name)
+        """Which there are, and how long they take, for people."""
+        around = (("before", self.before), ("after", self.after))
+        took = "" if self.ms is None else f" ({self.ms:.3g} ms)"
+        return " and ".join(f"{when} {name}" for when, name in around if name) + took
 
 
 class ProfileRow(Struct, frozen=True, kw_only=True):

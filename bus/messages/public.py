@@ -358,7 +358,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     stage: of a pipeline, the vertex for which it was considered. metric: of the accuracy; error: that it stands for, in the unit of the
     labels (`unit`), if the metric is mae or rmse. cost_per_1000: US$ for 1,000 items in its usual batches, by which variants are ordered. cost: US$ per
-    1,000 such queries that are each alone in their batch, which a query's `cost` limits.
+    1,000 such queries that are each alone in their batch, which a query's `cost` limits. functions: of its owner, and their ms of its latency.
     """
 
     model: str
@@ -379,6 +379,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     cost: float = 0.0
     fits: bool = False
     unit: str = ""
+    functions: str = ""
 
 
 class MemberShare(Struct, frozen=True, kw_only=True):

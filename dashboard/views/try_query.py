@@ -39,9 +39,10 @@ def choose_inputs(specs: list[TensorSpec]) -> dict[str, Any] | None:
     """Show the controls for the inputs. None: there are none yet. Raises BadInput."""
     if specs:
         st.caption(f"{app} takes {inputs.takes(specs)}; n is the number of items.")
-    how = st.segmented_control(
-        "Inputs", [RANDOM, TEXT, FILE] if specs else [TEXT], default=RANDOM if specs else TEXT, required=True, key="how"
-    )
+    options = [RANDOM, TEXT, FILE] if specs else [TEXT]
+    how = FILE  # neither random values nor JSON are the bytes of a picture
+    if not any(spec.binary for spec in specs):
+        how = st.segmented_control("Inputs", options, default=options[0], required=True, key="how")
     if how == RANDOM:
         seed = st.session_state.setdefault("seed", 0)
         st.caption("One item of random values. It tests the way to the model and back; the answer has no meaning.")
@@ -56,13 +57,14 @@ def choose_inputs(specs: list[TensorSpec]) -> dict[str, Any] | None:
         )
         return inputs.from_json(text, specs) if text.strip() else None
     whole = len(specs) == 1 and specs[0].binary  # a file is an item as it is
-    endings = [*inputs.ARRAYS, *(inputs.PICTURES if whole or inputs.picture_shape(specs) else ())]
-    file = st.file_uploader("File", endings, key=f"file-{app}")
+    endings = [*inputs.ARRAYS, *(inputs.PICTURES if inputs.picture_shape(specs) else ())]
+    file = st.file_uploader("File", None if whole else endings, key=f"file-{app}")
     if file is None:
         return None
-    if file.name.rpartition(".")[2].lower() in inputs.PICTURES:
-        if whole:
-            return {specs[0].name: [file.getvalue()]}
+    ending = file.name.rpartition(".")[2].lower()
+    if whole and ending not in inputs.ARRAYS:
+        return {specs[0].name: [file.getvalue()]}
+    if ending in inputs.PICTURES:
         return _picture(file.getvalue(), specs)
     return inputs.from_file(file.name, file.getvalue(), specs)
 

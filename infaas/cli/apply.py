@@ -387,7 +387,7 @@ def _file_of(model: ModelRecord) -> Item:
         "sha256": model.source,
     }
     if model.functions is not None:
-        found |= {name: f"models/{said}" for name in AROUND if (said := getattr(model.functions, name))}
+        found |= {name: f"{stem}/{said}" for name in AROUND if (said := getattr(model.functions, name))}
     return found | {name: one for name in _OF_A_MODEL if (one := getattr(model, name)) not in (None, [], False)}
 
 

@@ -297,12 +297,19 @@ def _offer(closest: dict[str, Any]) -> str:
     return f"{closest.get('variant')} ({', '.join(figures)})"
 
 
+def print_functions(items: Sequence[Mapping[str, Any]]) -> None:
+    """Of each version whose owner's functions run as part of these variants: which they are, and how long they take beside the first one."""
+    versions = dict[str, str]()
+    for item in items:
+        if item.get("functions"):
+            versions.setdefault(f"{item['model']} {item['version']}", item["functions"])
+    for name, said in versions.items():
+        print(f"functions of its owner: {name}: {said}, in the sandbox; figures and prices are with them")
+
+
 def print_variants(columns: Sequence[Column], empty: str, items: list[dict[str, Any]], wide: bool) -> None:
     """A table of variants; then whose owners' functions run as part of them, and of each that computes one item at a time, why it does."""
     print_table(items, columns, empty, wide=wide)
-    for name, said in {
-        f"{item['model']} {item['version']}": item["functions"] for item in items if item.get("functions")
-    }.items():
-        print(f"functions of its owner: {name}: {said} the model, in the sandbox; figures and prices are with them")
+    print_functions(items)
     for variant, reason in {item["variant"]: item["alone"] for item in items if item.get("alone")}.items():
         print(f"one item at a time: {variant}: {reason}")

@@ -15,6 +15,7 @@ from infaas.cli.output import (
     fail,
     meant,
     number,
+    print_functions,
     print_json,
     print_table,
     quality_of,
@@ -226,6 +227,7 @@ def _render_explain(explanation: dict[str, Any], *, wide: bool) -> None:
     columns = (Column("stage", "stage"), *_EXPLAIN_COLUMNS) if stages else _EXPLAIN_COLUMNS
     empty = "this app has no variants" if stages is None else "no variants were considered"
     print_table(rows, columns, empty, wide=wide)
+    print_functions(rows)
     if explanation.get("chosen") is None:
         refusal = explanation.get("refusal")
         print(

@@ -466,9 +466,8 @@ def _told(part: QueryPart, join: Join, view: ClusterView) -> Error:
     if error.code == "unsatisfiable":
         offered = offer(join.query.ask, run.served, view, f"vertex {part.stage}: {error.message}")
         return replace(offered, field=error.field)
-    # What a stage gets is made here and not the client's fault, unless it is read from where the client says.
-    from_client = run.by_ref and any(
-        one.vertex == QUERY for refs in run.served.stages[part.stage].inputs.values() for one in refs
-    )
+    # What a stage gets is made here and not the client's fault, unless it is the query's alone, or read from where the client says.
+    sources = {one.vertex for refs in run.served.stages[part.stage].inputs.values() for one in refs}
+    from_client = sources == {QUERY} or (run.by_ref and QUERY in sources)
     code = "model_error" if error.code == "bad_request" and not from_client else error.code
     return replace(error, code=code, message=f"vertex {part.stage}: {error.message}")

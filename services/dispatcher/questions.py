@@ -325,6 +325,7 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
         simulated=record.simulated,
         why_not=why_not,
         fits=bool(group.active) and not _unmet(i, app, ask, now),
+        functions="" if record.functions is None else record.functions.words,
     )
 
 

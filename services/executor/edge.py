@@ -248,8 +248,8 @@ class ExecutorEdge:
                 return await store_outputs(self._bus, self._subjects.outputs_bucket, command.key, command.outputs)
             case MeasureProcess():
                 cpu = self._process.cpu_times()
-                memory_mb = self._process.memory_info().rss / 2**20 + self._models.beside_mb()
-                return ProcessUse(memory_mb, cpu.user + cpu.system)
+                memory_mb, cpu_s = self._models.beside()
+                return ProcessUse(self._process.memory_info().rss / 2**20 + memory_mb, cpu.user + cpu.system + cpu_s)
         raise TypeError(f"unknown command {command!r}")
 
     async def _gather(self, command: FetchInputs) -> bytes:
@@ -272,9 +272,8 @@ class ExecutorEdge:
         """Assemble, run, split. An error is reported for the whole batch; the actor then runs its queries one by one."""
         queries, record = command.queries, model.record
         started = unix_now()
-        unfit = True
+        unfit, handle = True, model.handle
         try:
-            handle = model.handle
             limit = record.max_batch
             if model.one is not None:
                 array = single(queries, model.one, allow_nan=record.allow_nan)
@@ -286,13 +285,13 @@ class ExecutorEdge:
                 outputs = self._named_pieces(model, arrays)
             parts = split(outputs, handle.outputs, queries)
             labels = named_classes(outputs, record.labels, queries) if record.labels or record.says_class else None
-            took = handle.took() if isinstance(handle, WithFunctions) else None
-            return BatchResult(started, unix_now(), parts, None, most_bytes(outputs), labels=labels, functions_s=took)
+            result = BatchResult(started, unix_now(), parts, None, most_bytes(outputs), labels=labels)
         except (BackendError, BadTensor, NotANumber, ValueError, KeyError, MemoryError) as error:
             found = [plain(error)] * len(queries)
-            return BatchResult(
+            result = BatchResult(
                 started, unix_now(), [], found, unfit=isinstance(error, BadTensor if unfit else ItemRefused)
             )
+        return replace(result, functions_s=handle.took()) if isinstance(handle, WithFunctions) else result
 
     @staticmethod
     def _pieces(model: ModelInMemory, array: Any) -> list[Any]:

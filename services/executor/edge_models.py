@@ -156,10 +156,10 @@ class DeviceModels:
         if model is not None:
             await self._close(model)
 
-    def beside_mb(self) -> float:
-        """Memory of the processes of models' functions."""
-        handles = [model.handle for model in self.loaded.values()]
-        return sum(one.beside_mb for one in handles if isinstance(one, WithFunctions))
+    def beside(self) -> tuple[float, float]:
+        """Memory in MB of the processes of models' functions, and CPU seconds that they have used."""
+        found = [model.handle for model in self.loaded.values() if isinstance(model.handle, WithFunctions)]
+        return sum(one.beside_mb for one in found), sum(one.beside_cpu_s for one in found)
 
     def _take(self, instance: str, model: ModelInMemory) -> None:
         self.loaded[instance] = model

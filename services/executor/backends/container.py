@@ -9,9 +9,11 @@ is started again. Source of the interface: Clipper's model containers (paper 002
 import importlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -59,7 +61,7 @@ class ChildProcess:
     """
 
     def __init__(self, command: list[str], directory: Path, code: str, what: str) -> None:
-        self.memory_mb = 0.0
+        self.memory_mb = self.start_ms = 0.0
         self._code = code
         self._command = dies_with_parent(command, signal.SIGKILL)
         self._directory = directory
@@ -88,6 +90,13 @@ class ChildProcess:
             self.memory_mb = psutil.Process(self._process.pid).memory_info().rss / 2**20
         return self.memory_mb
 
+    def measure_cpu(self) -> float:
+        """CPU seconds of the process since it began."""
+        with suppress(psutil.Error):  # it is being started again
+            used = psutil.Process(self._process.pid).cpu_times()
+            return float(used.user + used.system)
+        return 0.0
+
     def exchange(self, call: Any, kind: type[R]) -> R:
         """The reply to a call. Raises RunFailed, Cancelled."""
         self._given_up.clear()
@@ -104,7 +113,9 @@ class ChildProcess:
         """End the process: the only way to end code of somebody else."""
         if self._up.is_set():
             self._cancelled = True
-            kill_group(self._process.pid)  # what it has started may hold the channel open
+            kill_group(self._process.pid)
+            with suppress(OSError):  # what it has started, and has left its group, may hold the channel open
+                self._ours.shutdown(socket.SHUT_RDWR)
         else:
             self._given_up.set()
 
@@ -128,20 +139,23 @@ class ChildProcess:
         """What the process must hear before it says that it is ready."""
 
     def _start(self) -> None:
+        started = time.perf_counter()
         with self._changing:
             if self._closed:
                 raise LoadFailed("the container has been closed")
-            self._process = process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self.stderr,
-                cwd=self._directory,
-                env=self._environment(),
-                process_group=0,  # Ctrl-C reaches only us
-            )
-            assert process.stdin is not None and process.stdout is not None, "they are pipes"
-            self._channel = Channel(process.stdout, process.stdin, self.most_bytes)
+            self._ours, theirs = socket.socketpair()  # no pipes: who waits for one cannot be woken
+            with theirs:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=self.stderr,
+                    cwd=self._directory,
+                    env=self._environment(),
+                    process_group=0,  # Ctrl-C reaches only us
+                )
+            with self._ours:  # the files keep it open
+                self._channel = Channel(self._ours.makefile("rb"), self._ours.makefile("wb"), self.most_bytes)
         try:
             self._greet(self._channel)
             error = self._channel.received(ChildReply).error
@@ -152,10 +166,15 @@ class ChildProcess:
             self._process.wait()
             raise LoadFailed(plain(error))
         self.measure_memory()
+        self.start_ms = (time.perf_counter() - started) * 1000.0
         self._up.set()
 
     def _await_process(self) -> None:
-        """Wait while the process is being started again. Raises RunFailed, Cancelled."""
+        """Wait while the process is being started again, also where it has ended between two calls. Raises RunFailed, Cancelled."""
+        if self._up.is_set() and self._process.poll() is not None:
+            ended = self._ended()
+            if isinstance(ended, Cancelled):
+                raise ended
         while not self._up.wait(AGAIN_S):
             if self._given_up.is_set():
                 raise Cancelled("the process has ended, and it takes long to start again")
@@ -175,6 +194,7 @@ class ChildProcess:
         """The error of the batch that was computed when the process ended. It is started again."""
         how, cancelled = self._how_it_ended(), self._cancelled
         self._cancelled = False
+        kill_group(self._process.pid)  # what it has started, which nobody asks any more
         self._up.clear()
         self._channel.close()
         self._start_again()

@@ -140,6 +140,11 @@ class WithFunctions:
         """Host memory of the functions' process."""
         return self._process.measure_memory()
 
+    @property
+    def beside_cpu_s(self) -> float:
+        """CPU seconds of that process since it began."""
+        return self._process.measure_cpu()
+
     def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":
         """Raises ItemRefused, InputRejected, RunFailed, Cancelled."""
         in_order(inputs, self.inputs)

@@ -276,6 +276,7 @@ class Helper:
                     differing=scored.differing,
                     profile=profile,
                     alone=alone,
+                    functions=order.functions and structs.replace(order.functions, ms=result.functions_ms),
                 ),
             )
 

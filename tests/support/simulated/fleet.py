@@ -94,7 +94,8 @@ class Device:
 
     poison: ids of queries in whose batch the process dies; slow: factor on every batch; between: on the time from one batch to
     the next, as nobody measures it; spread: batches take up to this share more or less; broken: why it cannot load
-    anything, loads: how often it tried. By model: says: what it answers, late: factor on its batches, wide: numbers an item instead of 1.
+    anything, loads: how often it tried. By model: says: what it answers, late: factor on its batches, wide: numbers an item instead of 1, refuses: why
+    its inputs are wrong.
     """
 
     def __init__(self, stage: Stage, name: str) -> None:
@@ -110,6 +111,7 @@ class Device:
         self.says: dict[str, float] = {}
         self.late: dict[str, float] = {}
         self.wide: dict[str, int] = {}
+        self.refuses: dict[str, str] = {}
         self.batches: list[list[str | None]] = []
         self.objects: dict[str, dict[str, Any]] = {}
         self._tables: dict[str, LatencyTable] = {}
@@ -152,6 +154,10 @@ class Device:
                 outputs = [{"y": Tensor("FP32", [w.items, width], said * w.items)} for w in command.queries]
                 size = sum(len(one["y"].data) for one in outputs)
                 result = BatchResult(self.stage.now, self.stage.now + seconds, outputs, bytes=size)
+                if model in self.refuses:
+                    result = BatchResult(
+                        result.started, result.finished, [], [self.refuses[model]] * len(labels), unfit=True
+                    )
                 return seconds * self.between, result
         raise AssertionError(command)
 

@@ -158,6 +158,14 @@ def test_refusals_of_stages_and_what_cannot_begin_end_the_query() -> None:
     refused(fleet.one(fleet.ask("p"), 0.1), "unknown_model", "vertex dear")
 
 
+@pytest.mark.parametrize(("stage", "code"), [("a", "bad_request"), ("d", "model_error")])
+def test_what_a_stage_refuses_of_the_querys_own_inputs_is_the_clients_mistake(stage: str, code: str) -> None:
+    fleet = Staged(DIAMOND)
+    for device in fleet.devices.values():
+        device.refuses[stage] = "no picture"
+    assert refused(fleet.one(fleet.ask("p")), code)["message"] == f"vertex {stage}: no picture"
+
+
 @pytest.mark.parametrize("needs", [{"model": "cheap"}, {"items": 2}])
 def test_what_a_pipeline_cannot_take_is_refused(needs: dict[str, Any]) -> None:
     fleet = Staged(CASCADE)

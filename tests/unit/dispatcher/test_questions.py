@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, Ensemble, PipelineEdge, PipelineRecord, PipelineVertex
+from bus.messages.catalog import AppRecord, Ensemble, Functions, PipelineEdge, PipelineRecord, PipelineVertex
 from bus.messages.fleet import Release
 from bus.messages.public import ListRequest, Requirements
 from services.core.actor import Changed
@@ -60,6 +60,13 @@ def test_what_cannot_serve_is_said_with_the_reason() -> None:
     assert found["refusal"]["code"] == "unsatisfiable"
     [candidate] = found["candidates"]
     assert candidate["why_not"].startswith("inference and the way to it take")
+
+
+def test_explanations_name_the_functions_of_a_models_owner_and_their_time() -> None:
+    fleet = Fleet(variant(functions=Functions(before="o.py:f", sources={"o.py": ""}, ms=1.25)))
+    fleet.order(variant(), seconds=2.0)
+    found = fleet.request(fleet.subjects.explain("app"), Requirements())
+    assert (found["chosen"]["functions"], found["chosen"]["why_not"]) == ("before o.py:f (1.25 ms)", "")
 
 
 def asked_for(fleet: Fleet, seconds: float) -> list[str]:

@@ -340,6 +340,10 @@ async def test_functions_of_the_owner_make_of_bytes_the_name_of_a_class_and_refu
         assert min(result.functions_s) > 0.0
     refused = await edge.perform(batch([pictures[0], b"a text"]))
     assert (refused.errors, refused.unfit) == (["o.py:decode: ValueError: no picture"], True)
+    (memory_mb, cpu_s), whole = edge._models.beside(), await edge.perform(MeasureProcess())
+    assert 5.0 < memory_mb < whole.memory_mb
+    assert 0.0 < cpu_s < whole.cpu_s, "no work of the owner's functions is taken for that of strangers"
+    assert refused.functions_s[0] > 0.0 == refused.functions_s[1], "its seconds are not the next batch's"
     await edge.perform(UnloadModel("i"))
     with pytest.raises(LoadFailed, match="its file cannot be run: SyntaxError"):
         await edge.perform(

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from bus.codec import decode, encode
+from bus.messages.catalog import Functions, ModelRecord, Signature
 from bus.messages.public import Error, Refusal, Register, RegistrationAccepted, RegistrationStatus
 from bus.port import Bus, Delivery
 from bus.subjects import Subjects
+from infaas.cli.apply import _file_of
 from infaas.errors import BadInput, NotConnected, Refused, Timeout
 from infaas.following import Follower
 from infaas.registering import OVER, last_status, register
@@ -264,3 +266,18 @@ async def test_bad_files_are_not_sent(model: Path, validation: Path, options: di
     async with on_a_bus() as (_broker, bus):
         with chdir(model.parent), pytest.raises(BadInput, match=word):
             await register(bus, SUBJECTS, app="a", model="m", **given)
+
+
+def test_an_export_keeps_the_functions_files_of_two_versions_apart() -> None:
+    functions, none = Functions(before="o.py:f", sources={"o.py": ""}), Signature(inputs=[], outputs=[])
+    found = [
+        _file_of(
+            ModelRecord(
+                model="m", version=version, task=None, metric="top1", format="onnx", source="s", validation="v",
+                signature=none, created=1.0, registration="r", functions=functions,
+            )
+        )
+        for version in ("1", "2")
+    ]  # fmt: skip
+    assert [one["before"] for one in found] == ["models/m-1/o.py:f", "models/m-2/o.py:f"]
+    assert "after" not in found[0]

@@ -3,15 +3,18 @@
 - User and network namespaces of its own: no network, no access to other processes of the same user.
 - Landlock: it reads Python and system libraries, writes its scratch directory, starts no program. Newer kernels: no TCP, no signals to
   other processes.
+- seccomp: it starts threads, but no processes, which could outlive it, hold what it inherited, or fill the machine.
 - No new privileges. It dies with its parent.
 
 A container usually allows no namespaces. There Landlock alone protects.
 """
 
 import ctypes
+import errno
 import os
 import resource
 import signal
+import struct
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,7 +24,8 @@ import services
 from services.executor.workshop.sandbox.protocol import SandboxLimits
 
 _CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x40000000, 0x08000000
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE = 1, 38, 4
+_CLONE_THREAD = 0x10000
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 38, 4, 22
 # Landlock: three system calls with the same numbers on every architecture, and its access bits of the first version.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
@@ -42,6 +46,9 @@ _SYSTEM = (
     "/etc/nsswitch.conf",
     "/etc/passwd",
 )
+# seccomp: of each machine its number, that of clone, and those of calls that always make a process. clone3 has one number everywhere.
+_CALLS = {"x86_64": (0xC000003E, 56, (57, 58)), "aarch64": (0xC00000B7, 220, ())}
+_CLONE3, _X32 = 435, 0x40000000  # calls from here on are those of another machine's numbering
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/proc/self")
 # The device files that a task on an accelerator opens as well.
 _NODES = {"gpu": ("nvidia*", "nvidia-caps/*")}
@@ -58,6 +65,8 @@ def lock_down(limits: SandboxLimits, scratch: Path, readable: Iterable[str]) -> 
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if not _landlock(libc, scratch, readable, limits.hardware):
         missing.append("landlock")
+    if not _no_processes(libc):
+        missing.append("seccomp")
     return missing
 
 
@@ -97,6 +106,36 @@ def _unshare(libc: ctypes.CDLL) -> bool:
     except OSError:
         pass  # an unmapped user may still read and write its own files
     return True
+
+
+def _no_processes(libc: ctypes.CDLL) -> bool:
+    """Refuse all calls that make a process. glibc starts a thread by clone, whose flags can be seen, where clone3 is unknown."""
+    if os.uname().machine not in _CALLS:
+        return False
+    machine, clone, others = _CALLS[os.uname().machine]
+    load, equal, least, has, give = 0x20, 0x15, 0x35, 0x45, 0x06
+    # Each is (what, operand, where to if so, where to if not). Nowhere is the next one.
+    program: list[tuple[int, int, str, str]] = [
+        (load, 4, "", ""),
+        (equal, machine, "", "refuse"),
+        (load, 0, "", ""),
+        (least, _X32, "refuse", ""),
+        *((equal, number, "refuse", "") for number in others),
+        (equal, _CLONE3, "unknown", ""),
+        (equal, clone, "", "allow"),
+        (load, 16, "", ""),  # clone's flags
+        (has, _CLONE_THREAD, "allow", "refuse"),
+    ]
+    ends = {"allow": 0x7FFF0000, "refuse": 0x00050000 | errno.EPERM, "unknown": 0x00050000 | errno.ENOSYS}
+    place = {name: len(program) + i for i, name in enumerate(ends)}
+    steps = [
+        struct.pack("HBBI", what, *(place[to] - i - 1 if to else 0 for to in (yes, no)), operand)
+        for i, (what, operand, yes, no) in enumerate(program)
+    ]
+    steps += [struct.pack("HBBI", give, 0, 0, value) for value in ends.values()]
+    code = ctypes.create_string_buffer(b"".join(steps))
+    whole = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(code)))
+    return int(libc.prctl(_PR_SET_SECCOMP, 2, whole, 0, 0)) == 0
 
 
 def device_files(hardware: str, directory: Path = Path("/dev")) -> list[str]:

@@ -290,7 +290,9 @@ def inspect(task: InspectTask, tell: Callable[[Frame], None], process: FunctionP
         frameworks=upload.frameworks,
         most_batch=upload.most_batch,
         alone=alone,
-        functions=None if task.functions is None else structs.replace(task.functions, model=candidate.signature),
+        functions=None
+        if task.functions is None
+        else structs.replace(task.functions, model=candidate.signature, ms=None),
     )
 
 

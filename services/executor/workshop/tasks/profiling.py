@@ -16,7 +16,7 @@ from numpy import ndarray
 from bus.messages.catalog import FLOOR, ProfileRow, Signature
 from services.core.placement import REMOTE
 from services.executor.backends.base import Handle
-from services.executor.backends.functions import FunctionProcess
+from services.executor.backends.functions import FunctionProcess, WithFunctions
 from services.executor.workshop.sandbox.protocol import Frame, Independence, Measured, MeasureTask, Step, UploadRejected
 from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.independence import why_alone
@@ -30,6 +30,7 @@ Array = ndarray[Any, Any]
 CELL_S = 0.06
 CELL_OTHER_LENGTH_S = 0.03
 PASSES = 3
+FUNCTIONS_S = 1.0  # in which those of an owner are measured alone
 COMPILE_S = 600.0  # an engine for an accelerator, at its first load
 LONGEST_BATCH_S = 10.0  # a batch that takes longer is not worth having
 BUDGET_S = 20.0  # of repetitions
@@ -237,6 +238,7 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None], process: FunctionP
     if task.artifact.framework == REMOTE:
         peaks = dict.fromkeys(peaks, 0.0)  # what grew here is no model
         where["engine"] = handle.proof.rpartition(" ")[2]
+    functions_ms = functions_of(handle, one)
     transfer_ms, host_mb = transfer_of(handle, one)
     handle.close()
     for _ in range(2 if alone else 1):
@@ -244,6 +246,8 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None], process: FunctionP
             again, ms = _load(candidate, task, one)
             again.close()
             load_ms = min(load_ms, ms)
+    if process is not None:
+        load_ms += process.start_ms  # each instance has one of its own
     return Measured(
         rows=table.rows(),
         load_ms=load_ms,
@@ -260,6 +264,7 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None], process: FunctionP
         accuracy_high=accuracy.high if accuracy is not None else None,
         agreement=agreement,
         differing=differing,
+        functions_ms=functions_ms,
     )
 
 
@@ -348,6 +353,18 @@ def _load(candidate: RunnableUpload, task: MeasureTask, one: dict[str, Array]) -
     handle = candidate.load(task.threads, task.device, max(task.max_batches), task.artifact.precision)
     inspection.run_batch(handle, one)
     return handle, (time.perf_counter() - start) * 1000.0
+
+
+def functions_of(handle: Handle, one: dict[str, Array]) -> float | None:
+    """The ms that its owner's functions take of one item, at best; None if there are none."""
+    if not isinstance(handle, WithFunctions):
+        return None
+    times, until = list[float](), time.monotonic() + FUNCTIONS_S
+    while len(times) < PASSES or (len(times) < 10 * PASSES and time.monotonic() < until):
+        handle.took()
+        inspection.run_batch(handle, one)
+        times.append(sum(handle.took()) * 1000.0)
+    return min(times)
 
 
 def transfer_of(handle: Handle, one: dict[str, Array]) -> tuple[float, float] | tuple[None, None]:

@@ -225,6 +225,8 @@ def test_functions_of_the_owner_run_before_and_after_the_model_and_are_measured_
     exact = next(one for one in built if one.plan.precision == "fp32")
     assert (exact.accuracy, [row.batch for row in exact.profile.rows]) == (1.0, [1, 2, 4])
     assert all(one.profile.memory_mb > 5 for one in built), "the memory of the functions' process is the variant's"
+    assert all(one.functions.ms > 0.0 and one.profile.load_ms > 20.0 for one in built), "each instance starts a process"
+    assert exact.functions.words == f"before o.py:decode and after o.py:name ({exact.functions.ms:.3g} ms)"
 
 
 @pytest.mark.parametrize(

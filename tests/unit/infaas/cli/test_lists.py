@@ -227,6 +227,13 @@ def test_an_explanation_shows_members_before_variants(capsys: pytest.CaptureFixt
     assert lines[0].split() == ["member", "probability", "weight", "variant", "why"]
     assert lines[1].split() == ["a@1", "0.625", "-", "a1", *row["why"].split()]
     assert "the best for its model" in lines[-1]
+    named = {**chosen, "model": "a", "version": "1", "functions": "before o.py:f (1.25 ms)"}
+    _render_explain({"chosen": named, "candidates": [named]}, wide=True)
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith("functions of its owner: a 1: before o.py:f (1.25 ms), in the sandbox")
+    )
 
 
 def test_an_explanation_of_a_pipeline_shows_its_stages_before_their_variants(

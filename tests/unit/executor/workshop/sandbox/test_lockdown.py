@@ -76,6 +76,13 @@ def test_it_starts_no_programs_and_reads_no_other_process(tmp_path) -> None:
     assert try_in_sandbox(tmp_path, body, needs="namespaces") == "PermissionError"
 
 
+def test_it_starts_threads_and_no_processes(tmp_path) -> None:
+    assert try_in_sandbox(tmp_path, "os.fork()", needs="seccomp") == "PermissionError"
+    assert try_in_sandbox(tmp_path, "os.posix_spawn(sys.executable, ['it'], {})", needs="seccomp") == "PermissionError"
+    body = "import threading\nasked = threading.Thread(target=print)\nasked.start()\nasked.join()"
+    assert try_in_sandbox(tmp_path, body, needs="seccomp") == "DONE"
+
+
 def test_it_has_no_network(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         body = f"import socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 5)"
