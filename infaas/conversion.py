@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from infaas.errors import BadInput
-from infaas.folders import is_mlflow, mlflow_model
+from infaas.folders import import_of, is_mlflow, mlflow_model
 from infaas.samples import CHECKED, arrays_of, by_name, check_finite, columns_of, float32_of, labels_of, numbered
 from infaas.tables import table_of
 from infaas.trial import Trial, try_file
@@ -95,7 +95,7 @@ def _framed(x: Any) -> Any:
     table = None if hasattr(x, "columns") else table_of(x)
     if table is None:
         return x
-    _need("pandas", "sklearn")
+    import_of("pandas", "sklearn", "convert")
     import pandas as pd  # noqa: PLC0415
 
     try:
@@ -145,7 +145,7 @@ def kind_of(model: Any) -> str | None:
 
 
 def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -> Converted:
-    _need("skl2onnx", "sklearn")
+    import_of("skl2onnx", "sklearn", "convert")
     from skl2onnx import to_onnx  # noqa: PLC0415
     from sklearn.base import is_classifier, is_regressor  # noqa: PLC0415
 
@@ -209,7 +209,7 @@ def _portable(proto: Any) -> Any:
 
 
 def _boosting(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -> Converted:
-    _need("onnxmltools", "boosting")
+    import_of("onnxmltools", "boosting", "convert")
     import onnxmltools  # noqa: PLC0415
     from onnxmltools.convert.common.data_types import FloatTensorType  # noqa: PLC0415
 
@@ -343,7 +343,7 @@ def whole_onnx(path: Path, directory: Path) -> Path:
     """The file itself; of an ONNX model whose weights are in files beside it, a copy in `directory` that holds them. Raises BadInput."""
     if path.suffix.lower() != ".onnx" or not _has_external(path):
         return path
-    _need("onnx", "sklearn")
+    import_of("onnx", "sklearn", "convert")
     import onnx  # noqa: PLC0415
 
     try:
@@ -462,13 +462,6 @@ def _first(make: Callable[[Any], Any], options: list[Any]) -> Any:
         with suppress(NameError):  # skl2onnx's error for an option that the estimator does not have
             return make(one)
     return make(options[-1])
-
-
-def _need(package: str, extra: str) -> None:
-    from importlib.util import find_spec  # noqa: PLC0415
-
-    if find_spec(package) is None:
-        raise BadInput(f"model: {package} is needed to convert it: pip install 'infaas[{extra}]'")
 
 
 def _short(error: Exception) -> str:

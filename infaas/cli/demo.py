@@ -14,7 +14,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 from rich.table import Table
 
-from infaas.cli.options import Json
+from infaas.cli.options import Json, imported
 from infaas.cli.output import FAILED, print_json, progress_bars, usage
 from infaas.cli.simulate import check_outputs
 
@@ -88,19 +88,14 @@ def demo(
 
 
 def _maker(family: str) -> "MakeFamily":
-    module, _, function = FAMILIES.get(family, family).partition(":")
-    if not (module and function):
+    named = FAMILIES.get(family, family)
+    if ":" not in named:
         usage(f"--family {family}: is neither {' nor '.join(FAMILIES)} nor MODULE:FUNCTION")
-    try:
-        make: MakeFamily = getattr(import_module(module), function)
-    except ModuleNotFoundError as error:
-        if family == "photos" and error.name in ("examples", module):
-            usage(
-                "--family photos: is in examples/photos of the repository: install a checkout with pip install -e '.[photos]'"
-            )
-        usage(f"--family {family}: {error}")
-    except AttributeError:
-        usage(f"--family {family}: {module} has no {function}")
+    if family == "photos" and find_spec("examples") is None:
+        usage(
+            "--family photos: is in examples/photos of the repository: install a checkout with pip install -e '.[photos]'"
+        )
+    make: MakeFamily = imported(named)
     return make
 
 
@@ -110,7 +105,7 @@ async def _run(which: str, make: "MakeFamily", keep: bool, seconds: float, plot:
     if which == "--ensemble" and plot is None and find_spec("matplotlib") is not None:
         plot = Path(mkdtemp(prefix="infaas-ensemble-")) / "ensemble.svg"
     with progress_bars() as progress:
-        demo = await _demo(which, make, keep, progress)
+        demo = await _demo(which, make, progress)
         result, system = await run(demo, keep=keep, seconds=seconds, picture=plot, progress=progress)
     if as_json:
         running = {"system": {"data_dir": str(system.data_dir), "pid": system.pid, **system.urls}} if keep else {}
@@ -120,18 +115,13 @@ async def _run(which: str, make: "MakeFamily", keep: bool, seconds: float, plot:
     return FAILED if result["problems"] else 0
 
 
-async def _demo(which: str, make: "MakeFamily", keep: bool, progress: "OnProgress") -> "Demo":
-    if which == "--ensemble":
-        from infaas.demo.ensemble import EnsembleDemo  # noqa: PLC0415
+async def _demo(which: str, make: "MakeFamily", progress: "OnProgress") -> "Demo":
+    if which:
+        found: Demo = import_module(f"infaas.demo.{which.lstrip('-')}").DEMO
+        return found
+    from infaas.demo.choices import choices  # noqa: PLC0415
 
-        return EnsembleDemo()
-    if which == "--pipeline":
-        from infaas.demo.pipeline import PipelineDemo  # noqa: PLC0415
-
-        return PipelineDemo(keep=keep)
-    from infaas.demo.choices import ChoicesDemo  # noqa: PLC0415
-
-    return ChoicesDemo(await make(progress))
+    return choices(await make(progress))
 
 
 def print_result(demo: "Demo", result: Mapping[str, Any], console: Console, kept: "DemoSystem | None" = None) -> None:

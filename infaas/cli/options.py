@@ -2,9 +2,12 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, make_dataclass
 from datetime import datetime, timedelta
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -27,6 +30,19 @@ def whole(_: type, tokens: Sequence[Any]) -> int:
         return int(text)
     except ValueError:
         raise ValueError(f"must be a whole number, not {text!r}") from None
+
+
+def imported(named: str) -> Any:
+    """What MODULE:FUNCTION names, also of a module in the working directory. Ends the command (bad usage) if there is none."""
+    module, _, function = named.partition(":")
+    if not module or not function:
+        usage(f"{named!r} names no function: write MODULE:FUNCTION, as drivers:cascade for drivers.py here")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return attrgetter(function)(import_module(module))
+    except (Exception, SystemExit) as error:  # the module is the user's own code
+        usage(f"cannot import {named}: {type(error).__name__}: {error}")
 
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON document and nothing else.")]

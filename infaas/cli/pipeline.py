@@ -1,11 +1,9 @@
 """`infaas pipeline VERB`: apps that other apps answer together (docs/pipelines.md)."""
 
 import asyncio
-import importlib
 import inspect
 import json as json_text
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +17,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from bus.port import BusError
-from infaas.cli.options import DataDir, Json, Verbs, Whole, Wide, check_verb
+from infaas.cli.options import DataDir, Json, Verbs, Whole, Wide, check_verb, imported
 from infaas.cli.output import Column, fail, number, print_table, progress, render_done, show, usage
 from infaas.connecting import connect, with_client
 from infaas.errors import InfaasError
@@ -381,18 +379,8 @@ def _trace(named: str, samples: Path, most: int | None, data_dir: Path | None, j
 
 
 def _driver(named: str) -> "Driver":
-    """The function MODULE:FUNCTION, also of a module in the working directory. Ends the command if there is none."""
-    module, _, function = named.partition(":")
-    if not module or not function:
-        usage(f"{named!r} names no function: write MODULE:FUNCTION, as drivers:cascade for drivers.py here")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in function.split("."):
-            found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # the module is the user's own code
-        usage(f"cannot import {named}: {type(error).__name__}: {error}")
+    """The function MODULE:FUNCTION. Ends the command (bad usage) if there is none, or if it is no driver."""
+    found = imported(named)
     if not inspect.iscoroutinefunction(found):
         usage(f"{named} is no driver: it must be an `async def` function of (rpc, x)")
     return cast("Driver", found)

@@ -1,17 +1,17 @@
 """`infaas demo`: models of one family serve an app, and each query gets the variant that meets what it asks for."""
 
 import math
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from infaas.answers import Answer
-from infaas.client import Client
-from infaas.demo.load import DemoLoad, DemoReply, ModelFamily, Progress, QueryKind, arrivals
-from infaas.demo.program import Demo, DemoSystem, DemoTable, counted, register, text
+from infaas.cli.output import refusal_line
+from infaas.cli.output import text as cell_text
+from infaas.demo.load import DemoLoad, DemoReply, ModelFamily, QueryKind, arrivals, became, counted, text
+from infaas.demo.program import Demo, DemoRun, DemoTable
 from infaas.errors import InfaasError, Refused
 
 FIRST_ANSWER_S = 20.0  # within which each possible kind of query must be answered once, loading included
@@ -34,100 +34,80 @@ FROM infaas.cost_events GROUP BY 1 ORDER BY usd DESC
 }
 
 
-class ChoicesDemo(Demo):
+def choices(family: ModelFamily) -> Demo:
     """Queries with several requirements, to the models of a family."""
-
-    def __init__(self, family: ModelFamily) -> None:
-        self.app = family.app
-        self.settings = family.settings
-        self._family = family
-
-    async def play(self, client: Client, directory: Path, seconds: float, progress: Progress) -> DemoLoad:
-        """Send each kind of query until it is answered once, then all kinds at the changing rate."""
-        family = self._family
-        validation = family.save_validation(directory / "validation.npz")
-        files = [(family.app, model, path, validation) for model, path in family.models.items()]
-        failures = await register(client, files, progress)
-        variants = {row["variant"]: row for row in await client.variants(app=family.app)}
-        self._registered = [
-            {**summary, "failures": failures[summary["model"]]} for summary in summaries(family.models, variants)
-        ]
-        self._kinds = family.query_kinds(variants.values())
-
-        def judge(kind: QueryKind, items: int, id: str, said: Answer | Refused) -> str:
-            if isinstance(said, Refused):
-                return wrong_refusal(kind, said)
-            return wrong_answer(kind, items, id, said, variants, family.classes)
-
-        load = DemoLoad(client, family.app, family.unseen, judge, largest=family.max_items)
-        self._first_ms: dict[str, float] = {}
-        possible = [kind for kind in self._kinds if kind.possible]
-        for done, kind in enumerate(possible):
-            progress("first queries: loading what they need", done / len(possible))
-            self._first_ms[kind.name] = await load.first(kind, FIRST_ANSWER_S)
-        rates = [(seconds / len(family.rates), rate) for rate in family.rates]
-        await load.run(arrivals(rates, self._kinds), seconds, lambda due: progress("sending queries", due / seconds))
-        return load
-
-    async def figures(self, system: DemoSystem, load: DemoLoad) -> dict[str, Any]:
-        asks, problems = [], []
-        for kind in self._kinds:
-            replies = load.replies[kind.name]
-            row = row_of(kind, load.sent[kind.name], len(load.wrong[kind.name]), replies)
-            asks.append(row)
-            problems += problems_of(row, replies, self._family.validated, self._family.views)
-        return {
-            "things": self._family.things,
-            "registered": self._registered,
-            "asks": asks,
-            "first_answer_ms": self._first_ms,
-            "sql": {title: await system.sql(query.format(app=self.app)) for title, query in IN_SQL.items()},
-            "problems": problems,
-        }
-
-    def shown(self, result: Mapping[str, Any]) -> Iterator[str | DemoTable]:
-        yield DemoTable("What was registered", [_model_cells(row) for row in result["registered"]])
-        title = f"What was asked, and what became of it ({result['things']} that the system has not seen)"
-        yield DemoTable(title, [_kind_cells(row) for row in result["asks"]], left=("answered by", "refused"))
-        yield "Why queries were refused (one example of each kind):"
-        for row in result["asks"]:
-            yield from (f"  {row['asked']}: {code}: {reason}" for code, reason in row["reasons"].items())
-        for title, rows in result["sql"].items():
-            words = [name for name, value in (rows[0] if rows else {}).items() if isinstance(value, str)]
-            yield DemoTable(title, [{name: _cell(value) for name, value in row.items()} for row in rows], words)
+    return Demo(family.app, partial(play, family), shown, settings=family.settings)
 
 
-def summaries(models: Mapping[str, Path], variants: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each model the smallest and the largest of each figure of its variants. Raises InfaasError if a model has none."""
-    by_model: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in variants.values():
-        by_model[row["model"]].append(row)
-    missing = models.keys() - by_model.keys()
-    if missing:
-        raise InfaasError(f"registered, but not listed: {', '.join(sorted(missing))}")
-    return [
-        {
-            "model": model,
-            "variants": len(by_model[model]),
-            **{name: _ends(by_model[model], name) for name in ("accuracy", "latency_ms", "cost_per_1000", "memory_mb")},
-        }
-        for model in models
-    ]
+async def play(family: ModelFamily, run: DemoRun) -> dict[str, Any]:
+    """Send each kind of query until it is answered once, then all kinds at the changing rate."""
+    validation = family.save_validation(run.directory / "validation.npz")
+    failures = await run.register([(run.app, model, path, validation) for model, path in family.models.items()])
+    variants = {row["variant"]: row for row in await run.client.variants(app=run.app)}
+    kinds = family.query_kinds(variants.values())
+
+    def judge(kind: QueryKind, items: int, id: str, said: Answer | Refused) -> str:
+        if isinstance(said, Refused):
+            return wrong_refusal(kind, said)
+        return wrong_answer(kind, items, id, said, variants, family.classes)
+
+    load = DemoLoad(run.client, run.app, family.unseen, judge, largest=family.max_items)
+    possible = [kind for kind in kinds if kind.possible]
+    for done, kind in enumerate(possible):
+        run.progress("first queries: loading what they need", done / len(possible))
+        await load.first(kind, FIRST_ANSWER_S)
+    due = arrivals([(run.seconds / len(family.rates), rate) for rate in family.rates], kinds)
+    replies = await load.run(due, run.seconds, lambda at: run.progress("sending queries", at / run.seconds))
+    await run.recorded(load)
+    asks = []
+    for kind in kinds:
+        mine = [one for one in replies if one.kind == kind.name]
+        asks.append(row_of(kind, mine, len(load.wrong[kind.name])))
+        run.problems.extend(problems_of(asks[-1], mine, family.validated, family.views))
+    return {
+        "queries": load.queries,
+        "things": family.things,
+        "registered": [registered(model, variants.values(), failures[model]) for model in family.models],
+        "asks": asks,
+        "sql": {title: await run.system.sql(query.format(app=run.app)) for title, query in IN_SQL.items()},
+    }
 
 
-def _ends(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    values = [float(row[name]) for row in rows if row[name] is not None]
-    return [min(values), max(values)] if values else [0.0, 0.0]
+def shown(result: Mapping[str, Any]) -> Iterator[str | DemoTable]:
+    yield DemoTable("What was registered", [_model_cells(row) for row in result["registered"]])
+    title = f"What was asked, and what became of it ({result['things']} that the system has not seen)"
+    yield DemoTable(title, [_kind_cells(row) for row in result["asks"]], left=("answered by", "refused"))
+    yield "Why queries were refused (one example of each kind):"
+    for row in result["asks"]:
+        yield from (f"  {row['asked']}: {reason}" for reason in row["reasons"].values())
+    for title, rows in result["sql"].items():
+        words = [name for name, value in (rows[0] if rows else {}).items() if isinstance(value, str)]
+        yield DemoTable(title, [{name: cell_text(value) for name, value in row.items()} for row in rows], words)
+
+
+def registered(model: str, variants: Iterable[Mapping[str, Any]], failures: Mapping[str, str]) -> dict[str, Any]:
+    """The smallest and the largest of each figure of a model's variants. Raises InfaasError if it has none."""
+    rows = [row for row in variants if row["model"] == model]
+    if not rows:
+        raise InfaasError(f"registered, but not listed: {model}")
+    figures: dict[str, Any] = {"model": model, "variants": len(rows), "failures": failures}
+    for name in ("accuracy", "latency_ms", "cost_per_1000", "memory_mb"):
+        values = [float(row[name]) for row in rows if row[name] is not None] or [0.0]
+        figures[name] = [min(values), max(values)]
+    return figures
 
 
 def _model_cells(row: Mapping[str, Any]) -> dict[str, str]:
+    def span(name: str, form: str) -> str:
+        return " .. ".join(dict.fromkeys(format(end, form) for end in row[name]))
+
     return {
         "model": row["model"],
         "variants": str(row["variants"]) + (f" ({len(row['failures'])} failed)" if row["failures"] else ""),
-        "accuracy": _span(row["accuracy"], ".3f"),
+        "accuracy": span("accuracy", ".3f"),
         "fastest": f"{row['latency_ms'][0]:.3g} ms",
-        "computed\nUS$/1,000": _span(row["cost_per_1000"], ".2g"),
-        "MB": _span(row["memory_mb"], ".0f"),
+        "computed\nUS$/1,000": span("cost_per_1000", ".2g"),
+        "MB": span("memory_mb", ".0f"),
     }
 
 
@@ -138,7 +118,6 @@ def _kind_cells(row: Mapping[str, Any]) -> dict[str, str]:
     if rest := [count for _, count in counts[MAX_VARIANTS:]]:
         answered += f"\n{sum(rest)} × {len(rest)} others"
     missed = counted(row["missed"], "\n")
-    cost = row["cost_per_1000"]
     return {
         "asked for": row["asked"],
         "sent": str(row["sent"]),
@@ -148,17 +127,8 @@ def _kind_cells(row: Mapping[str, Any]) -> dict[str, str]:
         "p50": text(row["p50_ms"], "{:.1f} ms"),
         "p99": text(row["p99_ms"], "{:.1f} ms"),
         "in time": text(row["slo_attainment"], "{:.1%}") + (f"\n{missed}" if missed else ""),
-        "charged\nUS$/1,000": text(cost, "{:.2g}"),
+        "charged\nUS$/1,000": text(row["cost_per_1000"], "{:.2g}"),
     }
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _span(ends: Sequence[float], form: str) -> str:
-    low, high = (format(end, form) for end in ends)
-    return low if low == high else f"{low} .. {high}"
 
 
 # -- whether each query was answered correctly or refused with a reason, and the figures of each kind of query. Pure
@@ -240,47 +210,14 @@ def wrong_accuracy(promised: float, measured: float, items: int, pictures: int, 
     return f"accuracy {measured:.4f} on {items} answers, but {promised:.4f} was promised (±{allowed:.4f})"
 
 
-def refusals(replies: Sequence[DemoReply]) -> dict[str, int]:
-    """By code, the most frequent first."""
-    return dict(Counter(one.said.code for one in replies if isinstance(one.said, Refused)).most_common())
-
-
-def percentiles(replies: Iterable[DemoReply]) -> dict[str, float | None]:
-    """Of the answers' latencies, as the client saw them."""
-    took = [one.took_ms for one in replies if one.answer is not None]
-    p50, p99 = np.percentile(took, [50, 99]).tolist() if took else (None, None)
-    return {"p50_ms": p50, "p99_ms": p99}
-
-
-def row_of(kind: QueryKind, sent: int, wrong: int, replies: Sequence[DemoReply]) -> dict[str, Any]:
-    """What became of the queries of one kind: a row of the demo's table and of its JSON. wrong: of them, how many have no reply here."""
-    answered = [(one, one.answer) for one in replies if one.answer is not None]
-    items = sum(len(one.labels) for one, _ in answered)
-    right = sum(int((answer.outputs["scores"].argmax(axis=1) == one.labels).sum()) for one, answer in answered)
-    promised = sum(len(one.labels) * (answer.accuracy or 0.0) for one, answer in answered)
-    limit = kind.needs.get("latency_ms") or math.inf
-    met = sum(one.took_ms <= limit and not answer.missed for one, answer in answered)
-    reasons: dict[str, str] = {}
-    for one in replies:
-        if isinstance(one.said, Refused):
-            reasons.setdefault(one.said.code, _reason(one.said))
-    return {
-        "asked": kind.name,
-        "needs": dict(kind.needs),
-        "possible": kind.possible,
-        "sent": sent,
-        "answered": len(answered),
-        "variants": dict(Counter(answer.variant for _, answer in answered).most_common()),
-        "refused": refusals(replies),
-        "reasons": reasons,
-        "missed": dict(Counter(what for _, answer in answered for what in answer.missed).most_common()),
-        "wrong": wrong,
-        "accuracy": right / items if answered else None,
-        "promised_accuracy": promised / items if answered else None,
-        **percentiles(replies),
-        "slo_attainment": met / sent if kind.possible and sent else None,
-        "cost_per_1000": 1000 * sum(answer.cost for _, answer in answered) / items if answered else None,
-    }
+def row_of(kind: QueryKind, replies: Sequence[DemoReply], wrong: int = 0) -> dict[str, Any]:
+    """What became of the queries of one kind: a row of the table and of the JSON. wrong: of those sent, how many have no reply."""
+    found = became(replies, kind.needs.get("latency_ms") or math.inf, wrong)
+    if not kind.possible:
+        found["slo_attainment"] = None
+    reasons = {one.said.code: refusal_line(one.said) for one in reversed(replies) if isinstance(one.said, Refused)}
+    asked = {"asked": kind.name, "needs": dict(kind.needs), "possible": kind.possible, "wrong": wrong}
+    return {**asked, **found, "reasons": reasons}
 
 
 def problems_of(row: Mapping[str, Any], replies: Sequence[DemoReply], validated: int, views: int = 1) -> list[str]:
@@ -293,15 +230,3 @@ def problems_of(row: Mapping[str, Any], replies: Sequence[DemoReply], validated:
     different = len(np.unique(shown // views))
     wrong = wrong_accuracy(row["promised_accuracy"], row["accuracy"], len(shown), different, validated)
     return [f"{row['asked']}: {wrong}"] if wrong else []
-
-
-def _reason(refusal: Refused) -> str:
-    closest = refusal.closest
-    if closest is None:
-        return refusal.message
-    accuracy = closest.get("accuracy")
-    return (
-        f"{refusal.message}; closest: {closest.get('variant')}"
-        f" (accuracy {'?' if accuracy is None else format(accuracy, '.3f')},"
-        f" {closest.get('latency_ms', 0):.3g} ms, US$ {closest.get('cost', 0):.2g} per 1,000)"
-    )

@@ -1,12 +1,11 @@
 """The demo's own family: handwritten digits and seven small classifiers. DATA.md says where they come from."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from infaas.demo.load import HEADROOM, ModelFamily, Progress, QueryKind, Variants
+from infaas.demo.load import HEADROOM, Labelled, ModelFamily, Progress, QueryKind, Variants
 
 HERE = Path(__file__).parent
 DIGITS = HERE / "digits.npz"
@@ -19,22 +18,11 @@ CLASSES = 10
 SIZES = {TRAIN: 3500, VALIDATION: 750, UNSEEN: 750}
 
 
-@dataclass(frozen=True)
-class Digits:
-    """x: FP32 [n, 784], brightness 0..1, rows of 28 pixels. y: int64 [n], the digit."""
-
-    x: NDArray[np.float32]
-    y: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-
-def load(part: int) -> Digits:
-    """One part of the data: TRAIN, VALIDATION or UNSEEN; always the same digits in the same order."""
+def load(part: int) -> Labelled:
+    """One part of the data: TRAIN, VALIDATION or UNSEEN; always the same, in the same order. x: FP32 [n, 784], brightness 0..1."""
     with np.load(DIGITS) as stored:
         chosen = stored["part"] == part
-        return Digits(stored["x"][chosen].astype(np.float32) / np.float32(255), stored["y"][chosen].astype(np.int64))
+        return Labelled(stored["x"][chosen].astype(np.float32) / np.float32(255), stored["y"][chosen].astype(np.int64))
 
 
 def save_validation(path: Path) -> Path:

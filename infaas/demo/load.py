@@ -1,12 +1,15 @@
 """What every demo shows: a family of models, and pictures that the system has not seen, sent at given times. Each reply is judged and kept."""
 
 import asyncio
+import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -38,16 +41,15 @@ class QueryKind(Struct, frozen=True, kw_only=True):
     weight: float = 1.0
 
 
-class Labelled(Protocol):
+@dataclass(frozen=True)
+class Labelled:
     """Labelled pictures: x [n, ...] as the models take them, y int64 [n], the class."""
 
-    @property
-    def x(self) -> NDArray[Any]: ...
+    x: NDArray[Any]
+    y: NDArray[np.int64]
 
-    @property
-    def y(self) -> NDArray[Any]: ...
-
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.y)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,6 @@ MAX_PROBLEMS = 5  # shown for one kind of query
 Indices = NDArray[np.int64]
 # What is wrong with a reply; empty if nothing is. Gets the kind of query, its number of items, its id and the reply.
 Judge = Callable[[QueryKind, int, str, Answer | Refused], str]
-OnTime = Callable[[float], None]  # gets the seconds since the load began
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class DemoReply:
     at: Unix time of the reply. took_ms: at the client, from the time at which the query was due.
     """
 
+    kind: str
     pictures: Indices
     labels: Indices
     said: Answer | Refused
@@ -106,21 +108,10 @@ class DemoReply:
         """None: it was refused."""
         return None if isinstance(self.said, Refused) else self.said
 
-
-class PictureSource:
-    """Gives pictures in random order; no picture comes twice before every picture came once."""
-
-    def __init__(self, pictures: Labelled, rng: np.random.Generator) -> None:
-        self.pictures = pictures
-        self._rng = rng
-        self._unused: Indices = np.empty(0, np.int64)
-
-    def draw(self, items: int) -> Indices:
-        """Indices of `items` pictures."""
-        if len(self._unused) < items:
-            self._unused = np.concatenate([self._unused, self._rng.permutation(len(self.pictures))])
-        drawn, self._unused = self._unused[:items], self._unused[items:]
-        return drawn
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        """By picture, whether the answer says what it shows; empty without an answer."""
+        return np.zeros(0, bool) if self.answer is None else self.answer.outputs["scores"].argmax(axis=1) == self.labels
 
 
 def arrivals(
@@ -137,13 +128,17 @@ def arrivals(
     return [(due, kinds[pick]) for due, pick in zip(times.tolist(), picks.tolist(), strict=True)]
 
 
+def shuffled(count: int, rng: np.random.Generator) -> Iterator[int]:
+    """Numbers below `count` in random order, without end; none comes twice before every one came once."""
+    while True:
+        yield from rng.permutation(count).tolist()
+
+
 class DemoLoad:
-    """Sends queries. replies, wrong: by kind of query. queries: all that were sent, also before the load. largest: items in one query."""
+    """Sends queries. queries: all that were sent. wrong: by kind of query. largest: items in one query."""
 
     def __init__(self, client: Client, app: str, pictures: Labelled, judge: Judge, *, largest: int = 1) -> None:
         self.queries = 0
-        self.sent: Counter[str] = Counter()  # of the load
-        self.replies: defaultdict[str, list[DemoReply]] = defaultdict(list)
         self.wrong: defaultdict[str, list[str]] = defaultdict(list)
         self._client = client
         self._app = app
@@ -151,62 +146,63 @@ class DemoLoad:
         self._judge = judge
         self._largest = largest
         self._rng = np.random.default_rng(0)
-        self._sources: defaultdict[str, PictureSource] = defaultdict(lambda: PictureSource(pictures, self._rng))
+        self._sources: defaultdict[str, Iterator[int]] = defaultdict(lambda: shuffled(len(pictures), self._rng))
 
-    async def first(self, kind: QueryKind, within_s: float, right: Callable[[Answer], bool] | None = None) -> float:
-        """Ask until there is such an answer, so that what it needs is loaded. Returns milliseconds. Raises InfaasError after `within_s`."""
+    async def first(self, kind: QueryKind, within_s: float, right: Callable[[Answer], bool] = lambda _: True) -> None:
+        """Ask until there is such an answer, so that what it needs is loaded. Raises InfaasError after `within_s`."""
         began = time.monotonic()
         while True:
             reply = await self._ask(kind, 1, 0.0, began)
+            if reply is not None and reply.answer is not None and right(reply.answer):
+                return
             waited = time.monotonic() - began
-            answer = None if reply is None else reply.answer
-            if answer is not None and (right is None or right(answer)):
-                return 1000 * waited
             if reply is None or waited > within_s:
                 said = self.wrong[kind.name][-1] if reply is None else reply.said
                 raise InfaasError(f"“{kind.name}” was not answered as it should be within {waited:.1f} s: {said}")
             await asyncio.sleep(RETRY_S)
 
-    async def carried(self, kind: QueryKind, under_way: int, seconds: float) -> float:
-        """Answers per second with so many queries under way all the time, judged as in the load."""
-        began, answered = time.monotonic(), 0
-
-        async def asks() -> None:
-            nonlocal answered
-            while (now := time.monotonic()) < began + seconds:
-                reply = await self._ask(kind, 1, 0.0, now)
-                answered += reply is not None and reply.answer is not None
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(under_way):
-                group.create_task(asks())
-        return answered / (time.monotonic() - began)
-
     async def run(
         self,
         arrivals: Iterable[tuple[float, QueryKind]],
         seconds: float,
-        on_time: OnTime,
+        on_time: Callable[[float], None] = lambda _: None,
         *,
         under_way: int = 2**15,
         each: Callable[[DemoReply], Awaitable[None]] | None = None,
-    ) -> None:
-        """Send at these times, in seconds from now, then wait for the replies. It takes `seconds` at least.
+    ) -> list[DemoReply]:
+        """Send at these times, in seconds from now, and wait for the replies: those that are right. It takes `seconds` at least.
 
-        under_way: queries at most; where others hold up a query beyond `seconds`, it is not sent. each: what follows a reply.
+        on_time: gets the seconds since the load began. under_way: queries at most; where others hold up a query beyond `seconds`,
+        it is not sent. each: what follows a reply.
         """
         start = time.monotonic()
         free = asyncio.Semaphore(under_way)
+        replies: list[DemoReply] = []
+
+        async def ask(kind: QueryKind, due: float) -> None:
+            items = 1
+            if self._largest > 1 and self._rng.random() >= ALONE:
+                items = int(self._rng.integers(2, self._largest + 1))
+            try:
+                reply = await self._ask(kind, items, due, start + due)
+            finally:
+                free.release()
+            if reply is not None:
+                replies.append(reply)
+                if each is not None:
+                    await each(reply)
+
         async with asyncio.TaskGroup() as group:
             for due, kind in arrivals:
                 await asyncio.sleep(max(0.0, start + due - time.monotonic()))
                 await free.acquire()
                 if time.monotonic() > start + seconds:
                     break
-                group.create_task(self._keep(kind, due, start, free, each))
+                group.create_task(ask(kind, due))
                 on_time(due)
             await asyncio.sleep(max(0.0, start + seconds - time.monotonic()))
         on_time(seconds)
+        return replies
 
     def problems(self) -> list[str]:
         """A few of each kind of query as text, and how many more there are."""
@@ -217,30 +213,9 @@ class DemoLoad:
                 found.append(f"{kind}: {len(wrong) - MAX_PROBLEMS} more queries went wrong")
         return found
 
-    async def _keep(
-        self,
-        kind: QueryKind,
-        due: float,
-        start: float,
-        free: asyncio.Semaphore,
-        each: Callable[[DemoReply], Awaitable[None]] | None,
-    ) -> None:
-        items = 1
-        if self._largest > 1 and self._rng.random() >= ALONE:
-            items = int(self._rng.integers(2, self._largest + 1))
-        self.sent[kind.name] += 1
-        try:
-            reply = await self._ask(kind, items, due, start + due)
-        finally:
-            free.release()
-        if reply is not None:
-            self.replies[kind.name].append(reply)
-            if each is not None:
-                await each(reply)
-
     async def _ask(self, kind: QueryKind, items: int, due: float, intended: float) -> DemoReply | None:
         """None: it ended wrongly. intended: when it was due, by the monotonic clock."""
-        pictures = self._sources[kind.name].draw(items)
+        pictures = np.fromiter(islice(self._sources[kind.name], items), np.int64)
         name = f"demo-{self.queries}"
         self.queries += 1
         needs: Needs = {**kind.needs, "id": name}
@@ -253,4 +228,39 @@ class DemoLoad:
         if problem:
             self.wrong[kind.name].append(problem)
             return None
-        return DemoReply(pictures, self._pictures.y[pictures], said, due, took_ms, time.time())
+        return DemoReply(kind.name, pictures, self._pictures.y[pictures], said, due, took_ms, time.time())
+
+
+def became(replies: Sequence[DemoReply], limit_ms: float = math.inf, wrong: int = 0) -> dict[str, Any]:
+    """What became of queries, as the client saw it; shares and means of nothing are None. wrong: how many have no reply here."""
+    sent = len(replies) + wrong
+    answered = [(one, one.answer) for one in replies if one.answer is not None]
+    right = np.concatenate([np.zeros(0, bool), *(one.right for one, _ in answered)])
+    took = [one.took_ms for one, _ in answered]
+    p50, p99 = np.percentile(took, [50, 99]).tolist() if took else (None, None)
+    in_time = sum(one.took_ms <= limit_ms and not answer.missed for one, answer in answered)
+    promised = [answer.accuracy for one, answer in answered for _ in one.labels if answer.accuracy is not None]
+    paid = sum(answer.cost for _, answer in answered)
+    return {
+        "sent": sent,
+        "answered": len(answered),
+        "variants": dict(Counter(answer.variant for _, answer in answered).most_common()),
+        "refused": dict(Counter(one.said.code for one in replies if isinstance(one.said, Refused)).most_common()),
+        "missed": dict(Counter(what for _, answer in answered for what in answer.missed).most_common()),
+        "accuracy": float(right.mean()) if answered else None,
+        "promised_accuracy": fmean(promised) if promised else None,
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "slo_attainment": in_time / sent if sent else None,
+        "cost_per_1000": 1000 * paid / len(right) if answered else None,
+    }
+
+
+def text(value: float | None, form: str) -> str:
+    """The number in this form; empty without one."""
+    return "" if value is None else form.format(value)
+
+
+def counted(counts: Mapping[str, int], between: str = ", ") -> str:
+    """Counts in words: "3 × deadline, 1 × overloaded"."""
+    return between.join(f"{count} × {what}" for what, count in counts.items())

@@ -5,40 +5,38 @@ the machine can carry is measured first, and the load is a part of that.
 """
 
 import asyncio
+import json
 import time
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
-from bus.messages.catalog import PipelinePlan
+import numpy as np
+from numpy.typing import NDArray
+
 from infaas.answers import Answer
-from infaas.cli.pipeline import change_of, hop_of, options_of
 from infaas.client import Client
 from infaas.demo.choices import FIRST_ANSWER_S, malformed, wrong_refusal
-from infaas.demo.digits import UNSEEN, load
-from infaas.demo.load import RETRY_S, DemoLoad, Progress, QueryKind, arrivals
-from infaas.demo.program import Demo, DemoSystem, DemoTable, counted, register, text
+from infaas.demo.digits import CLASSES, UNSEEN, load, models, scores_of
+from infaas.demo.load import RETRY_S, DemoLoad, DemoReply, Labelled, QueryKind, arrivals, became, counted, text
+from infaas.demo.program import Demo, DemoRun, DemoTable, save_picture
 from infaas.demo.stages import (
+    ACCURATE,
+    APPS,
+    CHEAP,
+    CHECK,
+    EXACT,
     LATENCY_MS,
-    PHASES,
     PIPELINE,
-    TIMES,
-    DemoStages,
-    asked_exact,
-    bounds,
-    draw,
+    UNSURE,
+    VERTICES,
     make_stages,
-    phase_at,
     pipeline_file,
-    results,
-    series,
-    vertices,
+    unsure,
 )
 from infaas.errors import InfaasError, Refused
-from services.core.pipelines.planners import plan_pipeline
-from services.simulation.scenario.pipelines import problem_of, read_pipeline
 
 POLICY = "inferline"
 KIND = QueryKind(name="a digit", needs={})
@@ -46,15 +44,21 @@ PROBE_S, UNDER_WAY = 3.0, 12  # seconds and queries under way, to measure what t
 PEAK_SHARE, MOST_QPS = 0.4, 240.0  # the highest rate: of what was measured, and queries/s at most
 SERVED_S = 30.0  # until the planned replicas must serve
 WATCH_S = 0.5  # between looks at the instances
+TIMES = 3.0  # by which the load grows
+# Name, end as a share of the time, multiple of the lowest rate. In the last, replicas have time to go: the tuner remembers 30 s.
+PHASES = (("before", 0.08, 1.0), ("tripled", 0.2, TIMES), ("after", 1.0, 1.0))
+EDGES = (0.0, *(end for _, end, _ in PHASES))
+BINS = 60  # points of the series
 BLOCKS = " ▁▂▃▄▅▆▇█"
+COLOURS = ("#0072B2", "#D55E00", "#E69F00")  # of the vertices
 
 STAGES = """
-SELECT stage, variant, count(*) AS visits, avg(batch)::float8 AS batch, avg(cost)::float8 AS cost,
+SELECT stage, count(*) AS visits, array_agg(DISTINCT variant) AS variants, avg(batch)::float8 AS batch, avg(cost)::float8 AS cost,
        (percentile_cont(0.5) WITHIN GROUP (ORDER BY latency_ms))::float8 AS p50_ms,
        (percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_ms))::float8 AS p99_ms
 FROM infaas.query_outcomes AS part WHERE outcome IN ('ok', 'late') AND time >= to_timestamp({start}) AND parent IN (
   SELECT uid FROM infaas.query_outcomes WHERE app = '{app}' AND parent IS NULL AND outcome IN ('ok', 'late'))
-GROUP BY 1, 2 ORDER BY 1, visits DESC
+GROUP BY 1
 """
 EVENTS = """
 SELECT extract(epoch FROM time)::float8 AS time, vertex, action, from_replicas, to_replicas, lambda_max, window_s, reason
@@ -62,108 +66,73 @@ FROM infaas.pipeline_events WHERE pipeline = '{app}' ORDER BY 1, 2
 """
 
 
-class PipelineDemo(Demo):
+Instances = Sequence[tuple[float, Mapping[str, int]]]  # Unix time, and how many serve, by vertex
+
+
+async def play(run: DemoRun) -> dict[str, Any]:
     """Unseen digits, one by one, to a pipeline of three stages."""
+    run.progress("making the check", 0.0)
+    stages, pictures = await asyncio.to_thread(make_stages, run.directory), load(UNSEEN)
+    await run.register(stages.files)
+    sender = DemoLoad(run.client, PIPELINE, pictures, judge)
+    file = await _add(run, stages.share, rate=1.0)
+    run.progress("first answer", 0.0)
+    await sender.first(KIND, FIRST_ANSWER_S)
+    run.progress("measuring what the machine can carry", 0.0)
+    began = time.monotonic()
+    carried = became(await sender.run(repeat((0.0, KIND)), PROBE_S, under_way=UNDER_WAY))["answered"]
+    capacity = carried / (time.monotonic() - began)
+    lowest = min(MOST_QPS, PEAK_SHARE * capacity) / TIMES
+    await _add(run, stages.share, rate=lowest)
+    plan = await _deploy(run, file)
+    instances: list[tuple[float, dict[str, int]]] = []
 
-    app = PIPELINE
-    settings = (
-        "[registrar]\nthreads = [1]\nmax_batches = [16]\n"  # fewer variants: two of a model, so that it takes less time
-    )
-
-    def __init__(self, *, keep: bool) -> None:
-        self._keep = keep
-        self._pictures = load(UNSEEN)
-        self._instances: list[tuple[float, dict[str, int]]] = []  # Unix time, by vertex
-
-    async def play(self, client: Client, directory: Path, seconds: float, progress: Progress) -> DemoLoad:
-        progress("making the check", 0.0)
-        self._stages = stages = await asyncio.to_thread(make_stages, directory)
-        files = [(app, model, path, stages.validation[app]) for app, (model, path) in stages.files.items()]
-        await register(client, files, progress)
-        self._file = directory / f"{PIPELINE}.toml"
-        sender = DemoLoad(client, PIPELINE, self._pictures, partial(judge, stages.threshold))
-        await _add(client, self._file, stages, rate=1.0)
-        progress("first answer", 0.0)
-        await sender.first(KIND, FIRST_ANSWER_S)
-        progress("measuring what the machine can carry", 0.0)
-        self._capacity = await sender.carried(KIND, UNDER_WAY, PROBE_S)
-        self._lowest = min(MOST_QPS, PEAK_SHARE * self._capacity) / TIMES
-        await _add(client, self._file, stages, rate=self._lowest)
-        self._plan = await _deploy(client, self._file, progress)
-        self._start, self._seconds = time.time(), seconds
-        rates = [(share * seconds, grown * self._lowest) for _, share, grown in PHASES]
-        watching = asyncio.create_task(self._watch(client))
-        try:
-            await sender.run(
-                arrivals(rates, [KIND]),
-                seconds,
-                lambda due: progress(f"sending digits: {phase_at(due / seconds)}", due / seconds),
-            )
-        finally:
-            watching.cancel()
-        return sender
-
-    async def _watch(self, client: Client) -> None:
+    async def watch() -> None:
         while True:
-            self._instances.append((time.time(), await serving(client)))
+            instances.append((time.time(), await serving(run.client)))
             await asyncio.sleep(WATCH_S)
 
-    async def figures(self, system: DemoSystem, load: DemoLoad) -> dict[str, Any]:
-        plan, replies, start, seconds = self._plan, load.replies[KIND.name], self._start, self._seconds
-        served = await system.sql(STAGES.format(app=PIPELINE, start=start))
-        events = await system.sql(EVENTS.format(app=PIPELINE))
-        return {
-            "objective_ms": LATENCY_MS,
-            "threshold": self._stages.threshold,
-            "capacity_qps": self._capacity,
-            "rates": [self._lowest * grown for _, _, grown in PHASES],
-            "plan": {
-                name: getattr(plan, name) for name in ("policy", "status", "cost_per_s", "p99_ms", "rate", "percentile")
-            },
-            "load": load.sent.total(),
-            **results(replies, self._pictures, self._stages.threshold, served, seconds),
-            "vertices": vertices(plan, served, self._instances),
-            "events": [{**row, "at_s": row["time"] - start} for row in events],
-            "series": series(replies, self._instances, events, start, seconds),
-            "pipeline_file": str(self._file) if self._keep else None,
-        }
+    def tell(due: float) -> None:
+        run.progress(f"sending digits: {PHASES[bisect(EDGES[1:-1], due / run.seconds)][0]}", due / run.seconds)
 
-    def shown(self, result: Mapping[str, Any]) -> Iterator[str | DemoTable]:
-        plan = result["plan"]
-        yield DemoTable(
-            f"{result['app']} as planned by {plan['policy']} for {plan['rate']:.3g} queries/s ({plan['status']},"
-            f" US$ {3600 * plan['cost_per_s']:.3g} an hour, estimated p99 {plan['p99_ms']:.3g} ms), and as it was served",
-            [_stage_cells(row, result) for row in result["vertices"]],
-            left=("variant",),
-        )
-        seconds = sum(phase["seconds"] for phase in result["phases"])
-        queries, refused = result["load"], sum(result["refused"].values())
-        whole = {**result, "name": "in all", "queries": queries, "qps": queries / seconds, "refused": refused}
-        yield DemoTable(
-            f"its queries, objective {result['objective_ms']:g} ms (as the client saw them)",
-            [_phase_cells(row) for row in (*result["phases"], whole)],
-        )
-        yield from figures(result)
-        yield from chart(result["series"], result["phases"])
-        if result["pipeline_file"] is not None:
-            yield f"the pipeline: {result['pipeline_file']}"
-
-    def draw(self, result: Mapping[str, Any], path: Path) -> None:
-        draw(result, path)
+    start = time.time()
+    rates = [((end - at) * run.seconds, grown * lowest) for at, (_, end, grown) in zip(EDGES, PHASES, strict=False)]
+    watching = asyncio.create_task(watch())
+    try:
+        replies = await sender.run(arrivals(rates, [KIND]), run.seconds, tell)
+    finally:
+        watching.cancel()
+    await run.recorded(sender)
+    served = {row["stage"]: row for row in await run.system.sql(STAGES.format(app=PIPELINE, start=start))}
+    events = [{**row, "at_s": row["time"] - start} for row in await run.system.sql(EVENTS.format(app=PIPELINE))]
+    return {
+        "queries": sender.queries,
+        "objective_ms": LATENCY_MS,
+        "threshold": UNSURE,
+        "capacity_qps": capacity,
+        "rates": [rate for _, rate in rates],
+        "plan": {name: plan[name] for name in ("policy", "status", "cost_per_s", "p99_ms", "rate", "percentile")},
+        **results(replies, pictures, served, run.seconds),
+        "vertices": vertices(plan, served, instances),
+        "events": events,
+        "series": series(replies, instances, events, start, run.seconds),
+        "pipeline_file": str(file) if run.system.keep else None,
+    }
 
 
-def judge(threshold: float, kind: QueryKind, items: int, id: str, said: Answer | Refused) -> str:
+def judge(kind: QueryKind, items: int, id: str, said: Answer | Refused) -> str:
     """What is wrong with a reply; empty if nothing is."""
     if isinstance(said, Refused):
         return wrong_refusal(kind, said)
-    wrong = malformed(said, id, items, {"scores": 10, "verdict": 2})
+    wrong = malformed(said, id, items, {"scores": CLASSES, "verdict": 2})
     if wrong:
         return wrong
-    expected = 2 + asked_exact(said)
+    # Whether the accurate model was asked, too.
+    expected = 2 + any(member.partition("@")[0] == ACCURATE for member in said.members or ())
     if len(said.members or ()) != expected:
         return f"names {said.members} as its models, not {expected}"
     sure = float(said.outputs["scores"].max())
-    if expected == 2 and sure < threshold:
+    if expected == 2 and sure < UNSURE:
         return f"the accurate model was not asked, although the cheap one was only {sure:.3f} sure"
     return ""
 
@@ -174,32 +143,158 @@ async def serving(client: Client) -> dict[str, int]:
     return {row["vertex"]: row["instances"] for row in listed["vertices"]}
 
 
-async def _add(client: Client, path: Path, stages: DemoStages, rate: float) -> None:
-    path.write_text(pipeline_file(stages, rate))  # noqa: ASYNC240  (a few lines)
-    await client.admin("set-pipeline", **change_of(read_pipeline(path, planning=False)))
+async def _add(run: DemoRun, share: float, rate: float) -> Path:
+    """Add or change the pipeline. Returns its file."""
+    path = run.directory / f"{PIPELINE}.toml"
+    path.write_text(pipeline_file(share, rate))
+    await run.system.infaas("pipeline", "add", path)
+    return path
 
 
-async def _deploy(client: Client, path: Path, progress: Progress) -> PipelinePlan:
+async def _deploy(run: DemoRun, file: Path) -> dict[str, Any]:
     """Plan from the measured profiles, deploy, and wait until the planned replicas serve. Raises InfaasError."""
-    progress(f"planning by {POLICY}", 0.0)
-    file = read_pipeline(path)
-    rows = {vertex.name: await client.variants(app=vertex.app) for vertex in file.pipeline.vertices}
-    options = tuple(option for name, mine in rows.items() for option in options_of(name, mine))
-    hop = hop_of(row for mine in rows.values() for row in mine)
-    plan = await asyncio.to_thread(plan_pipeline, problem_of(file, options, hop), POLICY)
-    if plan.status == "infeasible":
-        raise InfaasError(f"no plan meets {LATENCY_MS:g} ms: {plan.reason}")
-    await client.admin("deploy-pipeline", app=PIPELINE, plan=plan)
+    run.progress(f"planning by {POLICY}", 0.0)
+    plan: dict[str, Any] = await run.system.infaas("pipeline", "plan", file, "--policy", POLICY)
+    planned = file.with_name("plan.json")
+    planned.write_text(json.dumps(plan))
+    await run.system.infaas("pipeline", "deploy", planned)
     began = time.monotonic()
-    while lacking := {name for name, n in (await serving(client)).items() if n < plan.vertices[name].replicas}:
-        progress(f"waiting for planned replicas of {', '.join(sorted(lacking))}", 0.5)
+    while lacking := [
+        name for name, there in (await serving(run.client)).items() if there < plan["vertices"][name]["replicas"]
+    ]:
+        run.progress(f"waiting for planned replicas of {', '.join(sorted(lacking))}", 0.5)
         if time.monotonic() - began > SERVED_S:
             raise InfaasError(f"planned replicas of {', '.join(sorted(lacking))} do not serve within {SERVED_S:.0f} s")
         await asyncio.sleep(RETRY_S)
     return plan
 
 
+# -- the figures. Pure
+
+
+def between(replies: Sequence[DemoReply], edges: Sequence[float]) -> list[dict[str, Any]]:
+    """What became of the queries that were due between each two of these seconds."""
+    return [
+        {"seconds": end - start, "qps": len(there) / (end - start), **became(there, LATENCY_MS)}
+        for start, end in pairwise(edges)
+        for there in [[one for one in replies if start <= one.due < end]]
+    ]
+
+
+def results(
+    replies: Sequence[DemoReply],
+    pictures: Labelled,
+    served: Mapping[str, Mapping[str, Any]],
+    seconds: float,
+) -> dict[str, Any]:
+    """The whole and its phases. computed: what was not measured here. check: of right and wrong answers, how many it doubts.
+
+    served: of each vertex, visits and means of its parts.
+    """
+    parts = between(replies, [seconds * at for at in EDGES])
+    answered = [(one, one.answer) for one in replies if one.answer is not None]
+    pairs = [(bool(one.right[0]), float(answer.outputs["verdict"][0, 1]) < 0.5) for one, answer in answered]
+    return {
+        **became(replies, LATENCY_MS),
+        "phases": [
+            {"name": name, "times": grown, **part} for (name, _, grown), part in zip(PHASES, parts, strict=True)
+        ],
+        "computed": _computed([int(one.pictures[0]) for one, _ in answered], pictures, served),
+        "check": {
+            word: {"answers": len(doubts), "doubted": sum(doubts)}
+            for word, said in (("right", True), ("wrong", False))
+            for doubts in [[doubted for right, doubted in pairs if right is said]]
+        },
+    }
+
+
+def _computed(shown: Sequence[int], pictures: Labelled, served: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Of single models: accuracies for the same pictures, and what the accurate one for each query would cost, by paid visits."""
+    x, labels = pictures.x[shown], pictures.y[shown]
+    quick, exact = (scores_of(models()[one], x) for one in (CHEAP, ACCURATE))
+    both = np.where(unsure(quick)[:, None], exact, quick)
+    found: dict[str, Any] = {}
+    for name, scores in {"quick": quick, "exact": exact, "both": both}.items():
+        found[name] = float((scores.argmax(axis=1) == labels).mean()) if shown else None
+    costs = [served[vertex]["cost"] for vertex in (EXACT, CHECK) if vertex in served]
+    return found | {"costs_per_1000": [1000.0 * cost for cost in costs]}
+
+
+def vertices(
+    plan: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]], instances: Instances
+) -> list[dict[str, Any]]:
+    """How each vertex was planned, and how it was visited. instances: at several times."""
+    nothing = dict.fromkeys(("batch", "cost", "p50_ms", "p99_ms")) | {"visits": 0, "variants": []}
+    kept = ("replicas", "batch", "scale", "service_ms", "rho", "accuracy")
+    return [
+        {
+            **nothing,
+            **served.get(name, {}),
+            "vertex": name,
+            "app": APPS[name],
+            "variant": stage["variant"],
+            "planned": {key: stage.get(key) for key in kept},
+            "instances": [end((there.get(name, 0) for _, there in instances), default=0) for end in (min, max)],
+        }
+        for name, stage in plan["vertices"].items()
+    ]
+
+
+def series(
+    replies: Sequence[DemoReply],
+    instances: Instances,
+    events: Sequence[Mapping[str, Any]],
+    start: float,
+    seconds: float,
+) -> dict[str, Any]:
+    """Over the load. time: seconds to the end of each interval. attainment: of its queries; None without any.
+
+    wanted: replicas that the tuner wants at the end of each interval, by vertex; serving: instances that there were.
+    """
+    edges = np.linspace(0.0, seconds, BINS + 1)
+    parts, ends = between(replies, edges.tolist()), start + edges[1:]
+    steps = {
+        vertex: [(row["time"], row["to_replicas"]) for row in events if row["vertex"] == vertex] for vertex in VERTICES
+    }
+    return {
+        "time": edges[1:].tolist(),
+        "qps": [part["qps"] for part in parts],
+        "attainment": [part["slo_attainment"] for part in parts],
+        "wanted": {vertex: last_of(steps[vertex], ends) for vertex in VERTICES},
+        "serving": {
+            vertex: last_of([(at, there.get(vertex, 0)) for at, there in instances], ends) for vertex in VERTICES
+        },
+    }
+
+
+def last_of(steps: Sequence[tuple[float, int]], times: NDArray[np.float64]) -> list[int]:
+    """The last value at each time; before the first step, that one's. steps: in order."""
+    if not steps:
+        return [0] * len(times)
+    at = np.searchsorted([when for when, _ in steps], times, side="right") - 1
+    return [steps[max(0, place)][1] for place in at.tolist()]
+
+
 # -- what is printed
+
+
+def shown(result: Mapping[str, Any]) -> Iterator[str | DemoTable]:
+    plan = result["plan"]
+    yield DemoTable(
+        f"{result['app']} as planned by {plan['policy']} for {plan['rate']:.3g} queries/s ({plan['status']},"
+        f" US$ {3600 * plan['cost_per_s']:.3g} an hour, estimated p99 {plan['p99_ms']:.3g} ms), and as it was served",
+        [_stage_cells(row, result) for row in result["vertices"]],
+        left=("variant",),
+    )
+    whole = {**result, "name": "in all", "qps": result["sent"] / sum(phase["seconds"] for phase in result["phases"])}
+    yield DemoTable(
+        f"its queries, objective {result['objective_ms']:g} ms (as the client saw them)",
+        [_phase_cells(row) for row in (*result["phases"], whole)],
+    )
+    yield from figures(result)
+    yield from chart(result["series"], result["phases"])
+    if result["pipeline_file"] is not None:
+        yield f"the pipeline: {result['pipeline_file']}"
 
 
 def _stage_cells(row: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, str]:
@@ -224,12 +319,12 @@ def _phase_cells(row: Mapping[str, Any]) -> dict[str, str]:
     """Latency and attainment of the pipeline in a phase of the load."""
     return {
         "load": row["name"],
-        "queries": str(row["queries"]),
+        "queries": str(row["sent"]),
         "queries/s": f"{row['qps']:.1f}",
-        "refused": str(row["refused"]),
+        "refused": str(sum(row["refused"].values())),
         "p50": text(row["p50_ms"], "{:.1f} ms"),
         "p99": text(row["p99_ms"], "{:.1f} ms"),
-        "in time": text(row["attainment"], "{:.1%}"),
+        "in time": text(row["slo_attainment"], "{:.1%}"),
     }
 
 
@@ -237,29 +332,25 @@ def figures(result: Mapping[str, Any]) -> Iterator[str]:
     """Accuracy, cost, what the check found, and what the tuner decided, in words."""
     rates = ", then ".join(f"{rate:.3g}" for rate in result["rates"])
     yield f"Load: the machine carried {result['capacity_qps']:.0f} queries/s of this pipeline; sent were {rates}."
-    accuracy, cost, check = result["accuracy"], result["cost"], result["check"]
-    if accuracy is not None:
+    computed, check = result["computed"], result["check"]
+    if result["answered"]:
         yield (
-            f"Accuracy: {accuracy['answers']:.2%} measured. For the same pictures, computed here: {accuracy['quick']} alone"
-            f" {accuracy['computed_quick']:.2%}, {accuracy['exact']} alone {accuracy['computed_exact']:.2%}."
+            f"Accuracy: {result['accuracy']:.2%} measured. For the same pictures, computed here: {CHEAP} alone"
+            f" {computed['quick']:.2%}, {ACCURATE} alone {computed['exact']:.2%}."
         )
-    if cost["per_1000"] is not None:
         by_stage = ", ".join(
             f"{row['vertex']} {1e3 * row['cost'] * row['visits'] / result['answered']:.3g}"
             for row in result["vertices"]
             if row["cost"] is not None
         )
-        yield f"Cost: US$ {cost['per_1000']:.3g} per 1,000 queries, charged ({by_stage})."
-        if cost["computed_exact_and_check_per_1000"] is not None:
+        yield f"Cost: US$ {result['cost_per_1000']:.3g} per 1,000 queries, charged ({by_stage})."
+        if len(costs := computed["costs_per_1000"]) == 2:
             yield (
-                f"The accurate model for each query, computed from what its visits here were charged:"
-                f" {cost['computed_exact_per_1000']:.3g}; with the check: {cost['computed_exact_and_check_per_1000']:.3g}."
+                f"The accurate model for each query, computed from what its visits here were charged: {costs[0]:.3g};"
+                f" with the check: {sum(costs):.3g}."
             )
-    if check["right"] + check["wrong"]:
-        yield (
-            f"Check: it doubts {check['wrong_doubted']} of {check['wrong']} wrong answers, and {check['right_doubted']} of {check['right']}"
-            " right ones."
-        )
+        wrong, right = ("{doubted} of {answers}".format(**check[word]) for word in ("wrong", "right"))
+        yield f"Check: it doubts {wrong} wrong answers, and {right} right ones."
     for (at, action), rows in groupby(result["events"], key=lambda row: (row["at_s"], row["action"])):
         changed = list(rows)
         what = ", ".join(f"{row['vertex']} {row['from_replicas']} → {row['to_replicas']}" for row in changed)
@@ -279,7 +370,7 @@ def chart(shown: Mapping[str, Any], phases: Sequence[Mapping[str, Any]]) -> Iter
     wide = max(len(name) for name, *_ in rows)
     for name, values, top, form in rows:
         yield f"{name:>{wide}} {blocks(values, top)} to {form.format(top)}"
-    ends = [round(len(shown["time"]) * at) for at in bounds()]
+    ends = [round(len(shown["time"]) * at) for at in EDGES]
     lengths = [end - start for start, end in pairwise(ends)]
     axis = "".join(f"|×{phase['times']:g}"[:n].ljust(n) for phase, n in zip(phases, lengths, strict=True))
     yield f"{'':>{wide}} {axis} {sum(phase['seconds'] for phase in phases):.0f} s"
@@ -289,3 +380,44 @@ def blocks(values: Sequence[float | None], top: float) -> str:
     """One character for each value, 0 .. top: a space for None and 0, at least the lowest block for what is above 0."""
     shares = [0.0 if value is None or top <= 0 else min(1.0, max(0.0, value / top)) for value in values]
     return "".join(BLOCKS[max(1, round(share * 8))] if share > 0 else " " for share in shares)
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    """Rate, replicas and attainment over time, as the paper's figures 6 and 7."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  (an extra)
+
+    series = found["series"]
+    at, wanted = [0.0, *series["time"]], series["wanted"]
+    figure = Figure(figsize=(9.0, 6.4), dpi=110, layout="constrained")
+    panels = rate, replicas, share = figure.subplots(3, 1, sharex=True, height_ratios=(1.0, 1.3, 1.0))
+
+    def over_time(values: Sequence[Any]) -> NDArray[np.float64]:
+        return np.array([values[0], *values], float)
+
+    rate.step(at, over_time(series["qps"]), color="black", lw=1.2, label="sent")
+    rate.set_ylabel("queries/s")
+    replicas.stackplot(
+        at, list(map(over_time, wanted.values())), labels=list(wanted), step="pre", colors=COLOURS, edgecolor="white"
+    )
+    serving = np.sum(list(map(over_time, series["serving"].values())), axis=0)
+    replicas.step(at, serving, color="black", lw=1.0, ls=":", label="instances")
+    replicas.set_ylabel("replicas")
+    replicas.yaxis.get_major_locator().set_params(integer=True)
+    share.step(at, over_time(series["attainment"]), color="#009E73", lw=1.5, label="in time")
+    share.set_ylabel(f"within {found['objective_ms']:g} ms")
+    share.set_ylim(top=1.05)
+    for panel in panels:
+        for end in EDGES[1:-1]:
+            panel.axvline(at[-1] * end, color="grey", lw=0.8, ls="--")
+    planned = f"planned for {found['plan']['rate']:.3g} queries/s"
+    title = f"{found['app']}, {found['sent']} digits: {found['slo_attainment'] or 0:.1%} in time, {planned}"
+    save_picture(figure, panels, title, at[-1], path)
+
+
+DEMO = Demo(
+    PIPELINE,
+    play,
+    shown,
+    draw,
+    settings="[registrar]\nthreads = [1]\nmax_batches = [16]\n",  # fewer variants: two of a model, so that it takes less time
+)

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import infaas
 from bus.messages.public import RegistrationStatus
@@ -46,7 +47,7 @@ class DemoSystem:
     def __init__(self, data_dir: Path, *, keep: bool = False, settings: str = "") -> None:
         self.data_dir = data_dir
         self.urls: dict[str, Any] = {}
-        self._keep = keep
+        self.keep = keep
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -68,14 +69,14 @@ class DemoSystem:
         began = time.monotonic()
         with output.open("wb") as out, errors.open("wb") as err:
             self._process = subprocess.Popen(  # noqa: ASYNC220  (it returns at once)
-                up if self._keep else dies_with_parent(up, signal.SIGTERM),
+                up if self.keep else dies_with_parent(up, signal.SIGTERM),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 env=environment(os.environ),
                 # Ctrl-C must reach only this process, which then stops the system. A kept system outlives the terminal.
-                start_new_session=self._keep,
-                process_group=None if self._keep else 0,
+                start_new_session=self.keep,
+                process_group=None if self.keep else 0,
             )
         while not (lines := output.read_text().splitlines()) or not lines[-1].startswith("ready"):
             if self._process.poll() is not None or time.monotonic() - began > START_S:
@@ -87,26 +88,30 @@ class DemoSystem:
 
     def stop(self) -> None:
         """Stop the system. Does nothing if it is kept or has ended."""
-        if not self._keep and self._process is not None:
+        if not self.keep and self._process is not None:
             end(self._process, ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)))
 
     def abandon(self) -> None:
         """Stop the system even with `keep`: the demo failed before it could print where the system is."""
-        self._keep = False
+        self.keep = False
         self.stop()
 
-    async def sql(self, query: str) -> list[dict[str, Any]]:
-        """The rows of `infaas sql --json` as maps of column names. Raises InfaasError."""
+    async def infaas(self, *arguments: str | Path) -> Any:
+        """What `infaas ... --json` prints of this system. Raises InfaasError with its error output."""
         process = await asyncio.create_subprocess_exec(
-            *command("sql", "--data-dir", str(self.data_dir), "--json", query),
+            *command(*map(str, arguments), "--data-dir", str(self.data_dir), "--json"),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment(os.environ),
         )
         out, err = await process.communicate()
         if process.returncode != 0:
-            raise InfaasError(f"infaas sql failed: {err.decode(errors='replace').strip()}")
-        found = json.loads(out)
+            raise InfaasError(f"infaas {arguments[0]} failed: {err.decode(errors='replace').strip()}")
+        return json.loads(out)
+
+    async def sql(self, query: str) -> list[dict[str, Any]]:
+        """The rows of a query as maps of column names. Raises InfaasError."""
+        found = await self.infaas("sql", query)
         return [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
 
 
@@ -151,24 +156,65 @@ class DemoTable(NamedTuple):
     left: Sequence[str] = ()
 
 
-class Demo(Protocol):
-    """What one demo is about. settings: TOML for its system."""
+@dataclass(frozen=True, kw_only=True)
+class DemoRun:
+    """What a demo works with. seconds: of queries."""
 
     app: str
+    system: DemoSystem
+    client: Client
+    seconds: float
+    progress: Progress
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def directory(self) -> Path:
+        """For files of its own."""
+        return self.system.data_dir.parent
+
+    async def register(self, files: Sequence[tuple[str, str, Path, Path]]) -> dict[str, dict[str, str]]:
+        """Register models, one after the other. files: app, model, file and validation set. Returns failed variants with reasons, by model."""
+        failures = {}
+        for number, (app, model, path, validation) in enumerate(files, 1):
+
+            def tell(
+                status: RegistrationStatus, title: str = f"registering {model} for {app} ({number} of {len(files)})"
+            ) -> None:
+                self.progress(title, status.progress)
+
+            status = await self.client.register(path, app=app, model=model, validation=validation, on_progress=tell)
+            failures[model] = {failure.variant: failure.reason for failure in status.failures}
+        return failures
+
+    async def recorded(self, load: DemoLoad) -> None:
+        """Wait until SQL holds one outcome of each query. What is wrong with them is a problem of the run."""
+        self.progress("reading the records", 0.0)
+        self.problems.extend(load.problems())
+        await self.in_sql(COUNT.format(app=self.app), load.queries, "queries were sent")
+
+    async def in_sql(self, query: str, expected: int, what: str) -> None:
+        """Wait until each figure of the query's row is `expected`. It is a problem of the run if it does not become so."""
+        give_up = time.monotonic() + RECORDED_S
+        while set((row := (await self.system.sql(query))[0]).values()) != {expected}:
+            if time.monotonic() > give_up or max(row.values()) > expected:
+                held = ", ".join(f"{count} {name}" for name, count in row.items())
+                self.problems.append(f"{expected} {what}, but SQL holds {held}")
+                break
+            await asyncio.sleep(0.5)
+
+
+class Demo(NamedTuple):
+    """What one demo is about.
+
+    play: register models, send queries for `seconds`, and tell what became of them: a part of the printed JSON. Raises InfaasError.
+    shown: the result, to print. draw: a picture of it into a file whose suffix decides the format. settings: TOML for its system.
+    """
+
+    app: str
+    play: Callable[[DemoRun], Awaitable[dict[str, Any]]]
+    shown: Callable[[Mapping[str, Any]], Iterator[str | DemoTable]]
+    draw: Callable[[Mapping[str, Any], Path], None] | None = None
     settings: str = ""
-
-    async def play(self, client: Client, directory: Path, seconds: float, progress: Progress) -> DemoLoad:
-        """Register the models and send queries for so many seconds. Raises InfaasError."""
-
-    async def figures(self, system: DemoSystem, load: DemoLoad) -> dict[str, Any]:
-        """What became of the queries; a part of the printed JSON. `problems`: what is wrong with them, where something is."""
-
-    def shown(self, result: Mapping[str, Any]) -> Iterator[str | DemoTable]:
-        """The result, to print."""
-
-    def draw(self, result: Mapping[str, Any], path: Path) -> None:
-        """A picture of the result, where the demo has one. The path's suffix decides its format. Needs matplotlib."""
-        del result, path
 
 
 async def run(
@@ -180,65 +226,17 @@ async def run(
     even with `keep`.
     """
     began = time.monotonic()
-    async with temporary(demo.settings, keep=keep, progress=progress) as (system, ready_s):
-        async with infaas.connect(data_dir=system.data_dir) as client:
-            load = await demo.play(client, system.data_dir.parent, seconds, progress)
-        progress("reading the records", 0.0)
-        unrecorded = await in_sql(system, COUNT.format(app=demo.app), load.queries, "queries were sent")
-        figures = await demo.figures(system, load)
-        found = {
-            "app": demo.app,
-            "queries": load.queries,
-            **figures,
-            "picture": None if picture is None else str(picture),
-            "problems": [*load.problems(), *figures.get("problems", ()), *unrecorded],
-            "ready_s": ready_s,
-            "seconds": time.monotonic() - began,
-        }
-    if picture is not None:
+    async with (
+        temporary(demo.settings, keep=keep, progress=progress) as (system, ready_s),
+        infaas.connect(data_dir=system.data_dir) as client,
+    ):
+        one = DemoRun(app=demo.app, system=system, client=client, seconds=seconds, progress=progress)
+        figures = await demo.play(one)
+    found = {"app": demo.app, **figures, "picture": None if picture is None else str(picture), "problems": one.problems}
+    found |= {"ready_s": ready_s, "seconds": time.monotonic() - began}
+    if picture is not None and demo.draw is not None:
         demo.draw(found, picture)
     return found, system
-
-
-async def register(
-    client: Client, files: Iterable[tuple[str, str, Path, Path]], progress: Progress
-) -> dict[str, dict[str, str]]:
-    """Register models, one after the other. files: app, model, file and validation set. Returns failed variants with reasons, by model."""
-    failures = {}
-    listed = list(files)
-    for number, (app, model, path, validation) in enumerate(listed, 1):
-        title = f"registering {model} for {app} ({number} of {len(listed)})"
-        progress(title, 0.0)
-
-        def on_progress(status: RegistrationStatus, title: str = title) -> None:
-            progress(title, status.progress)
-
-        status = await client.register(path, app=app, model=model, validation=validation, on_progress=on_progress)
-        failures[model] = {failure.variant: failure.reason for failure in status.failures}
-    return failures
-
-
-async def in_sql(system: DemoSystem, query: str, expected: int, what: str) -> list[str]:
-    """Wait until each figure of the query's row is `expected`. Returns what is wrong if it does not become so."""
-    give_up = time.monotonic() + RECORDED_S
-    while True:
-        (row,) = await system.sql(query)
-        if set(row.values()) == {expected}:
-            return []
-        if time.monotonic() > give_up or max(row.values()) > expected:
-            held = ", ".join(f"{count} {name}" for name, count in row.items())
-            return [f"{expected} {what}, but SQL holds {held}"]
-        await asyncio.sleep(0.5)
-
-
-def text(value: float | None, form: str) -> str:
-    """The number in this form; empty without one."""
-    return "" if value is None else form.format(value)
-
-
-def counted(counts: Mapping[str, int], between: str = ", ") -> str:
-    """Counts in words: "3 × deadline, 1 × overloaded"."""
-    return between.join(f"{count} × {what}" for what, count in counts.items())
 
 
 def save_picture(figure: Any, panels: Sequence[Any], title: str, seconds: float, path: Path) -> None:

@@ -1,15 +1,18 @@
 """The demo's data and models are what DATA.md says they are."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 
+from infaas.answers import Answer
 from infaas.demo import digits
 from infaas.demo.__main__ import write
-from infaas.demo.ensemble import PHASES, EnsembleDemo, disagreed, draw, permuted, results, series
+from infaas.demo.ensemble import PHASES, disagreed, draw, intervals, permuted, shown
+from infaas.demo.load import DemoReply
 from infaas.demo.program import DemoTable
 from tools.collect_digits import split
 
@@ -91,13 +94,48 @@ def test_a_model_its_validation_set_and_unseen_pictures(tmp_path: Path) -> None:
 # -- The parts of the demo of several models that need no system: the wrong version, the pictures, the figures.
 SMALL = digits.models()["logreg"]
 MODELS = ["a", "b"]
-ANSWERS = [(n + 0.5, n in (3, 4), 0, 0.5) for n in range(9)]
 ROWS = [[(0.0, 0.9), (1.0, 0.01), (0.0, 0.8)], [(0.2, 0.1), (0.1, 0.99), (0.3, 0.2)]]
-PARTS = {
-    (phase, model): {"error": error, "weight": weight, "n": 3, "member": model, "part": phase + 1}
+PARTS: list[dict[str, Any]] = [
+    {"error": error, "weight": weight, "n": 3, "member": model, "part": part}
     for model, row in zip(MODELS, ROWS, strict=True)
-    for phase, (error, weight) in enumerate(row)
-}
+    for part, (error, weight) in enumerate(row, 1)
+]
+THIRDS = [0.0, 3.0, 6.0, 9.0]
+
+
+def reply(at: float, *, wrong: bool) -> DemoReply:
+    said = Answer(
+        id="q", model="", version="", variant="", hardware="", worker="", accuracy=None, latency_ms=1.0, queue_ms=0.0, compute_ms=1.0, batch=0,
+        cached=False, simulated=False, cost=0.0, missed=[], confidence=0.5, tensors={"scores": np.eye(10)[[int(wrong)]].tolist()},
+    )  # fmt: skip
+    return DemoReply("a digit", np.array([0]), np.array([0]), said, at, 1.0, at)
+
+
+ANSWERS = [reply(n + 0.5, wrong=n in (3, 4)) for n in range(9)]
+
+
+def result() -> dict[str, Any]:
+    phases = [{"name": name, **one} for name, one in zip(PHASES, intervals(ANSWERS, PARTS, THIRDS), strict=True)]
+    (whole,) = intervals(ANSWERS, [{**PARTS[3], "error": 0.2, "n": 9}], [0.0, 9.0])
+    names = {
+        "app": "digits",
+        "switched": "a",
+        "policy": "exp4",
+        "eta": 0.5,
+        "pictures": 5,
+        "queries": 9,
+        "feedbacks": 9,
+        "refused": {},
+    }
+    return {
+        **names,
+        "answered": 9,
+        "error": whole["error"],
+        "best": whole["best"],
+        "phases": phases,
+        "series": phases,
+        "picture": None,
+    }
 
 
 def scores(path: Path, x: np.ndarray) -> np.ndarray:
@@ -124,43 +162,27 @@ def test_pictures_are_those_of_which_not_all_models_say_the_same() -> None:
     assert len(disagreed({"logreg": SMALL}, unseen)) == 0
 
 
-def test_figures_are_of_thirds_and_the_whole_and_series_keep_the_last_weight() -> None:
-    found = results(ANSWERS, [0.0, 3.0, 6.0, 9.0], PARTS, MODELS)
-    assert [phase["name"] for phase in found["phases"]] == list(PHASES)
+def test_figures_are_of_the_thirds_and_of_the_whole() -> None:
+    found = result()
     assert [phase["error"] for phase in found["phases"]] == [0.0, pytest.approx(2 / 3), 0.0]
+    assert [phase["answers"] for phase in found["phases"]] == [3, 3, 3]
+    assert [phase["confidence"] for phase in found["phases"]] == [0.5, 0.5, 0.5]
     assert [phase["best"]["model"] for phase in found["phases"]] == ["a", "b", "a"]
-    assert found["best"] == {"model": "b", "error": pytest.approx(0.2)}
+    assert found["best"] == {"model": "b", "error": 0.2}
     assert found["error"] == pytest.approx(2 / 9)
     assert found["phases"][1]["members"]["a"] == {"error": 1.0, "weight": 0.01, "n": 3}
-    shown = series(
-        ANSWERS[:4], np.linspace(0.0, 9.0, 4), {(0, "a"): {"weight": 0.9}, (2, "a"): {"weight": 0.8}}, MODELS
-    )
-    assert shown["error"] == [0.0, 1.0, None]
-    assert shown["weights"] == {"a": [0.9, 0.9, 0.8], "b": [None, None, None]}
+    (empty,) = intervals([], [], [0.0, 1.0])
+    assert (empty["answers"], empty["error"], empty["best"], empty["members"]) == (0, None, None, {})
 
 
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra plot (matplotlib)")
-    found = results(ANSWERS, [0.0, 3.0, 6.0, 9.0], PARTS, MODELS)
-    shown = series(ANSWERS, np.linspace(0.0, 9.0, 4), PARTS, MODELS)
-    names = {"switched": "a", "policy": "exp4", "eta": 0.5, "answered": 9, "series": shown}
-    draw({**found, **names}, tmp_path / "e.svg")
+    draw({**result(), "series": intervals(ANSWERS, PARTS[:2], THIRDS)}, tmp_path / "e.svg")
     assert (tmp_path / "e.svg").stat().st_size > 5000
 
 
 def test_what_is_printed_marks_the_one_that_is_switched() -> None:
-    found = results(ANSWERS, [0.0, 3.0, 6.0, 9.0], PARTS, MODELS)
-    names = {
-        "app": "digits",
-        "switched": "a",
-        "policy": "exp4",
-        "eta": 0.5,
-        "queries": 9,
-        "feedbacks": 9,
-        "refused": {},
-        "pictures": 5,
-    }
-    table, whole, *rest = EnsembleDemo().shown({**found, **names, "picture": None})
+    table, whole, *rest = shown(result())
     assert isinstance(table, DemoTable)
     assert [row["model"] for row in table.rows][:2] == ["[bold]a[/]", "b"]
     assert list(table.rows[0].values())[2] == "100.0%, weight 0.010"

@@ -7,36 +7,39 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from bus.messages.catalog import PipelinePlan, PlannedStage
 from infaas.answers import Answer
-from infaas.demo.digits import TRAIN, UNSEEN, VALIDATION, Digits, load, models, scores_of
-from infaas.demo.load import DemoReply
-from infaas.demo.pipeline import KIND, PipelineDemo, blocks, chart, figures, judge
+from infaas.demo.digits import TRAIN, UNSEEN, VALIDATION, load, models, scores_of
+from infaas.demo.load import DemoReply, Labelled
+from infaas.demo.pipeline import (
+    BINS,
+    EDGES,
+    KIND,
+    PHASES,
+    blocks,
+    chart,
+    draw,
+    figures,
+    judge,
+    last_of,
+    results,
+    series,
+    shown,
+    vertices,
+)
 from infaas.demo.program import DemoTable
 from infaas.demo.stages import (
     ACCURATE,
-    ALIKE,
     APPS,
-    BINS,
     CHEAP,
     LATENCY_MS,
     NEAREST,
-    PHASES,
-    THRESHOLDS,
+    UNSURE,
     VERTICES,
     DemoStages,
-    accuracy,
-    draw,
-    last_of,
     make_stages,
-    merged,
-    phase_at,
     pipeline_file,
-    results,
     save_nearest,
-    series,
-    unsure_below,
-    vertices,
+    unsure,
 )
 from infaas.errors import Refused
 from services.core.pipelines.checks import pipeline_errors
@@ -44,19 +47,28 @@ from services.simulation.scenario.pipelines import read_pipeline
 
 PICTURES = load(UNSEEN)
 SECONDS = 100.0
-STAGE = PlannedStage(
-    hardware="cpu", batch=1, replicas=1, scale=1.0, service_ms=1.0, rho=0.1, variant=f"{ACCURATE}-v1-ort"
-)
-PLAN = PipelinePlan(
-    pipeline="digits", policy="inferline", status="optimal", cost_per_s=1e-5, p99_ms=5.0, vertices=dict.fromkeys(VERTICES, STAGE),
-    envelope=[(0.1, 9)], dispersion=[1.0], steps=[], rate=10.0, latency_ms=LATENCY_MS,
-)  # fmt: skip
-SERVED = [
-    {"stage": "quick", "variant": "a", "visits": 3, "batch": 1.0, "cost": 1e-9, "p50_ms": 1.0, "p99_ms": 2.0},
-    {"stage": "quick", "variant": "b", "visits": 1, "batch": 5.0, "cost": 3e-9, "p50_ms": 1.0, "p99_ms": 2.0},
-    {"stage": "check", "variant": "d", "visits": 4, "batch": 1.0, "cost": 5e-9, "p50_ms": 1.0, "p99_ms": 2.0},
-    {"stage": "exact", "variant": "c", "visits": 2, "batch": 1.0, "cost": 4e-9, "p50_ms": 1.0, "p99_ms": 2.0},
-]
+STAGE = {
+    "batch": 1,
+    "replicas": 1,
+    "scale": 1.0,
+    "service_ms": 1.0,
+    "rho": 0.1,
+    "accuracy": 0.9,
+    "variant": f"{ACCURATE}-v1-ort",
+}
+PLAN = {
+    "policy": "inferline",
+    "status": "optimal",
+    "rate": 10.0,
+    "cost_per_s": 1e-5,
+    "p99_ms": 5.0,
+    "vertices": dict.fromkeys(VERTICES, STAGE),
+}
+SERVED: dict[str, dict[str, Any]] = {
+    "quick": {"visits": 4, "variants": ["a", "b"], "batch": 2.0, "cost": 1.5e-9, "p50_ms": 1.0, "p99_ms": 2.0},
+    "check": {"visits": 4, "variants": ["d"], "batch": 1.0, "cost": 5e-9, "p50_ms": 1.0, "p99_ms": 2.0},
+    "exact": {"visits": 2, "variants": ["c"], "batch": 1.0, "cost": 4e-9, "p50_ms": 1.0, "p99_ms": 2.0},
+}
 EVENTS = [
     {"time": 900.0, "vertex": vertex, "action": "deploy", "from_replicas": 0, "to_replicas": 1, "reason": "planned"} for vertex in VERTICES
 ] + [{"time": 1050.0, "vertex": vertex, "action": "up", "from_replicas": 1, "to_replicas": 4, "reason": "more"} for vertex in VERTICES]  # fmt: skip
@@ -84,24 +96,23 @@ def replies() -> list[DemoReply]:
         said: Answer | Refused = answer(scores, *([f"{ACCURATE}@1"] if n % 4 == 0 else []), agreed=agreed, cost=2e-9)
         if n == 5:
             said = Refused("deadline", "later")
-        found.append(DemoReply(picture, labels, said, n + 0.5, LATENCY_MS + 1 if n == 4 else 10.0))
+        found.append(DemoReply(KIND.name, picture, labels, said, n + 0.5, LATENCY_MS + 1 if n == 4 else 10.0))
     return found
 
 
 def result() -> dict[str, Any]:
     events = [{**row, "at_s": row["time"] - 1000.0} for row in EVENTS]
     return {
-        "app": "digits", "objective_ms": LATENCY_MS, "capacity_qps": 300.0, "rates": [40.0, 120.0, 40.0], "load": 100, "queries": 110,
-        "plan": {"policy": "inferline", "status": "optimal", "rate": 10.0, "cost_per_s": 1e-5, "p99_ms": 5.0}, "pipeline_file": None, "vertices": vertices(PLAN, SERVED, SERVING), "events": events,
-        **results(replies(), PICTURES, 0.9, SERVED, SECONDS),
+        "app": "digits", "objective_ms": LATENCY_MS, "capacity_qps": 300.0, "rates": [40.0, 120.0, 40.0], "queries": 110, "plan": PLAN, "pipeline_file": None, "vertices": vertices(PLAN, SERVED, SERVING), "events": events,
+        **results(replies(), PICTURES, SERVED, SECONDS),
         "series": series(replies(), SERVING, EVENTS, 1000.0, SECONDS),
     }  # fmt: skip
 
 
 def test_phases_blocks_and_visits() -> None:
-    assert [phase_at(share) for share in (0.0, 0.1, 0.9, 1.0)] == ["before", "tripled", "after", "after"]
+    assert EDGES == (0.0, 0.08, 0.2, 1.0)
     quick = vertices(PLAN, SERVED, SERVING)[0]
-    assert (quick["visits"], quick["batch"], quick["variants"]) == (4, pytest.approx(2.0), {"a": 3, "b": 1})
+    assert (quick["visits"], quick["batch"], quick["variants"]) == (4, 2.0, ["a", "b"])
     assert quick["instances"] == [1, 3]
     assert blocks([0.0, 0.01, 4.0, 8.0, 9.0, None], 8.0) == " ▁▄██ "
     assert blocks([1.0, 2.0], 0.0) == "  "
@@ -112,43 +123,38 @@ def test_an_answer_is_wrong_if_the_accurate_model_was_due_and_not_asked() -> Non
     sure[0, 3], unsure[0, 3] = 0.955, 0.55
     cheap = (f"{CHEAP}@1", f"{NEAREST}@1")
     every = (f"{CHEAP}@1", f"{ACCURATE}@1", f"{NEAREST}@1")
-    assert not judge(0.9, KIND, 1, "q", answer(sure, *cheap))
-    assert not judge(0.9, KIND, 1, "q", answer(unsure, *every))
-    assert "not asked" in judge(0.9, KIND, 1, "q", answer(unsure, *cheap))
-    assert "id 'q'" in judge(0.9, KIND, 1, "other", answer(sure, *cheap))
-    assert "not 2" in judge(0.9, KIND, 1, "q", answer(sure, cheap[0]))
-    assert "scores" in judge(0.9, KIND, 1, "q", answer(sure[:, :9], *cheap))
-    assert "scores" in judge(0.9, KIND, 1, "q", answer(np.full((1, 10), np.nan), *cheap))
-    assert "simulated" in judge(0.9, KIND, 1, "q", answer(sure, *cheap, simulated=True))
+    assert not judge(KIND, 1, "q", answer(sure, *cheap))
+    assert not judge(KIND, 1, "q", answer(unsure, *every))
+    assert "not asked" in judge(KIND, 1, "q", answer(unsure, *cheap))
+    assert "id 'q'" in judge(KIND, 1, "other", answer(sure, *cheap))
+    assert "not 2" in judge(KIND, 1, "q", answer(sure, cheap[0]))
+    assert "scores" in judge(KIND, 1, "q", answer(sure[:, :9], *cheap))
+    assert "scores" in judge(KIND, 1, "q", answer(np.full((1, 10), np.nan), *cheap))
+    assert "simulated" in judge(KIND, 1, "q", answer(sure, *cheap, simulated=True))
 
 
 def test_figures_of_the_phases_and_of_the_whole() -> None:
-    found = results(replies(), PICTURES, 0.9, SERVED, SECONDS)
+    found = results(replies(), PICTURES, SERVED, SECONDS)
     assert (found["answered"], found["refused"]) == (99, {"deadline": 1})
-    assert [phase["queries"] for phase in found["phases"]] == [8, 12, 80]
-    assert [phase["attainment"] for phase in found["phases"]] == [pytest.approx(6 / 8), 1.0, 1.0]
-    assert found["attainment"] == pytest.approx(0.98)
+    assert [phase["sent"] for phase in found["phases"]] == [8, 12, 80]
+    assert [phase["slo_attainment"] for phase in found["phases"]] == [pytest.approx(6 / 8), 1.0, 1.0]
+    assert found["slo_attainment"] == pytest.approx(0.98)
     assert found["p50_ms"] == 10.0
-    assert found["accuracy"]["answers"] == pytest.approx(98 / 99)
-    assert found["accuracy"]["computed_quick"] < found["accuracy"]["computed_both"] <= 1.0
-    assert found["accuracy"]["exact"] == ACCURATE
-    assert found["cost"] == {
-        "paid": pytest.approx(198e-9),
-        "per_1000": pytest.approx(2e-6),
-        "computed_exact_per_1000": pytest.approx(4e-6),
-        "computed_exact_and_check_per_1000": pytest.approx(9e-6),
-    }
-    assert found["check"] == {"right": 98, "right_doubted": 0, "wrong": 1, "wrong_doubted": 1}
+    assert found["accuracy"] == pytest.approx(98 / 99)
+    assert found["computed"]["quick"] < found["computed"]["both"] <= 1.0
+    assert found["cost_per_1000"] == pytest.approx(2e-6)
+    assert found["computed"]["costs_per_1000"] == pytest.approx([4e-6, 5e-6])
+    assert found["check"] == {"right": {"answers": 98, "doubted": 0}, "wrong": {"answers": 1, "doubted": 1}}
 
 
 def test_figures_and_series_of_runs_with_and_without_answers() -> None:
-    lost = [DemoReply(np.array([0]), np.array([0]), Refused("overloaded", "full"), 1.0, 5.0)]
-    found = results(lost, PICTURES, 0.9, [], SECONDS)
-    assert (found["answered"], found["accuracy"], found["cost"]["per_1000"]) == (0, None, None)
-    assert found["attainment"] == 0.0
+    lost = [DemoReply(KIND.name, np.array([0]), np.array([0]), Refused("overloaded", "full"), 1.0, 5.0)]
+    found = results(lost, PICTURES, {}, SECONDS)
+    assert (found["answered"], found["accuracy"], found["cost_per_1000"]) == (0, None, None)
+    assert found["slo_attainment"] == 0.0
     assert found["p99_ms"] is None
-    assert found["phases"][2]["attainment"] is None
-    assert vertices(PLAN, [], [])[0]["batch"] is None
+    assert found["phases"][2]["slo_attainment"] is None
+    assert vertices(PLAN, {}, [])[0]["batch"] is None
     found = series(replies(), SERVING, EVENTS, 1000.0, SECONDS)
     assert len(found["time"]) == len(found["qps"]) == len(found["attainment"]) == BINS
     assert sum(found["qps"]) * SECONDS / BINS == pytest.approx(100)
@@ -169,11 +175,11 @@ def test_what_is_printed_names_what_was_paid_and_what_was_computed() -> None:
     deploy, up = [line for line in lines if line.startswith("Tuner")]
     assert deploy == "Tuner at -100.0 s: deploy: quick 0 → 1, exact 0 → 1, check 0 → 1: planned"
     assert up.startswith("Tuner at 50.0 s: up: quick 1 → 4, ")
-    shown = list(chart(found["series"], found["phases"]))
-    assert [line.split()[0] for line in shown] == ["queries/s", "quick", "exact", "check", "in", "|×1"]
-    assert len({line.index("|") for line in shown if "|" in line}) == 1
-    assert "|×3" in shown[-1]
-    by_stage, phases = [block for block in PipelineDemo(keep=False).shown(found) if isinstance(block, DemoTable)]
+    drawn = list(chart(found["series"], found["phases"]))
+    assert [line.split()[0] for line in drawn] == ["queries/s", "quick", "exact", "check", "in", "|×1"]
+    assert len({line.index("|") for line in drawn if "|" in line}) == 1
+    assert "|×3" in drawn[-1]
+    by_stage, phases = [block for block in shown(found) if isinstance(block, DemoTable)]
     assert [row["over time"] for row in by_stage.rows] == ["1 → 4"] * 3
     assert [row["load"] for row in phases.rows] == [*(name for name, *_ in PHASES), "in all"]
 
@@ -197,28 +203,19 @@ def verdicts(path: Path, x: np.ndarray, scores: np.ndarray) -> np.ndarray:
     return session.run(None, {"x": x, "scores": scores})[0]
 
 
-def test_the_threshold_is_the_least_with_which_both_models_are_as_accurate_as_the_accurate_one() -> None:
-    labels = np.zeros(200, np.int64)
-    quick = np.zeros((200, 2), np.float32)
-    quick[:, 0] = 0.96
-    quick[:20] = [0.25, 0.75]  # wrong, and less sure than 0.8
-    exact = np.tile(np.array([1.0, 0.0], np.float32), (200, 1))
-    assert unsure_below(quick, exact, labels) == (0.8, pytest.approx(0.1))
-    assert unsure_below(exact, exact, labels) == (THRESHOLDS[0], 0.0)
-
-
 def test_the_models_together_are_nearly_as_accurate_as_the_accurate_one_alone(stages: DemoStages) -> None:
     seen = load(VALIDATION)
-    quick = scores_of(models()[CHEAP], seen.x)
-    asked = quick.max(axis=1) < stages.threshold
+    quick, exact = (scores_of(models()[model], seen.x) for model in (CHEAP, ACCURATE))
+    asked = unsure(quick)
     assert stages.share == pytest.approx(asked.mean())
     assert 0.0 < stages.share < 0.5
-    exact = scores_of(models()[ACCURATE], seen.x)
-    assert accuracy(merged(quick, exact, asked), seen.y) >= accuracy(exact, seen.y) - ALIKE > accuracy(quick, seen.y)
+    both = np.where(asked[:, None], exact, quick)
+    together, alone, cheap = ((said.argmax(axis=1) == seen.y).mean() for said in (both, exact, quick))
+    assert together >= alone - 0.005 > cheap
 
 
 def test_the_check_knows_the_nearest_picture_and_doubts_few_right_ones(tmp_path: Path) -> None:
-    known = Digits(np.eye(20, 784, dtype=np.float32) * 9, np.repeat(np.arange(10), 2))
+    known = Labelled(np.eye(20, 784, dtype=np.float32) * 9, np.repeat(np.arange(10), 2))
     path = save_nearest(tmp_path / "n.onnx", known)
     said = np.eye(10, dtype=np.float32)
     right = verdicts(path, known.x, said[known.y])
@@ -234,19 +231,20 @@ def test_the_check_knows_the_nearest_picture_and_doubts_few_right_ones(tmp_path:
 
 
 def test_the_validation_set_of_the_check_has_right_and_wrong_digits(stages: DemoStages) -> None:
-    with np.load(stages.validation[APPS["check"]]) as stored:
+    (checked,) = (validation for app, *_, validation in stages.files if app == APPS["check"])
+    with np.load(checked) as stored:
         assert set(stored) == {"x", "scores", "y"}
         assert 0.9 < stored["y"].mean() < 1.0
 
 
 def test_the_file_is_a_pipeline_without_errors(stages: DemoStages, tmp_path: Path) -> None:
     path = tmp_path / "digits.toml"
-    path.write_text(pipeline_file(stages, 42.5))
+    path.write_text(pipeline_file(stages.share, 42.5))
     found = read_pipeline(path)
     assert not pipeline_errors(found.name, found.latency_ms, found.pipeline, None)
-    assert {vertex.app for vertex in found.pipeline.vertices} == set(stages.files)
+    assert {vertex.app for vertex in found.pipeline.vertices} == {app for app, *_ in stages.files}
     assert found.loads[0].rate == ((0.0, 42.5),)
     (edge,) = [edge for edge in found.pipeline.edges if edge.when is not None]
     assert edge.when is not None
-    assert (edge.when.op, edge.when.value) == ("<", stages.threshold)
+    assert (edge.when.op, edge.when.value) == ("<", UNSURE)
     assert edge.probability == pytest.approx(stages.share, abs=1e-3)

@@ -1,6 +1,7 @@
 """The demo's judgement can fail: every way in which an answer or a refusal may be wrong is noticed."""
 
 import asyncio
+from itertools import islice, repeat
 from typing import Any, cast
 
 import numpy as np
@@ -12,8 +13,8 @@ from bus.tensors import from_array
 from infaas.answers import Answer
 from infaas.client import Client
 from infaas.demo.choices import problems_of, row_of, wrong_accuracy, wrong_answer, wrong_refusal
-from infaas.demo.digits import Digits, query_kinds
-from infaas.demo.load import MAX_PROBLEMS, DemoLoad, DemoReply, PictureSource, QueryKind, arrivals
+from infaas.demo.digits import query_kinds
+from infaas.demo.load import MAX_PROBLEMS, DemoLoad, DemoReply, Labelled, QueryKind, arrivals, shuffled
 from infaas.errors import InfaasError, Refused, Timeout
 
 CATALOGUE = {"cnn-1": {"variant": "cnn-1", "accuracy": 0.98, "cost_per_1000": 0.004}}
@@ -138,40 +139,42 @@ def test_query_kinds_follow_the_catalogue() -> None:
 
 
 def reply(took_ms: float, said: Answer | Refused, first: int = 0) -> DemoReply:
-    return DemoReply(np.array([first, first + 1]), np.array([0, 5]), said, 0.0, took_ms)
+    return DemoReply("nothing", np.array([first, first + 1]), np.array([0, 5]), said, 0.0, took_ms)
 
 
 def test_a_row_of_the_table() -> None:
     refused = Refused("overloaded", "full")
     replies = [reply(1.0, answer()), reply(3.0, answer(), 2), reply(0.5, refused)]
-    row = row_of(ANYTHING, 3, 0, replies)
+    row = row_of(ANYTHING, replies)
     assert row["answered"] == 2
     assert row["accuracy"] == 0.5
     assert row["promised_accuracy"] == pytest.approx(0.98)
     assert row["cost_per_1000"] == pytest.approx(0.004)
     assert row["p50_ms"] == pytest.approx(2.0)
     assert row["refused"] == {"overloaded": 1}
-    assert row["reasons"] == {"overloaded": "full"}
+    assert row["reasons"] == {"overloaded": "overloaded: full"}
     assert problems_of(row, replies, 750) == []
     # Many pictures of which half are read wrongly contradict the promise; views of one thing count as one.
     many = [reply(1.0, answer(), 2 * n) for n in range(40)]
-    (wrong,) = problems_of(row_of(ANYTHING, 40, 0, many), many, 750)
+    (wrong,) = problems_of(row_of(ANYTHING, many), many, 750)
     assert "0.5000 on 80 answers" in wrong
-    assert problems_of(row_of(ANYTHING, 40, 0, many), many, 750, views=80) == []
+    assert problems_of(row_of(ANYTHING, many), many, 750, views=80) == []
 
 
 def test_impossible_needs_are_not_met_and_possible_ones_must_be() -> None:
     replies = [reply(1.0, Refused("deadline", "later"))]
-    assert "none of 1 queries" in problems_of(row_of(STRICT, 1, 0, replies), replies, 750)[0]
-    assert problems_of(row_of(IMPOSSIBLE, 1, 0, replies), replies, 750) == []
+    assert "none of 1 queries" in problems_of(row_of(STRICT, replies), replies, 750)[0]
+    assert problems_of(row_of(IMPOSSIBLE, replies), replies, 750) == []
     cases: list[tuple[float, list[str]]] = [(1.0, []), (9.0, []), (1.0, ["cost"]), (1.0, ["latency"])]
-    row = row_of(STRICT, 4, 0, [reply(took, answer(missed=missed)) for took, missed in cases])
+    row = row_of(STRICT, [reply(took, answer(missed=missed)) for took, missed in cases])
     assert row["slo_attainment"] == 0.25
     assert row["missed"] == {"cost": 1, "latency": 1}
+    assert row_of(STRICT, [reply(1.0, answer())], wrong=1)["slo_attainment"] == 0.5
+    assert row_of(IMPOSSIBLE, replies)["slo_attainment"] is None
 
 
 # -- Pictures are handed out fairly, at the rates that are asked for, and each query ends as a reply or as a problem.
-DIGITS = Digits(np.zeros((20, 784), np.float32), np.arange(20) % 10)
+DIGITS = Labelled(np.zeros((20, 784), np.float32), np.arange(20) % 10)
 OFTEN, RARELY = QueryKind(name="often", needs={}, weight=3.0), QueryKind(name="rarely", needs={"priority": 9})
 
 
@@ -186,7 +189,8 @@ class Refusing:
         self.needs.append(needs)
         self.under_way += 1
         self.most = max(self.most, self.under_way)
-        await asyncio.sleep(0)
+        for _ in range(9):  # longer than it takes to send the next
+            await asyncio.sleep(0)
         self.under_way -= 1
         if needs.get("priority") == 9:
             raise Timeout("no reply")
@@ -194,10 +198,8 @@ class Refusing:
 
 
 def test_pictures_come_once_at_rates_and_shares() -> None:
-    source = PictureSource(DIGITS, np.random.default_rng(3))
-    drawn = np.concatenate([source.draw(items) for items in (1, 7, 8, 3, 1)])
-    assert sorted(drawn.tolist()) == list(range(20))
-    assert len(source.draw(8)) == 8
+    drawn = list(islice(shuffled(20, np.random.default_rng(3)), 40))
+    assert sorted(drawn[:20]) == sorted(drawn[20:]) == list(range(20))
     found = arrivals([(10.0, 50.0), (5.0, 200.0)], [OFTEN, RARELY])
     at = np.array([due for due, _ in found])
     assert (np.diff(at) >= 0).all()
@@ -214,10 +216,9 @@ def test_each_query_ends_as_a_reply_or_as_a_problem() -> None:
         seen.append(reply)
 
     due = [(0.0, kind) for kind in (OFTEN, RARELY) for _ in range(9)]
-    asyncio.run(load.run(due, 0.5, told.append, under_way=2, each=each))
-    assert load.sent == {"often": 9, "rarely": 9}
-    assert [reply.said for reply in load.replies["often"]] == [reply.said for reply in seen]
-    assert len(load.replies["often"]) == len(load.wrong["rarely"]) == 9
+    assert asyncio.run(load.run(due, 0.5, told.append, under_way=2, each=each)) == seen
+    assert [reply.kind for reply in seen] == ["often"] * 9
+    assert len(load.wrong["rarely"]) == 9
     assert len(load.problems()) == MAX_PROBLEMS + 1
     assert "4 more" in load.problems()[-1]
     assert len({needs["id"] for needs in client.needs}) == load.queries == 18
@@ -228,8 +229,9 @@ def test_each_query_ends_as_a_reply_or_as_a_problem() -> None:
 def test_refusals_are_no_answers_and_the_first_answer_is_waited_for() -> None:
     client = Refusing()
     load = DemoLoad(cast(Client, client), "app", DIGITS, lambda *_: "")
-    assert asyncio.run(load.carried(OFTEN, 3, 0.05)) == 0.0
-    assert load.queries == len(client.needs) >= 3
+    refused = asyncio.run(load.run(repeat((0.0, OFTEN)), 0.05, under_way=3))  # a closed loop
+    assert not any(reply.answer for reply in refused)
+    assert load.queries == len(client.needs) == len(refused) >= 3
     assert client.most == 3
     load = DemoLoad(cast(Client, Refusing()), "app", DIGITS, lambda *_: "")
     with pytest.raises(InfaasError, match="“often” was not answered as it should be"):
