@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from infaas.errors import BadInput
-from infaas.folders import is_mlflow, mlflow_model
+from infaas.folders import import_of, is_mlflow, mlflow_model
 from infaas.samples import CHECKED, arrays_of, by_name, check_finite, columns_of, float32_of, labels_of, numbered
 from infaas.tables import table_of
 from infaas.trial import Trial, try_file
@@ -95,7 +95,7 @@ def _framed(x: Any) -> Any:
     table = None if hasattr(x, "columns") else table_of(x)
     if table is None:
         return x
-    _need("pandas", "sklearn")
+    import_of("pandas", "")
     import pandas as pd  # noqa: PLC0415
 
     try:
