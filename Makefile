@@ -102,7 +102,7 @@ $(BIN)/python:
 
 $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing what it needs into $(VENV) (once; takes a minute or so)"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dashboard]'
 	touch $@
 
 $(VENV)/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python

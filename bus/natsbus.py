@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Self
 
-from nats import errors
-
 from bus.natsbehind import Behind
 from bus.natsbuckets import NatsKeyValue, NatsObjectStore
-from bus.natsclient import DirectClient, LostConnection, NatsSubscription
+from bus.natsclient import DirectClient, LostConnection, NatsError, NatsSubscription, UnexpectedEOF
 from bus.natsconsumers import PullConsumer
 from bus.natsjet import JetStream, Streams
 from bus.port import (
@@ -135,7 +133,7 @@ class NatsBus:
                 raise BusError(f"NATS at {_public(url)} refuses {ours or 'the user or password in its URL'}")
             else:
                 raise BusError(f"no NATS server answers at {_public(url)}: {self._last_error or 'timed out'}")
-        except (errors.Error, ValueError) as error:
+        except (NatsError, ValueError) as error:
             raise BusError(f"cannot connect to NATS at {_public(url)}: {error}") from error
         finally:
             refused.cancel()
@@ -336,7 +334,7 @@ class NatsBus:
         self._last_error = error
         if "authorization violation" in str(error).lower():
             self._refused.set()
-        elif not isinstance(error, OSError | errors.UnexpectedEOF | TimeoutError):
+        elif not isinstance(error, OSError | UnexpectedEOF | TimeoutError):
             self._report(error)
 
     async def _disconnected(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from dashboard import NEEDS, can_show
 from infaas.connecting import SystemAddress, data_place, locate
 from infaas.logfiles import LOGS
 
@@ -69,6 +70,8 @@ def log_directory() -> Path:
 
 def serve(options: ServeOptions, address: SystemAddress | None) -> int:
     """Serve until SIGTERM or Ctrl-C. address: of the system; None: look for it as the commands do. Raises CannotServe."""
+    if not can_show():
+        raise CannotServe(NEEDS)
     secrets = _secrets(options)
     listener = listen(options.address, options.port)
     print(f"the dashboard is at {options.url}", flush=True)

@@ -95,7 +95,7 @@ def _framed(x: Any) -> Any:
     table = None if hasattr(x, "columns") else table_of(x)
     if table is None:
         return x
-    import_of("pandas", "sklearn", "convert")
+    import_of("pandas", "", "convert")
     import pandas as pd  # noqa: PLC0415
 
     try:

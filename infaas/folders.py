@@ -66,6 +66,7 @@ def example_of(folder: Path) -> Any:
     if "dataframe_split" in found:
         found = found["dataframe_split"]
     if "columns" in found:
+        import_of("pandas", "")
         import pandas as pd  # noqa: PLC0415
 
         return pd.DataFrame(found["data"], columns=found["columns"])

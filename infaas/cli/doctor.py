@@ -6,8 +6,10 @@ import os
 import socket
 import textwrap
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +20,7 @@ from bus.messages.fleet import DispatcherHeartbeat, WorkerHeartbeat
 from bus.messages.public import Listing, ListRequest
 from bus.port import Bus, BusError, Delivery, NoResponders
 from bus.subjects import Subjects
-from infaas.cli.machine_checks import CheckFailed, Finding, check_machine, run_async_check
+from infaas.cli.machine_checks import BACKENDS, CheckFailed, Finding, check_backends, check_machine, run_async_check
 from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import FAILED, line_width, show
 from infaas.connecting import SystemAddress, connect, data_place, locate
@@ -60,10 +62,13 @@ def doctor(*, data_dir: DataDir = None, json: Json = False) -> int:
     with suppress(NotConnected):
         if (missing := missing_of(data_dir)) and not json:  # at once: the checks take seconds
             print(f"not ready, missing: {'; '.join(missing)}", flush=True)
-    with ThreadPoolExecutor(1) as beside:
+    # Forked before anything else runs: loading torch takes longer than all the rest.
+    with ProcessPoolExecutor(len(BACKENDS), get_context("fork")) as apart, ThreadPoolExecutor(1) as beside:
+        backends = [apart.submit(check_backends, names) for names in BACKENDS]
         machine = beside.submit(check_machine, data_place(data_dir))
+        beside.submit(import_module, "psycopg")  # while the bus is listened to
         system = _check_system(data_dir)
-        findings = machine.result() + system
+        findings = [*machine.result(), *(finding for one in backends for finding in one.result()), *system]
     failed = any(finding.state == "failed" for finding in findings)
     show({"ok": not failed, "checks": [finding.to_map() for finding in findings]}, json, _render)
     return FAILED if failed else 0

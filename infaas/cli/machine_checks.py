@@ -6,7 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -66,7 +66,7 @@ LEAST_DISK = (
 
 
 def check_machine(data_dir: Path) -> list[Finding]:
-    """All checks that need no system."""
+    """All checks that need neither a system nor a framework."""
     return [
         run_check("python", _python),
         run_check("packages", _packages),
@@ -74,7 +74,6 @@ def check_machine(data_dir: Path) -> list[Finding]:
         run_check("postgresql", _postgres),
         run_check("hardware", _hardware),
         run_check("disk", lambda: _disk(data_dir)),
-        *check_backends(),
     ]
 
 
@@ -163,13 +162,12 @@ def _disk(data_dir: Path) -> str:
 
 
 NEVER_EXECUTED = "never executed by its authors"
+BACKENDS = ("ort", "ort-cuda", "remote"), ("torch", "torch-cuda", "tensorrt")  # each loads one framework
 
 
-def check_backends() -> list[Finding]:
+def check_backends(names: Sequence[str]) -> list[Finding]:
     """One line for each inference framework. Only onnxruntime on the CPU must work."""
-    from services.executor.backends import NAMES  # noqa: PLC0415
-
-    return [_backend(name) for name in NAMES]
+    return [_backend(name) for name in names]
 
 
 def _backend(name: str) -> Finding:

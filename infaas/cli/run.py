@@ -69,9 +69,9 @@ def run(*service: str, config: Path | None = None, data_dir: Path | None = None)
     from services.shell.host.process import stand_by  # noqa: PLC0415
     from services.shell.runtime.serve import serve  # noqa: PLC0415  (after the names have been checked)
 
-    used = ("services.shell.objects", "onnxruntime") if "executor" in service else ()
-    if not stand_by(("uvloop", "bus.natsbus", *used)):
-        return 0
+    # Not onnxruntime: it starts a thread as it is loaded, and a copy without that thread hangs at its end.
+    used = ("services.shell.objects",) if "executor" in service else ()
+    stand_by(("uvloop", "bus.natsbus", "services.shell.settings", *used))
     return serve("+".join(service), settings_to_join(config, data_dir, os.environ), wire)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from dashboard import NEEDS, can_show
 from infaas.cli.options import DataDir, Json, whole
 from infaas.cli.output import fail, progress, usage
 
@@ -67,7 +68,7 @@ def up(
     config
         Settings file (TOML); `infaas settings` lists the settings. If it sets bus.url or store.dsn, these servers are used.
     dashboard
-        Run the dashboard: what runs, what it costs and why, in a browser.
+        Run the dashboard, if the extra `dashboard` is installed: what runs, what it costs and why, in a browser.
     gateway
         Run the gateway for HTTP and gRPC clients.
     json
@@ -77,6 +78,8 @@ def up(
     from services.shell.runtime import telemetry  # noqa: PLC0415
 
     telemetry.set_up("WARNING")
+    if dashboard and not can_show():
+        progress(f"no dashboard: {NEEDS}")
     plan = _plan(data_dir, port_base, workers, max_workers, dispatchers, simulate, config, dashboard, gateway)
     return asyncio.run(_up(plan, json))
 
@@ -99,7 +102,8 @@ def open_page(page: Literal["dashboard", "gateway"] = "dashboard", *, data_dir: 
     place = data_place(data_dir)
     url = getattr(read_endpoints(place), page)
     if not url:
-        fail(f"the system in {place} runs without a {page}: start it without --no-{page}")
+        lacks = f"; {NEEDS}" if page == "dashboard" and not can_show() else ""
+        fail(f"the system in {place} runs without a {page}: start it without --no-{page}{lacks}")
     print(url, flush=True)
     if not webbrowser.open(url):
         progress("there is no browser on this machine: open the address by hand")
@@ -145,7 +149,7 @@ def _plan(
         settings=settings,
         workers=workers,
         dispatchers=dispatchers or settings.dispatcher.count,
-        dashboard=dashboard,
+        dashboard=dashboard and can_show(),
         gateway=gateway,
         port_base=port_base,
         config=config,

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.support.servers.processes import alive, eventually, read_line, script
 
@@ -44,7 +45,7 @@ asyncio.run(main())
 """
 
 
-def next_fact(process) -> dict:
+def next_fact(process) -> Any:
     return json.loads(read_line(process))
 
 
@@ -180,68 +181,41 @@ def test_one_child_can_be_stopped_alone_and_another_started_meanwhile(tmp_path: 
         assert not [pid for pid in second.values() if alive(pid)]
 
 
-def test_spares_that_have_their_imports_take_over_from_children_that_end_and_are_stopped_with_them(
-    tmp_path: Path,
-) -> None:
-    """Two in a row, as if a query that ended the first one ended the second one, too; no child is launched anew."""
-    with script(SPARE) as supervisor:
-        first, *spares = [next_fact(supervisor)[kind] for kind in ("launched", "spare", "spare")]
-        ends = first
-        for spare in spares:
-            os.kill(ends, signal.SIGKILL)
-            while (fact := next_fact(supervisor)) != {"runs": spare}:
-                assert fact.keys() == {"spare"}
-                spares.append(fact["spare"])
-                assert len(spares) < 10
-            ends = spare
-            if spare == spares[1]:
-                break
-        supervisor.terminate()
-        while (fact := next_fact(supervisor)) != {"stopped": 2}:
-            assert fact.keys() == {"spare"}
-            spares.append(fact["spare"])
-        assert not [pid for pid in spares if alive(pid)]
-
-
+# A child whose spare waits; both are told.
 SPARE = """
 import asyncio, json, signal, sys
-from services.shell.host import process, supervise
+from services.shell.host import process
+from services.shell.host.running import shared
 from services.shell.host.supervise import Child, Supervisor
 
-WAITS = '''
-import json, os, sys, time
-from services.shell.host.process import stand_by
-if stand_by(["json"]):
-    assert sys.stdin.read() == ""
-    print(json.dumps({"runs": os.getpid()}), flush=True)
-    time.sleep(600)
-'''
-supervise.SPARE_AFTER = 0.0
-
-def tell(**fact):
-    print(json.dumps(fact), flush=True)
+WAITS = "import json, time; from services.shell.host.process import stand_by; stand_by(['json']); time.sleep(600)"
 
 async def main():
-    supervisor, stop = Supervisor(), asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-
-    def start(command, **options):
-        return process.start(command, log=None, on_our_death=signal.SIGKILL, cwd=".", **options)
+    supervisor, running, standby = Supervisor(), shared(), process.StandBy()
 
     def launch():
-        child = start(["sleep", "600"])
-        tell(launched=child.pid)
-        return child
+        command = [sys.executable, "-c", WAITS]
+        return process.start(command, log=None, on_our_death=signal.SIGKILL, cwd=".", standby=standby, running=running)
 
-    def spare():
-        child = start([sys.executable, "-c", WAITS], waits=True)
-        tell(spare=child.pid)
-        return child
-
-    supervisor.start(Child("it", launch, spare=spare))
-    await stop.wait()
-    await supervisor.stop()
-    tell(stopped=supervisor.restarts["it"])
+    supervisor.start(Child("it", launch, standby=standby, running=running, hung=600.0))
+    while not running.spare:
+        await asyncio.sleep(0.01)
+    print(json.dumps([supervisor.pids["it"], running.spare]), flush=True)
+    first = supervisor.pids["it"]
+    while supervisor.pids.get("it") in (None, first) or not running.spare:
+        await asyncio.sleep(0.01)
+    print(json.dumps([supervisor.pids["it"], running.spare]), flush=True)
+    await asyncio.Event().wait()
 
 asyncio.run(main())
 """
+
+
+def test_what_has_taken_over_and_its_spare_die_with_a_killed_supervisor() -> None:
+    with script(SPARE) as supervisor:
+        first, spare = next_fact(supervisor)
+        os.kill(first, signal.SIGKILL)
+        second, next_ = next_fact(supervisor)
+        assert second == spare
+        supervisor.kill()
+        assert eventually(lambda: not alive(second) and not alive(next_))

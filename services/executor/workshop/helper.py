@@ -178,16 +178,23 @@ class Helper:
         plans: dict[Artifact, list[VariantPlan]] = defaultdict(list)
         for plan in order.plans:
             plans[self._artifact(plan)].append(plan)
-        await self._make(order, plans)
-        groups = [(a, n) for a, some in plans.items() for n in sorted({plan.threads for plan in some})]
         scores: dict[Artifact, tuple[Measured, str]] = {}
-        for done, (artifact, threads) in enumerate(groups):
-            self._base, self._share = 0.2 + 0.8 * done / len(groups), 0.8 / len(groups)
-            await self._profile(order, artifact, [p for p in plans[artifact] if p.threads == threads], scores)
+        every, start = list(plans), 0.0
+        for some in filter(
+            None, (every[:1], every[1:])
+        ):  # the plainest is measured, and serves, before the others are made
+            part, share = {artifact: plans[artifact] for artifact in some}, len(some) / len(every)
+            self._base, self._share = start, 0.2 * share
+            await self._make(order, part)
+            groups = [(a, n) for a, ours in part.items() for n in sorted({plan.threads for plan in ours})]
+            for done, (artifact, threads) in enumerate(groups):
+                self._base = start + share * (0.2 + 0.8 * done / len(groups))
+                self._share = 0.8 * share / len(groups)
+                await self._profile(order, artifact, [p for p in part[artifact] if p.threads == threads], scores)
+            start += share
 
     async def _make(self, order: BuildVariants, plans: dict[Artifact, list[VariantPlan]]) -> None:
         """Make every artifact. One that cannot be made is reported and removed from `plans`. A crash fails one artifact."""
-        self._share = 0.2
         left = list(plans)
         while left:
             task = BuildTask(

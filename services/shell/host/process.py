@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import gc
 import os
 import secrets
 import shutil
@@ -17,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 
 from services.shell.host import launch
-from services.shell.host.running import RUNNING, Running
+from services.shell.host.running import RUNNING, Running, inherited
 
 Steps = Sequence[tuple[signal.Signals, float]]
 _QUIET_PORTS = range(20_000, 32_000)  # below the range of outgoing connections on Linux and macOS
@@ -55,16 +56,18 @@ def start(
     environ: Mapping[str, str] | None = None,
     cwd: Path | str = "/",
     keep_open: Sequence[int] = (),
-    waits: bool = False,
+    standby: "StandBy | None" = None,
     running: Running | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a program in a process group of its own. Raises ServerError.
 
-    log: file that its output is appended to; None: our own output. keep_open: descriptors that it inherits. waits: a service that begins only
-    when a line comes on its input. running: where it writes what it does at each moment. Call this from the main thread (see `dies_with_parent`).
+    log: file that its output is appended to; None: our own output. keep_open: descriptors that it inherits. standby: by which its spare takes
+    over, if it leaves one. running: where it writes what it does at each moment. Call this from the main thread (see `dies_with_parent`).
     """
-    if waits:
-        environ = {**(os.environ if environ is None else environ), STANDBY: "1"}
+    if standby is not None:
+        line = standby.renew()
+        environ = {**(os.environ if environ is None else environ), STANDBY: str(line)}
+        keep_open = (*keep_open, line)
     if running is not None:
         fds = [one.fd for one in (running, running.before) if one is not None]
         environ = {**(os.environ if environ is None else environ), RUNNING: ",".join(map(str, fds))}
@@ -78,7 +81,7 @@ def start(
         with nullcontext() if log is None else log.open("ab") as output:
             return subprocess.Popen(
                 dies_with_parent(command, on_our_death, identity),
-                stdin=subprocess.PIPE if waits else subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 cwd=cwd,
@@ -102,21 +105,89 @@ def end(process: subprocess.Popen[bytes], steps: Steps = POLITE) -> None:
             process.wait(seconds)
 
 
-STANDBY = "INFAAS_STANDBY"  # the variable that tells a service to wait
+STANDBY = "INFAAS_STANDBY"  # the variable that tells a service where its spare reads that it is to begin
 
 
-def stand_by(modules: Sequence[str]) -> bool:
-    """Where we were started to wait: import these modules, then wait until we are to begin. False: we are not needed any more."""
-    if not os.environ.pop(STANDBY, ""):
-        return True
+def stand_by(modules: Sequence[str]) -> None:
+    """Import these modules and leave a copy of this process that waits to take over, if the supervisor wants one.
+
+    Call this before any thread is started. The copy shares our memory, as far as neither writes to it. It returns from here when we have ended
+    and it is to begin, and has left a copy itself then. It ends when the supervisor closes the line, or has ended.
+    """
+    line, running = int(os.environ.pop(STANDBY, "-1")), inherited()
+    if line < 0 or running is None:
+        return
+    os.set_inheritable(line, False)
     for name in modules:
         with suppress(ImportError):
             import_module(name)
-    begins = bool(sys.stdin.buffer.readline())
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, sys.stdin.fileno())
-    os.close(nothing)
-    return begins
+    supervisor = os.getppid()
+    gc.collect()
+    gc.freeze()
+    while (spare := os.fork()) == 0:
+        os.setpgid(0, 0)
+        if not os.read(line, 1):
+            os._exit(0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:
+            os._exit(0)
+        running.clear()
+    with suppress(OSError):  # it has done so itself
+        os.setpgid(spare, spare)
+    running.spare = spare
+
+
+class StandBy:
+    """The line on which the spare of a process is told to begin."""
+
+    def __init__(self) -> None:
+        self._ends: tuple[int, ...] = ()
+
+    def renew(self) -> int:
+        """Make one for a process that is to be started, which gets this descriptor. What has waited until now ends."""
+        self.close()
+        self._ends = os.pipe()
+        return self._ends[0]
+
+    def begin(self, running: Running) -> "Taken | None":
+        """Have the spare of a process that has ended take over. None: there is none."""
+        spare, running.spare = running.spare, 0
+        try:
+            if not spare or os.waitid(os.P_PID, spare, os.WEXITED | os.WNOHANG) is not None:
+                return None
+            os.write(self._ends[1], b"!")
+        except OSError:  # it is no child of ours
+            return None
+        return Taken(spare)
+
+    def close(self) -> None:
+        """What waits ends."""
+        for end in self._ends:
+            os.close(end)
+        self._ends = ()
+
+
+class Taken:
+    """A process that has taken over: a child of ours since the one before it has ended."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        """Its exit code, as `subprocess.Popen` says it."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+def end_spare(running: Running) -> None:
+    """Kill and reap what waits to take over from a process that has ended."""
+    spare, running.spare = running.spare, 0
+    with suppress(OSError):
+        if spare and os.waitid(os.P_PID, spare, os.WEXITED | os.WNOHANG) is None:
+            os.kill(spare, signal.SIGKILL)
+            os.waitpid(spare, 0)
 
 
 def service_command(services: Sequence[str], config: Path | None) -> list[str | Path]:
@@ -229,6 +300,7 @@ def last_line(path: Path) -> str:
 # ---- orphans: what our children leave behind comes to us instead of init (Linux), so that a stop can be complete
 
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG = 1
 
 
 def adopt_orphans() -> None:

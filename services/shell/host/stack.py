@@ -36,7 +36,7 @@ from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.host.process import ServerError
 from services.shell.host.readiness import Readiness
 from services.shell.host.running import AFTER, BESIDE, shared
-from services.shell.host.supervise import SPARES, Child, Supervisor, ended
+from services.shell.host.supervise import Child, Supervisor, ended
 from services.shell.host.worker import publish_exit
 from services.shell.http import LISTENING, listen
 from services.shell.metrics.system import PAGE, SystemMetrics
@@ -384,10 +384,12 @@ class Stack:
         if listening is not None:
             environ[LISTENING] = str(listening.fileno())
         running = shared() if services != ["dashboard"] else None
+        alone = services == ["dispatcher"] and self._spec.dispatchers == 1  # nobody else takes a query meanwhile
+        standby = process.StandBy() if alone or (worker is not None and worker.standby) else None
 
-        def launch(*, waits: bool = False) -> subprocess.Popen[bytes]:
+        def launch() -> subprocess.Popen[bytes]:
             return process.start(
-                command, log=file, on_our_death=signal.SIGKILL, environ=environ, cwd=Path.cwd(), waits=waits,
+                command, log=file, on_our_death=signal.SIGKILL, environ=environ, cwd=Path.cwd(), standby=standby,
                 running=running, keep_open=() if listening is None else (listening.fileno(),),
             )  # fmt: skip
 
@@ -397,14 +399,12 @@ class Stack:
                 publish_exit(self._bus, self._subjects, worker, engines, reason, running, succeeded=succeeded)
 
         (polite, patience), *last = SERVICE_STEPS
-        alone = services == ["dispatcher"] and self._spec.dispatchers == 1  # nobody else takes a query meanwhile
-        spare = partial(launch, waits=True) if alone or (worker is not None and worker.standby) else None
         steps = ((polite, patience + notice), *last)
         serves = worker is not None or bool({"dispatcher", "monitor", "gateway"}.intersection(services))
         again = None if running is None else partial(self._child, name, services, environ, worker, notice)
         return Child(
-            name, launch, SERVICES, steps, exited if worker else None, spare, running, serves=serves, again=again,
-            succession=AFTER if "monitor" in services else BESIDE, spares=1 if alone else SPARES,
+            name, launch, SERVICES, steps, exited if worker else None, standby, running, serves=serves, again=again,
+            succession=AFTER if "monitor" in services else BESIDE,
         )  # fmt: skip
 
     def _service_environ(self, more: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from bus.port import BusError
-from services.shell.host.process import POLITE, ServerError, Steps, adopt_orphans, child_pids, end_orphans
+from services.shell.host.process import (
+    POLITE,
+    ServerError,
+    StandBy,
+    Steps,
+    Taken,
+    adopt_orphans,
+    child_pids,
+    end_orphans,
+    end_spare,
+)
 from services.shell.host.running import BESIDE, GO, LEAVES, READY, SUCCEEDED, Running
 from services.shell.host.watch import HUNG, LONGEST, LOOK, TOLD, ProcessStillness, Seen, SystemPart, threads_of
 
@@ -27,13 +37,11 @@ PAUSES = (
     2.0,
 )  # s before the first, second, ... restart in a row. A worker is back within 5 s after any of them
 SETTLED = 5.0  # s of life after which an end counts as the first again
-SPARE_AFTER = 10.0  # s after a start until its spare is started: the start itself must not wait for it
-SPARE_AGAIN = 1.0  # the same after another spare, and after one has taken over
 ASK = 0.5  # s between questions to a server
 SUCCEED_S = 60.0  # s that a process which is to leave waits for its successor, as long as no second signal comes
 SUCCESSION_LOOK = 0.02  # s between looks whether it is ready
-SPARES = 2  # a query that ends its executor is tried once more, before a new spare is ready
 AT_ONCE: Steps = ((signal.SIGKILL, 5.0),)
+Process = subprocess.Popen[bytes] | Taken
 
 
 class Backoff:
@@ -57,8 +65,7 @@ class Child:
 
     launch: starts the process, from the main thread (may raise ServerError). stage: children of the highest stage are stopped
     first. steps: the signals that stop it. on_exit: called at once when it ends unasked, or since it hung, with the reason in words and whether its
-    successor does its work already. spare: starts a process that waits for a line on its input, and then does what this one does
-    (`process.stand_by`): so many `spares` are kept, and one takes over at once.
+    successor does its work already. standby: of a process that leaves a spare, which takes over at once (`process.stand_by`).
     running: where it counts the turns of its loop. asked: a small question to a server that counts none; it ends with the answer, or raises OSError.
     hung: s of stillness after which it is ended (`watch`). serves: queries need it. again: makes the same child once more, with memory of its
     own: a process that was asked to end (SIGTERM) goes when this successor is ready. succession: BESIDE or AFTER (`running`).
@@ -69,14 +76,13 @@ class Child:
     stage: int = 1
     steps: Steps = POLITE
     on_exit: Callable[[str, bool], None] | None = None
-    spare: Callable[[], subprocess.Popen[bytes]] | None = None
+    standby: StandBy | None = None
     running: Running | None = None
     asked: Callable[[], Awaitable[object]] | None = None
     hung: float = HUNG
     serves: bool = True
     again: "Callable[[], Child] | None" = None
     succession: int = BESIDE
-    spares: int = SPARES
 
 
 class Supervisor:
@@ -99,9 +105,7 @@ class Supervisor:
         self._up: set[Child] = set()  # those that have done their work since they were first started
         self._why: dict[Child, str] = {}  # why we ended it
         self._keeping: dict[Child, asyncio.Task[None]] = {}
-        self._running: dict[Child, subprocess.Popen[bytes]] = {}
-        self._spares: dict[Child, list[subprocess.Popen[bytes]]] = {}
-        self._sparing: dict[Child, asyncio.TimerHandle] = {}
+        self._running: dict[Child, Process] = {}
         self._stopping: set[Child] = set()
         self._stopped = False
         self._before = frozenset(child_pids())
@@ -120,7 +124,6 @@ class Supervisor:
             self._watching = loop.create_task(self._watch())
         if child.asked is not None:
             self._asking[child] = loop.create_task(self._ask(child, child.asked))
-        self._prepare(child, SPARE_AFTER)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -199,14 +202,14 @@ class Supervisor:
                 started = time.monotonic()
                 await ended(process)
                 lived = time.monotonic() - started
-                _kill_group_and_reap(process)
+                code = _kill_group_and_reap(process)
                 del self._running[child]
                 self._still.pop(child, None)
                 if child.running is not None:
                     child.running.leave()
                 if child in self._stopping and child not in self._leaving:
                     return
-                self._tell_end(child, process.returncode)
+                self._tell_end(child, code)
                 self.changed()
             if child in self._leaving and self._goes_on(child) and not self._succeeded(child):
                 self._leaving[child].cancel()
@@ -248,7 +251,7 @@ class Supervisor:
                     self._look(child, process, now - before)
             before = now
 
-    def _look(self, child: Child, process: subprocess.Popen[bytes], passed: float) -> None:
+    def _look(self, child: Child, process: Process, passed: float) -> None:
         running = child.running
         if running is not None and running.said == LEAVES and not running.let_go and child not in self._leaving:
             self._let_go(child, running)
@@ -335,7 +338,7 @@ class Supervisor:
         """Whether it is started again itself if it ends before its successor is ready: a spare is quicker, and who was told of its end (`on_exit`)
         takes a successor, which begins with what it knows of this one, for the one that has ended.
         """
-        return child.on_exit is not None or bool(self._spares.get(child))
+        return child.on_exit is not None or (child.running is not None and child.running.spare > 0)
 
     async def _call_off(self, child: Child) -> None:
         """It ends before its successor is ready."""
@@ -346,52 +349,18 @@ class Supervisor:
         await self._stop(successor, AT_ONCE)
         self._forget(successor)
 
-    # -- spares
-
-    def _prepare(self, child: Child, seconds: float) -> None:
-        """Start its next spare, if it lacks one, after so many seconds: what it is for comes first."""
-        if child.spare is not None and len(self._spares.get(child, ())) < child.spares:
-            self._sparing[child] = asyncio.get_running_loop().call_later(seconds, self._start_spare, child)
-
-    def _start_spare(self, child: Child) -> None:
-        assert child.spare is not None, "it was asked before"
-        try:
-            self._spares.setdefault(child, []).append(child.spare())
-        except ServerError as error:
-            log.warning("%s has no spare: %s", child.name, error)
-            return
-        self._prepare(child, SPARE_AGAIN)
-
     def _take_over(self, child: Child) -> bool:
-        """Its first living spare runs in its place, if there is one."""
-        if (timer := self._sparing.pop(child, None)) is not None:
-            timer.cancel()
-        spares = self._spares.get(child, [])
-        taken = False
+        """Its spare runs in its place, if there is one."""
+        if child.standby is None or child.running is None:
+            return False
         self._hold(child)
-        while spares and not taken:
-            spare = spares.pop(0)
-            assert spare.stdin is not None, "it waits for a line"
-            try:
-                with spare.stdin as line:
-                    line.write(b"begin\n")
-            except OSError:
-                _kill_group_and_reap(spare)
-            else:
-                self.restarts[child.name] += 1
-                self._running[child] = spare
-                taken = True
-                self.changed()
-        self._prepare(child, SPARE_AGAIN)
-        return taken
-
-    def _drop_spare(self, child: Child) -> None:
-        if (timer := self._sparing.pop(child, None)) is not None:
-            timer.cancel()
-        for spare in self._spares.pop(child, ()):
-            if spare.stdin is not None:
-                spare.stdin.close()
-            _kill_group_and_reap(spare)
+        spare = child.standby.begin(child.running)
+        if spare is None:
+            return False
+        self.restarts[child.name] += 1
+        self._running[child] = spare
+        self.changed()
+        return True
 
     def _relaunch(self, child: Child) -> None:
         self.restarts[child.name] += 1
@@ -413,7 +382,8 @@ class Supervisor:
 
     async def _stop(self, child: Child, steps: Steps | None = None) -> None:
         keeping = self._keeping[child]
-        self._drop_spare(child)
+        if child.standby is not None:
+            child.standby.close()
         process = self._running.get(child)
         if process is None:  # it waits to be started again
             keeping.cancel()
@@ -429,9 +399,11 @@ class Supervisor:
                     break
         with suppress(asyncio.CancelledError):
             await keeping
+        if child.standby is not None and child.running is not None:
+            end_spare(child.running)
 
 
-async def ended(process: subprocess.Popen[bytes]) -> None:
+async def ended(process: Process) -> None:
     """Return once the process has ended; it is left to be reaped, so its id cannot be anybody else's yet."""
     try:
         descriptor = os.pidfd_open(process.pid)
@@ -470,8 +442,8 @@ def describe(code: int) -> str:
     return f"killed by signal {-code}"
 
 
-def _kill_group_and_reap(process: subprocess.Popen[bytes]) -> None:
+def _kill_group_and_reap(process: Process) -> int:
     """Kill what an ended child left in its process group, then take its exit code."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    return process.wait()

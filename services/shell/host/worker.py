@@ -158,19 +158,19 @@ class WorkerHost:
         environ = process.with_our_source(environ)
 
         running = shared()
+        standby = process.StandBy() if stage == EXECUTOR and self._settings.worker.standby else None
 
-        def launch(*, waits: bool = False) -> subprocess.Popen[bytes]:
+        def launch() -> subprocess.Popen[bytes]:
             return process.start(
-                command, log=None, on_our_death=signal.SIGKILL, environ=environ, cwd=Path.cwd(), waits=waits,
+                command, log=None, on_our_death=signal.SIGKILL, environ=environ, cwd=Path.cwd(), standby=standby,
                 running=running,
             )  # fmt: skip
 
         if stage != EXECUTOR:
             self._supervisor.start(Child(name, launch, stage, STEPS, running=running))
             return
-        spare = partial(launch, waits=True) if self._settings.worker.standby else None
         ended = partial(self._executor_ended, running)
-        self._supervisor.start(Child(name, launch, stage, STEPS, ended, spare, running))
+        self._supervisor.start(Child(name, launch, stage, STEPS, ended, standby, running))
 
     def _executor_ended(self, running: Running | None, reason: str, succeeded: bool) -> None:
         if self._bus is not None:

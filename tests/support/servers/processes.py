@@ -1,6 +1,7 @@
 """What tests of processes need: who lives, what is left of a directory's system, scripts of their own."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.shell.host.process import PLAIN, STANDBY, launched
+from services.shell.host.process import PLAIN, launched
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -48,11 +49,10 @@ def pids_of(directory: Path, service: str, worker: str = "") -> list[int]:
 
 
 def stands_by(pid: int) -> bool:
-    """Whether it waits for a line on its input, which it closes once that has come."""
-    try:
-        return f"{STANDBY}=" in _read(pid, "environ") and os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:")
-    except OSError:
-        return False
+    """Whether it is a copy of the process that it takes over from, which has started it."""
+    parent = re.search(r"PPid:\s*(\d+)", _read(pid, "status"))
+    ours = _read(pid, "cmdline")
+    return parent is not None and len(ours) > 1 and _read(int(parent[1]), "cmdline") == ours
 
 
 def _read(pid: int, what: str) -> str:

@@ -156,6 +156,7 @@ def test_status_and_doctor_say_what_is_missing_before_anything_else_and_do_not_w
     assert json.loads(capsys.readouterr().out) == {"ready": False, "missing": ["dispatcher-0: silent for 1.0 s"]}
 
     line = "not ready, missing: dispatcher-0: silent for 1.0 s\n"
+    monkeypatch.setattr(doctor, "BACKENDS", ((),))
     monkeypatch.setattr(doctor, "check_machine", lambda _: said.append(capsys.readouterr().out) or [])
     monkeypatch.setattr(doctor, "_check_system", lambda _: [])
     doctor.doctor()

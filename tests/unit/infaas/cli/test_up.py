@@ -43,6 +43,16 @@ def test_more_workers_under_load_are_machines_of_the_plain_kind(tmp_path: Path) 
     assert spec.environ["INFAAS_MACHINES__KINDS__CPU__MAXIMUM"] == "5"  # for the services
 
 
+def test_without_its_extra_there_is_no_dashboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "streamlit", None)
+    write_endpoints(tmp_path, SystemEndpoints(nats="nats://n", sql="postgresql://s", writer="w"), {})
+    assert planned("", tmp_path).dashboard is False
+    for words in (["open", "--data-dir", str(tmp_path)], ["run", "dashboard"]):
+        assert "pip install 'infaas[dashboard]'" in ran(capsys, words, 1).err
+
+
 # -- `infaas restart`: which processes it ends, what it waits for, and what it says where there is nothing to restart.
 
 

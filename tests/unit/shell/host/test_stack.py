@@ -62,7 +62,7 @@ def test_a_lone_dispatcher_has_a_spare_and_one_of_several_has_the_others(
     tmp_path: Path, count: int, spare: bool
 ) -> None:
     for child in dispatchers_of(planned(tmp_path, "", dispatchers=count)):
-        assert (child.spare is not None) == spare
+        assert (child.standby is not None) == spare
 
 
 def test_a_database_with_both_roles_is_used_as_it_is(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.shell.host.process import start, with_our_source
+from services.shell.host.process import StandBy, start, with_our_source
 from services.shell.host.running import AFTER, BESIDE, shared
 from services.shell.host.supervise import PAUSES, SETTLED, Backoff, Child, Supervisor, describe
 from services.shell.host.watch import BUSY, COMPUTES, HUNG, LONGEST, LOOK, ProcessStillness, Seen, Thread, threads_of
 from tests.support.clients.responders import until
+from tests.support.servers.processes import alive
 
 spans_of_life = st.lists(st.floats(min_value=0, max_value=3 * SETTLED), max_size=30)
 
@@ -46,37 +47,47 @@ def test_return_codes_in_words() -> None:
     assert describe(-250) == "killed by signal 250"
 
 
-async def test_two_spares_wait_so_that_two_ends_in_a_row_are_taken_over_at_once() -> None:
-    """A query that ends its process ends the next one, too. The processes here do nothing; tests/live/test_supervise.py has services."""
-    launched: list[int] = []
-    spares: list[int] = []
+# A process that leaves a spare.
+WAITS = "import json, time; from services.shell.host.process import stand_by; stand_by(['json']); time.sleep(600)"
 
-    def begin(made: list[int], command: list[str], *, waits: bool) -> subprocess.Popen[bytes]:
-        process = start(command, log=None, on_our_death=signal.SIGKILL, waits=waits)
-        made.append(process.pid)
+
+async def test_a_spare_takes_over_at_once_however_often_and_ends_with_its_process() -> None:
+    """A query that ends its process ends the next one, too."""
+    running, standby, launched = shared(), StandBy(), list[int]()
+    if running is None:
+        pytest.skip("shared memory without a file: Linux only")
+
+    def launch() -> subprocess.Popen[bytes]:
+        process = start(
+            [sys.executable, "-c", WAITS], log=None, on_our_death=signal.SIGKILL, environ=with_our_source(os.environ),
+            standby=standby, running=running,
+        )  # fmt: skip
+        launched.append(process.pid)
         return process
 
     supervisor = Supervisor()
-    supervisor.start(
-        Child(
-            "it",
-            launch=lambda: begin(launched, ["sleep", "600"], waits=False),
-            spare=lambda: begin(spares, ["sleep", "600"], waits=True),
-        )
-    )
+    supervisor.start(Child("it", launch, standby=standby, running=running, hung=600.0))
     try:
-        os.kill(launched[0], signal.SIGKILL)  # it has no spare yet
-        await until(lambda: len(launched) == 2)
-        await until(lambda: len(spares) == 2)
-        first, second = spares
-        for ends, next_ in ((launched[1], first), (first, second)):
-            assert supervisor.pids["it"] == ends
+        for times in range(3):
+            await until(lambda: running.spare)
+            ends, next_ = supervisor.pids["it"], running.spare
             os.kill(ends, signal.SIGKILL)
-            await until(lambda: supervisor.pids.get("it") not in (None, ends))  # noqa: B023  awaited here
-            assert supervisor.pids["it"] == next_
-        assert len(launched) == 2
+            await until(lambda: supervisor.pids.get("it") == next_)  # noqa: B023  awaited here
+            assert (supervisor.restarts["it"], len(launched)) == (times + 1, 1)
+        await until(lambda: running.spare)
+        os.kill(running.spare, signal.SIGKILL)  # then a process is started, as without one
+        os.kill(supervisor.pids["it"], signal.SIGKILL)
+        await until(lambda: len(launched) == 2 and running.spare)
+        spare = running.spare
     finally:
         await supervisor.stop()
+    assert not alive(spare)
+
+
+def test_nothing_that_a_copy_cannot_have_is_loaded_before_it_is_made() -> None:
+    """A copy without the threads that onnxruntime and gRPC start hangs at its end."""
+    first = "import sys, bus.natsbus, services.executor.__main__, services.dispatcher.__main__; assert not {'onnxruntime', 'grpc', 'aiohttp'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", first], env=with_our_source(os.environ), check=True)
 
 
 # A process that works, and goes when it is let go. A successor is ready when the file is there; one that comes after the other says when it begins.
