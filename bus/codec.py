@@ -90,5 +90,8 @@ def explain(error: Exception) -> str:
             return f"the names of fields must be texts: {text.partition(' - at')[0]}"
         if found and " - at " not in text:
             return f"the body must be a map of fields: it {text}"
+        said, where, field = text.partition(" - at `$.")
+        if found and where:  # a field that may be left out is left out
+            return f"field `{field} {said.replace(' or null,', ',')}"
         return text.replace("at `$.", "at field `").replace("at `$`", "at the top level")
     return f"not valid MessagePack: {text}"

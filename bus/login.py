@@ -63,7 +63,7 @@ class Login(Struct, frozen=True, kw_only=True):
                 context.load_cert_chain(self.tls_certificate, self.tls_key or None)
         except OSError as error:  # the base class of ssl.SSLError
             raise BusError(
-                f"TLS cannot be set up from tls_ca {self.tls_ca[:200]!r}, tls_certificate {self.tls_certificate!r} and tls_key: {error}"
+                f"TLS cannot be set up from tls_ca {self.tls_ca[:200]!r}, tls_certificate {self.tls_certificate!r} and tls_key: {error.strerror or error}"
             ) from error
         return context
 

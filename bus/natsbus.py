@@ -132,7 +132,7 @@ class NatsBus:
                 ours = "our nkey: is it in its configuration, or revoked?" if "nkeys_seed_str" in options else ""
                 raise BusError(f"NATS at {_public(url)} refuses {ours or 'the user or password in its URL'}")
             else:
-                raise BusError(f"no NATS server answers at {_public(url)}: {self._last_error or 'timed out'}")
+                raise BusError(f"no NATS server answers at {_public(url)}: {_short(self._last_error)}")
         except (NatsError, ValueError) as error:
             raise BusError(f"cannot connect to NATS at {_public(url)}: {error}") from error
         finally:
@@ -364,6 +364,13 @@ def _expire(answer: "asyncio.Future[Delivery]", subject: str, timeout: float) ->
 
 def _log_error(error: Exception) -> None:
     _log.error("bus: %s", error, exc_info=error)
+
+
+def _short(error: Exception | None) -> str:
+    """Why no connection was made, in words."""
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
+    return str(error or "") or "timed out"
 
 
 def _public(url: str) -> str:

@@ -269,8 +269,11 @@ def profile(y: str, series: str, *, unit: str) -> Spec:
     }
 
 
-def tradeoff(unit: str) -> Spec:
-    """Accuracy over `x` on a logarithmic axis: one point for each variant, filled on the Pareto front, and a line through the best."""
+def tradeoff(unit: str, quality: str, less_is_better: bool) -> Spec:
+    """Accuracy over `x` on a logarithmic axis: one point for each variant, filled on the Pareto front, and a line through the best.
+
+    quality: what the accuracy is called. Its axis has the best values on top.
+    """
     x: Spec = {
         "field": "x",
         "type": "quantitative",
@@ -281,13 +284,13 @@ def tradeoff(unit: str) -> Spec:
     y: Spec = {
         "field": "accuracy",
         "type": "quantitative",
-        "title": "accuracy",
-        "scale": {"zero": False, "nice": True},
+        "title": quality,
+        "scale": {"zero": False, "nice": True, "reverse": less_is_better},
         "axis": {"format": "~f", "tickCount": 6, "labelOverlap": True},
     }
     tips = [_tip("variant"), _tip("on"), _tip("state")]
     tips += [
-        _tip("accuracy", "quantitative", "accuracy", ".4f"),
+        _tip("accuracy", "quantitative", quality, ".4~g"),
         _tip("latency_ms", "quantitative", "compute ms", ",.3~r"),
     ]
     tips += [_tip("cost_per_1000", "quantitative", "computed US$/1,000", ",.3~r"), _tip("front", title="trade-off")]

@@ -32,7 +32,7 @@ def choose_needs(app: str) -> dict[str, Any]:
     number: dict[str, Any] = {"value": None, "format": "%g", "bind": "query-params", "width": 170}
     metric = next((one for one in mine["metric"] if one not in (None, *ACCURACIES)), "accuracy")
     bounds: dict[str, Any] = {"min_value": 0.0, "max_value": 1.0, "step": 0.01} if metric == "accuracy" else {}
-    named = f"{metric.capitalize() if metric == 'accuracy' else metric} at {'most' if is_error(metric) else 'least'}"
+    named = f"{formats.heading(metric)} at {'most' if is_error(metric) else 'least'}"
     choice: dict[str, Any] = {"index": None, "bind": "query-params", "width": 170, "placeholder": "any"}
     with st.container(horizontal=True):
         asked: dict[str, Any] = {
@@ -81,7 +81,8 @@ def show_verdict(answer: dict[str, Any]) -> None:
 def alternative(refused: Refused) -> str:
     """The closest variant, and when another try may succeed."""
     closest, later = refused.closest or {}, refused.retry_after_ms
-    figures = [in_metric(closest["accuracy"], closest.get("metric", "top1"))] * (closest.get("accuracy") is not None)
+    metric, unit = closest.get("metric", "top1"), closest.get("unit", "")
+    figures = [in_metric(closest["accuracy"], metric, unit)] * (closest.get("accuracy") is not None)
     figures += [f"latency {formats.number(closest['latency_ms'])} ms"] * (closest.get("latency_ms") is not None)
     text = f" Closest: **{closest['variant']}** ({', '.join(figures)})." if closest.get("variant") else ""
     return text + (f" Try again in {formats.number(later)} ms." if later is not None else "")

@@ -2,6 +2,8 @@
 
 import math
 
+from bus.messages.catalog import called, in_metric, is_error, value_of
+
 COMPUTED, CHARGED = "computed US$/1,000", "charged US$/1,000"  # per 1,000 queries: from prices, by the meter
 IDLE = "(idle)"  # the cost of machines, or parts of them, that no app uses
 BY_MODEL = "(by model)"  # instead of an app: queries that name a model and no app
@@ -38,11 +40,30 @@ def spare(ratio: float | None) -> str:
     return f"{100 * (ratio - 1):+.0f} %" if ratio < 10 else "10 times or more"
 
 
-def interval(low: float | None, high: float | None) -> str:
-    """A confidence interval of a share."""
+def quality(accuracy: float | None, metric: str, unit: str = "") -> str:
+    """An accuracy in its metric, which is named unless it is the share of right answers: "0.97", "mae 43.2 EUR"."""
+    return UNKNOWN if accuracy is None else in_metric(accuracy, metric, unit).removeprefix("accuracy ")
+
+
+def measure(metric: str, unit: str = "") -> tuple[str, str]:
+    """What values of this metric are called, with their unit, and how they are written."""
+    if is_error(metric):
+        return f"{metric}, {unit}" if unit else metric, "%.4g"
+    return called(metric), "%.4f"
+
+
+def heading(measure: str) -> str:
+    """What a value is called, at the start of a line: metrics are spelt as queries spell them."""
+    return measure.capitalize() if measure == "accuracy" else measure
+
+
+def interval(low: float | None, high: float | None, metric: str | None = None) -> str:
+    """A confidence interval of an accuracy, in its metric."""
     if low is None or high is None or math.isnan(low) or math.isnan(high):
         return UNKNOWN
-    return f"{low:.3f}..{high:.3f}"
+    if metric is None or not (metric == "r2" or is_error(metric)):
+        return f"{low:.3f}..{high:.3f}"
+    return "..".join(f"{one:.4g}" for one in sorted((value_of(low, metric), value_of(high, metric))))
 
 
 def seconds(value: float | None) -> str:

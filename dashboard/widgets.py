@@ -10,6 +10,8 @@ import pandas as pd
 import streamlit as st
 from pandas.api.types import is_string_dtype
 
+from bus.messages.catalog import value_of
+from dashboard import formats
 from dashboard.store import NoData, query
 from dashboard.window import DEFAULT, RANGES, Window, between, latest
 
@@ -284,9 +286,30 @@ def number_column(title: str, form: str = "%.3g", **more: Any) -> Any:
 
 def money_column(title: str, amounts: pd.Series, **more: Any) -> Any:
     """A column of money. If most amounts are tiny, all are written like 1.5e-6, so that they can be compared."""
-    known = amounts.dropna()
+    known = amounts[amounts > 0]
     tiny = len(known) and known.median() < 1e-4
     return number_column(title, "%.1e" if tiny else "%.3g", **more)
+
+
+def quality(rows: pd.DataFrame) -> tuple[list[Any], Any]:
+    """The column `accuracy` of these rows in the words of those who measured, and how it is shown: numbers, titled by their metric and its
+    unit, where all have the same one, else texts that name it. Rows of several models that answered together have the metric of their app.
+    """
+    every = query("variants")
+    known = list(zip(every["metric"].fillna("top1"), every["unit"], strict=True))
+    by_variant, by_app = dict(zip(every["variant"], known, strict=True)), dict(zip(every["app"], known, strict=True))
+    apps = rows["app"] if "app" in rows else [None] * len(rows)
+    named = [
+        by_variant.get(one) or by_app.get(app, ("top1", "")) for one, app in zip(rows["variant"], apps, strict=True)
+    ]
+    values = [
+        (None if pd.isna(value) else value, *measure) for value, measure in zip(rows["accuracy"], named, strict=True)
+    ]
+    if len(set(named)) > 1:
+        return [formats.quality(*each) for each in values], st.column_config.TextColumn("accuracy")
+    title, form = formats.measure(*(named[0] if named else ("top1", "")))
+    numbers = [None if value is None else value_of(value, metric) for value, metric, _ in values]
+    return numbers, number_column(title, form, help="As measured on the whole validation set")
 
 
 PERCENTILES: Mapping[str, Any] = {

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct, field
 
 from bus.codec import DECODE_ERRORS, explain
+from bus.messages.catalog import in_metric
 from bus.messages.public import ObjectRef, Tensor, TensorView
 from bus.tensors import BadTensor, to_array
 from infaas.errors import InfaasError, Refused
@@ -27,7 +28,7 @@ class Answer(Struct, frozen=True, kw_only=True, dict=True):
     for feedback. Of an app with several models: members: `model@version` of those whose output is in the answer; missing: how many of
     the asked ones are not; confidence: the share of the asked ones that agree, confidences: of each item.
     labels: the name of each item's class, if the model was registered with names of its classes. target, unit: what a regressor's numbers
-    are, as given at registration.
+    are, as given at registration. metric: that `accuracy` counts for, where it is no share of right answers; `quality` says it in words.
     """
 
     id: str | None
@@ -57,16 +58,22 @@ class Answer(Struct, frozen=True, kw_only=True, dict=True):
     labels: list[str] | None = None
     target: str | None = None
     unit: str | None = None
+    metric: str | None = None
 
     def __repr__(self) -> str:
         """Two lines: what is answered, and by whom, at what price."""
         who = self.variant or ", ".join(self.members or ()) or "the app's default"
-        named = [
-            f"{name} {value:.4g}" for name in ("accuracy", "confidence") if (value := getattr(self, name)) is not None
-        ]
+        named = [self.quality] * bool(self.quality)
+        if self.confidence is not None:
+            named.append(f"confidence {self.confidence:.4g}")
         missed = [f"missed {', '.join(self.missed)}"] * bool(self.missed)
         about = [f"{self.latency_ms:.3g} ms", *named, f"US$ {1000 * self.cost:.3g} per 1,000", *missed]
         return f"Answer: {self.words()}\nby {who}: {'; '.join(about)}"
+
+    @property
+    def quality(self) -> str:
+        """The accuracy in its metric: "accuracy 0.97", "mae 43.2 EUR"; empty: nobody has measured it."""
+        return "" if self.accuracy is None else in_metric(self.accuracy, self.metric or "top1", self.unit or "")
 
     def words(self) -> str:
         """What is answered, in the words of the model's owner: classes, or numbers with their unit; of many items the first."""

@@ -136,6 +136,16 @@ class Connecting:
     def __await__(self) -> "Generator[Any, None, Client]":
         return self.open().__await__()
 
+    def __enter__(self) -> None:
+        raise TypeError("infaas.connect() is for asyncio: write `async with`, or use infaas.connect_blocking()")
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"not connected yet, so there is no {name}: write `client = await infaas.connect()`, or use infaas.connect_blocking()"
+        )
+
     async def __aenter__(self) -> "Client":
         self._client = await self.open()
         return self._client

@@ -241,8 +241,10 @@ class JobUploads:
     def _stays(self, path: Path) -> bool:
         return self._place is not None and path.resolve().is_relative_to(self._place)
 
-    def target(self, app: str, job: str, given: str | Path) -> str:
+    def target(self, app: str, job: str, given: Any) -> str:
         """Where the system writes the output. Raises BadInput."""
+        if not isinstance(given, (str, Path)):
+            raise BadInput(f"output: must be a path or a URL, not {given!r}")
         path = Path(given)
         if "://" in str(given) or self._stays(path):
             return url_of(str(given))

@@ -207,8 +207,8 @@ def check_needs(needs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def check_seconds(timeout: Any) -> float:
     """A time to wait, as a number. Raises BadInput."""
-    if not isinstance(timeout, (int, float)):
-        raise BadInput(f"timeout: must be a number of seconds, not {timeout!r}")
+    if not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise BadInput(f"timeout: must be a number of seconds, above 0, not {timeout!r}")
     return timeout
 
 

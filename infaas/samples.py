@@ -141,7 +141,9 @@ def _source(field: str, file: str, name: str) -> tuple[Path, str]:
         source = path.read_text("utf-8")
         there = {one.name for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)}
     except (OSError, SyntaxError, ValueError) as error:
-        raise BadInput(f"{field}: {file} cannot be read as Python: {error}") from error
+        raise BadInput(
+            f"{field}: {file} cannot be read as Python: {getattr(error, 'strerror', None) or error}"
+        ) from error
     if name not in there:
         raise BadInput(f"{field}: {file} has no function {name}, only {', '.join(sorted(there)) or 'none'}")
     if len(source) > MOST_SOURCE:

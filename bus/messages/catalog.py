@@ -3,6 +3,7 @@
 Keys: `app.<app>`, `model.<model>.<version>`, `variant.<variant>`. A variant's name is unique in the cluster.
 """
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from msgspec import Struct, field
@@ -169,6 +170,7 @@ METRICS = {
 }
 AGREEMENT = "agreement"
 ACCURACIES = frozenset({"top1", "top5", AGREEMENT})  # what a need `accuracy` means; the others are asked for by name
+SHARES = frozenset({"top1", "top5"})  # of right answers, which need no name
 TARGETS = frozenset({"mae", "rmse", "r2"})  # metrics of numbers
 _ERRORS = ("mae", "rmse", "log_loss")
 
@@ -202,11 +204,22 @@ def value_of(accuracy: float, metric: str) -> float:
     return 1.0 / max(accuracy, 1e-300) - 1.0 if is_error(metric) else accuracy
 
 
-def in_metric(accuracy: float | None, metric: str) -> str:
-    """An accuracy in words, by its metric: "accuracy 0.97", "mae 43.2"; None: nobody has measured it."""
+def in_metric(accuracy: float | None, metric: str, unit: str = "") -> str:
+    """An accuracy in words, by its metric: "accuracy 0.97", "mae 43.2 EUR"; None: nobody has measured it. unit: of an error."""
     if accuracy is None:
         return f"{metric} unknown"
-    return f"{'accuracy' if metric in ('top1', 'top5') else metric} {value_of(accuracy, metric):.4g}"
+    more = f" {unit}" if unit and is_error(metric) else ""
+    return f"{called(metric)} {value_of(accuracy, metric):.4g}{more}"
+
+
+def called(metric: str) -> str:
+    """What people call an accuracy that is measured so."""
+    return "accuracy" if metric in SHARES else metric
+
+
+def named_metric(metrics: Collection[str]) -> str:
+    """The metric that an answer names, of its models'; empty: its accuracy is a share of right answers, or they have several."""
+    return next((one for one in metrics if one not in SHARES), "") if len(metrics) == 1 else ""
 
 
 def scored_shape(shape: list[int]) -> list[int]:

@@ -130,7 +130,8 @@ class Answer(Struct, frozen=True, gc=False):
     Of an app with several models: members: `model@version` of those whose output is in the answer. missing: how many of the asked ones
     are not. confidence: the share of the asked members that agree with the answer, the least of all items; confidences: of each item,
     where there are several. labels: the name of each item's class, if the model has names of its classes. zeros: whether a simulated device
-    has made up the outputs, which are zeros; `reason` says why. target, unit: of a regressor's numbers, as given at registration.
+    has made up the outputs, which are zeros; `reason` says why. target, unit: of a regressor's numbers, as given at registration. metric: that
+    `accuracy` counts for, where it is no share of right answers.
     """
 
     id: str | None
@@ -161,6 +162,7 @@ class Answer(Struct, frozen=True, gc=False):
     zeros: bool | UnsetType = UNSET
     target: str | UnsetType = UNSET
     unit: str | UnsetType = UNSET
+    metric: str | UnsetType = UNSET
 
 
 class Closest(Struct, frozen=True, kw_only=True, gc=False):

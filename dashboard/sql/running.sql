@@ -1,11 +1,12 @@
 -- Every instance that is there, as each app sees it, with its last sample.
 SELECT s.app, s.model, s.variant, s.instance, s.worker, s.device, s.state, s.since,
-       v.hardware, v.simulated, v.accuracy, v.accuracy_low, v.accuracy_high, v.latency_ms AS profiled_ms, v.cost_per_1000, v.saturation_qps,
+       v.hardware, v.simulated, v.accuracy, v.accuracy_low, v.accuracy_high, v.metric, v.latency_ms AS profiled_ms, v.cost_per_1000, v.saturation_qps,
        i.load, i.queue, i.latency_ms, i.mean_batch, i.utilisation, i.memory_mb,
        array_remove(ARRAY[s.state, CASE WHEN i.reclaimable THEN 'reclaimable' END], NULL) AS states
 FROM infaas.variant_states s
 LEFT JOIN (
-  SELECT DISTINCT ON (variant) variant, hardware, simulated, accuracy, accuracy_low, accuracy_high, latency_ms, cost_per_1000, saturation_qps
+  SELECT DISTINCT ON (variant) variant, hardware, simulated, accuracy, accuracy_low, accuracy_high, metric, latency_ms, cost_per_1000,
+         saturation_qps
   FROM infaas.variants
 ) v USING (variant)
 LEFT JOIN (

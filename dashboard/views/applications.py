@@ -5,6 +5,7 @@ other beats.
 import pandas as pd
 import streamlit as st
 
+from bus.messages.catalog import is_error
 from dashboard import charts, formats, series, widgets
 from dashboard.store import NoData, pipelines, query
 from dashboard.widgets import show_empty, show_live
@@ -25,11 +26,11 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
 
 
 def figures(rows: pd.DataFrame) -> None:
-    known = rows["accuracy"].dropna()
+    (best,), quality = widgets.quality(rows.sort_values("accuracy", ascending=False).head(1))
     with st.container(horizontal=True, gap="small"):
         shown = (
             ("Models", str(rows["model"].nunique()), formats.count(len(rows), "variant", "variants")),
-            ("Best accuracy", formats.number(known.max() if len(known) else None), "measured"),
+            (f"Best {quality['label']}", formats.number(best), "measured"),
             ("Fastest, ms", formats.number(rows["latency_ms"].min()), "one item, alone"),
             ("Cheapest, US$/1,000", formats.number(rows["cost_per_1000"].min()), "computed from prices"),
             ("Loaded now", str(int((rows["instances"] > 0).sum())), "of its variants"),
@@ -109,9 +110,11 @@ def _scatter(rows: pd.DataFrame) -> None:
             "No accuracy is known yet.", "It is measured with the validation data that comes with a registration."
         )
         return
+    qualities, quality = widgets.quality(known)
     points = list(zip(-known["accuracy"], known["latency_ms"], known["cost_per_1000"], strict=True))
     line = list(zip(-known["accuracy"], known[column], strict=True))
     shown = known.assign(
+        accuracy=qualities,
         x=known[column],
         front=["no other is better in all" if each else "another is better in all" for each in series.front(points)],
         line=series.front(line),
@@ -119,21 +122,26 @@ def _scatter(rows: pd.DataFrame) -> None:
     )
     with st.container(border=True):
         st.markdown(
-            f"**Accuracy** against {unit}; filled: no other variant is better in accuracy, latency and cost; line: best in these two"
+            f"**{formats.heading(quality['label'])}** against {unit}; filled: no other variant is better in it, latency and cost; line: best in these two"
         )
-        charts.draw(shown, charts.tradeoff(unit), "tradeoff")
+        charts.draw(shown, charts.tradeoff(unit, quality["label"], is_error(known["metric"].iloc[0] or "")), "tradeoff")
 
 
 def _table(rows: pd.DataFrame) -> None:
+    rows = rows.sort_values(["accuracy", "cost_per_1000"], ascending=[False, True])
+    qualities, accuracy = widgets.quality(rows)
     shown = rows.assign(
         state=[[state] for state in rows["state"]],
         hardware=[formats.mark_simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
         saturation_qps=rows["saturation_qps"].round(),
-        interval=[formats.interval(*each) for each in zip(rows["accuracy_low"], rows["accuracy_high"], strict=True)],
+        accuracy=qualities,
+        interval=[
+            formats.interval(*each)
+            for each in zip(*(rows[name] for name in ("accuracy_low", "accuracy_high", "metric")), strict=True)
+        ],
         note=[
             "; ".join(
                 [
-                    *[f"accuracy is {metric}: {formats.number(value)}"] * (metric not in (None, "top1", "top5")),
                     *[f"other answers: {', '.join(differing or ())}"] * bool(differing),
                     *[f"functions of its owner {functions}"] * bool(functions),
                     *["worse than another"] * bool(each),
@@ -141,19 +149,18 @@ def _table(rows: pd.DataFrame) -> None:
                 ]
             )
             or None
-            for metric, value, differing, functions, each, why in zip(
-                *(rows[name] for name in ("metric", "measured", "differing", "functions", "dominated", "alone")),
-                strict=True,
+            for differing, functions, each, why in zip(
+                *(rows[name] for name in ("differing", "functions", "dominated", "alone")), strict=True
             )
         ],
     )
     widgets.table(
-        shown.sort_values(["accuracy", "cost_per_1000"], ascending=[False, True]),
+        shown,
         {
             "variant": "variant",
             "hardware": st.column_config.TextColumn("on", width=120),
             "state": widgets.state_column(charts.STATES),
-            "accuracy": widgets.number_column("accuracy", "%.4f", help="On the whole validation set"),
+            "accuracy": accuracy,
             "interval": st.column_config.TextColumn("95 %", help="The confidence interval of the accuracy"),
             "latency_ms": widgets.number_column("compute ms", help="One item, alone, without the way there"),
             "saturation_qps": widgets.number_column("most items/s", "localized"),

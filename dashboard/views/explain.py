@@ -36,7 +36,9 @@ def decision(needs: dict[str, Any]) -> None:
     if candidates.empty:
         show_empty("This application has no variants.", "`infaas register` adds a model with its variants.")
         return
+    qualities, accuracy = widgets.quality(candidates.assign(app=app))
     shown = candidates.assign(
+        accuracy=qualities,
         verdict=["chosen" if not why else "passed over" for why in candidates["why_not"]],
         why=[why or why_chosen(answer) for why in candidates["why_not"]],
         state=[[state] for state in candidates["state"]],
@@ -65,10 +67,10 @@ def decision(needs: dict[str, Any]) -> None:
         column_config={
             "stage": "stage",
             "variant": "variant",
-            "why": st.column_config.TextColumn("why, or why not", width=330),
+            "why": st.column_config.TextColumn("why, or why not", width=270),
             "state": widgets.state_column(charts.STATES),
-            "on": st.column_config.TextColumn("on", width=118),
-            "accuracy": widgets.number_column("accuracy", "%.4f"),
+            "on": st.column_config.TextColumn("on", width=60 if shown["on"].str.len().max() < 8 else 118),
+            "accuracy": accuracy,
             "latency_ms": widgets.number_column("latency ms"),
             "load_ms": widgets.number_column("load ms", "%.3g"),
             "cost_per_1000": widgets.money_column(

@@ -29,8 +29,7 @@ def page() -> None:
     if jobs.empty:
         show_empty(
             "No offline job in this range.",
-            "`infaas submit --app APP --input FILE.npy --output FILE.jsonl` submits one. Its files must be in the directory `jobs` of the"
-            " data directory, or in one of the setting `jobs.roots`.",
+            "`infaas submit APP --input FILE.npy --output FILE.jsonl` submits one.",
         )
         return
     jobs, items = rows_of.of(jobs), rows_of.of(items)

@@ -66,7 +66,10 @@ def page() -> None:
         with left.container(border=True):
             st.markdown("**Confidence**, % of the asked members that agree with the answer")
             shown = agreed.assign(percent=100 * agreed["confidence"], app=app).dropna(subset=["percent"])
-            charts.draw(shown, charts.lines("percent", "app", unit="%", domain=[0, 100]), "confidence", window)
+            if shown.empty:
+                show_empty("No answer of this range had an output.", "The table below says which models were missing.")
+            else:
+                charts.draw(shown, charts.lines("percent", "app", unit="%", domain=[0, 100]), "confidence", window)
         with right.container(border=True):
             st.markdown(f"**Missing** members, answers counted every {formats.seconds(window.step)}")
             rows = series.filled(

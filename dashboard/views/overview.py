@@ -217,6 +217,7 @@ def runs() -> None:
         rows["hardware"] = [
             formats.mark_simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)
         ]
+        rows["accuracy"], accuracy = widgets.quality(rows)
         widgets.table(
             rows,
             {
@@ -228,7 +229,7 @@ def runs() -> None:
                 "load": widgets.number_column("items/s", "%.1f"),
                 "queries": widgets.number_column("answered", "localized", help="Queries in this range"),
                 "p99_ms": widgets.PERCENTILES["p99_ms"],
-                "accuracy": widgets.number_column("accuracy", "%.4f"),
+                "accuracy": accuracy,
                 "cost_per_1000": widgets.money_column(
                     formats.CHARGED, rows["cost_per_1000"], help="What 1,000 queries were charged for computing"
                 ),

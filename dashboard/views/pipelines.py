@@ -161,7 +161,7 @@ def _graph(item: dict[str, Any], wanted: dict[str, int]) -> str:
         name, there = stage["vertex"], stage["instances"]
         goal = wanted.get(name, stage["replicas"])
         lines = [stage["app"]] if stage["app"] != name else []
-        lines += [stage["answers"] or "several models, or none"]
+        lines += [stage["answers"] or ("nobody could answer" if stage["refused"] else "several models")]
         if goal is None:
             lines.append(f"{formats.count(there, 'instance', 'instances')} loaded")
         else:
@@ -204,7 +204,10 @@ def _charts(traffic: pd.DataFrame, item: dict[str, Any] | None, window: Window) 
         st.markdown("**Latency**, ms")
         lines = latency.melt(["time"], ["p50_ms", "p95_ms", "p99_ms", "slo_ms"], "what", "ms").dropna()
         lines["what"] = lines["what"].map({"p50_ms": "p50", "p95_ms": "p95", "p99_ms": "p99", "slo_ms": "objective"})
-        charts.draw(lines, charts.percentiles(), "latency", window, marks)
+        if lines.empty:
+            show_empty("No query of this range was answered.", "The table above says why a stage would be refused.")
+        else:
+            charts.draw(lines, charts.percentiles(), "latency", window, marks)
     with second[0].container(border=True):
         st.markdown("**Visits** a second, by stage")
         seen = series.filled(history("visits", window, app=app), window, "vertex", ["visits"])

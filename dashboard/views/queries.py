@@ -116,12 +116,14 @@ def details() -> None:
         show_empty("This query is not known (any more).", "Outcomes are written a few seconds after the answer.")
         return
     one, parts = rows.iloc[0], rows[rows["part"]]
+    asked = pd.DataFrame([one] * 2).assign(accuracy=[one["accuracy"], one["accuracy_required"]])
+    (reached, required), quality = widgets.quality(asked)
     with st.container(horizontal=True, gap="small"):
         widgets.metric(
             "Outcome", one["outcome"], one["code"] or "no refusal", bad=one["outcome"] not in ("ok", "default")
         )
         _need("Latency, ms", one["latency_ms"], one["slo_ms"], "allowed")
-        _need("Accuracy", one["accuracy"], one["accuracy_required"], "needed")
+        _need(formats.heading(quality["label"]), reached, required, "needed")
         limit = one["cost_limit"]
         _need("Cost, US$/1,000", 1e3 * one["cost"], None if pd.isna(limit) else limit, "allowed")
     if text := why(one.to_dict()):

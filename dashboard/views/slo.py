@@ -235,7 +235,9 @@ def served() -> None:
     if rows.empty:
         return
     st.subheader("Who answered", anchor=False)
+    qualities, accuracy = widgets.quality(rows)
     shown = rows.assign(
+        accuracy=qualities,
         hardware=[formats.mark_simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
         late=100 * (1 - rows["in_time"] / rows["queries"]),
     )
@@ -248,7 +250,7 @@ def served() -> None:
             "queries": widgets.number_column("answered", "localized"),
             "late": widgets.number_column("late", "%.2f %%"),
             **widgets.PERCENTILES,
-            "accuracy": widgets.number_column("accuracy", "%.4f"),
+            "accuracy": accuracy,
             "mean_batch": widgets.number_column("batch", "%.1f"),
             "cost_per_1000": widgets.money_column(
                 formats.CHARGED, shown["cost_per_1000"], help="What 1,000 queries were charged for computing"

@@ -125,12 +125,13 @@ def show_done(done: dict[str, Any]) -> None:
             decisions.show_verdict(decision)
             others = pd.DataFrame([each for each in decision.get("candidates") or [] if each["why_not"]])
             if len(others):
+                qualities, accuracy = widgets.quality(others.assign(app=app))
                 widgets.table(
-                    others,
+                    others.assign(accuracy=qualities),
                     {
                         "variant": "variant",
                         "why_not": "why not",
-                        "accuracy": widgets.number_column("accuracy", "%.4f"),
+                        "accuracy": accuracy,
                         "latency_ms": widgets.number_column("latency ms"),
                     },
                     "others",
@@ -154,8 +155,10 @@ def _answer(answer: Answer) -> None:
             "from the cache" if answer.cached else "charged, simulated" if answer.simulated else "charged",
             help="What 1,000 such queries are charged",
         )
-        accuracy = formats.number(answer.accuracy)
-        widgets.metric("Accuracy", accuracy, "of the variant", help="Measured when the model was registered")
+        told = pd.DataFrame([{"app": app, "variant": answer.variant, "accuracy": answer.accuracy}])
+        (value,), quality = widgets.quality(told)
+        named = formats.heading(quality["label"])
+        widgets.metric(named, formats.number(value), "of the variant", help="Measured when the model was registered")
         widgets.metric(
             "Batch", str(answer.batch), formats.count(answer.batch, "item", "items"), help="Computed together"
         )

@@ -28,8 +28,10 @@ def now() -> None:
     if running.empty:
         show_empty("No instance meets these filters.", "Clear the search, or choose another application.")
         return
+    qualities, accuracy = widgets.quality(running)
     shown = running.assign(
         state=running["states"],
+        accuracy=qualities,
         on=[
             formats.mark_simulated(f"{worker} {device}", bool(simulated))
             for worker, device, simulated in zip(
@@ -37,7 +39,8 @@ def now() -> None:
             )
         ],
         interval=[
-            formats.interval(*each) for each in zip(running["accuracy_low"], running["accuracy_high"], strict=True)
+            formats.interval(*each)
+            for each in zip(*(running[name] for name in ("accuracy_low", "accuracy_high", "metric")), strict=True)
         ],
         utilisation=100 * running["utilisation"],
         mean_batch=running["mean_batch"].where(running["load"] > 0),  # without a query, nothing was measured
@@ -60,7 +63,7 @@ def now() -> None:
             ),
             "utilisation": widgets.number_column("busy %", "%.1f"),
             "memory_mb": widgets.number_column("MB", "%.0f"),
-            "accuracy": widgets.number_column("accuracy", "%.4f"),
+            "accuracy": accuracy,
             "interval": st.column_config.TextColumn("95 %", help="The confidence interval of the accuracy"),
         },
         "now",

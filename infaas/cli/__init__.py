@@ -233,6 +233,12 @@ def _usage_error(error: "CycloptsError") -> str:
             if given:
                 return f"{command}: {name} needs a value: write it after {name}, {see}what it takes"
             return f"{command} needs {name}{f': write {name} VALUE' * option}, {see}what it takes"
+        case exceptions.CoercionError() if error.msg is None and error.token is not None:
+            kind = "a number" if error.target_type is float else "a whole number" if error.target_type is int else ""
+            if kind:
+                return (
+                    f"{command}: {error.token.keyword or error.token.value} must be {kind}, not {error.token.value!r}"
+                )
         case exceptions.UnusedCliTokensError():
             return f"{command} does not take {', '.join(unused)}: write each value after its option, {see}them"
     text = one_line(error).removesuffix(".")

@@ -122,8 +122,9 @@ def _render(answer: "Answer") -> None:
     if answer.confidence is not None:
         each = f" ({', '.join(map(number, answer.confidences[:_MAX_ITEMS]))})" if answer.confidences else ""
         print(f"confidence {number(answer.confidence)}{each}")
-    if answer.accuracy is not None:
-        print(f"accuracy   {number(answer.accuracy)} (measured when it was registered)")
+    if answer.quality:
+        metric, _, value = answer.quality.partition(" ")
+        print(f"{metric:10} {value} (measured when it was registered)")
     print(
         f"latency    {number(answer.latency_ms)} ms"
         f" (queue {number(answer.queue_ms)}, compute {number(answer.compute_ms)}){' from the cache' * answer.cached}"

@@ -3,6 +3,7 @@
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from bus.messages.catalog import named_metric
 from bus.messages.public import Answer, Code, Error, Tensor
 from bus.tensors import from_array, to_array
 from services.core.ensemble.base import Combined, Member
@@ -62,6 +63,7 @@ def answer_of(join: Join, combined: Combined | None, max_inline: int, now: float
         labels=(None if any(reply.zeros for reply in replies) else _labels(outputs, group.members)) or UNSET,
         target=target or UNSET,
         unit=unit or UNSET,
+        metric=named_metric(group.app.metrics) or UNSET,
     )
     return answer if combined is None else _judged(answer, join, combined)
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord
+from bus.messages.catalog import AppRecord, named_metric
 from bus.messages.flow import TensorRef
 from bus.messages.public import Answer, Error, ObjectRef, QueryHead, Tensor, TensorHead
 from bus.tensors import BadTensor, from_array, to_array
@@ -336,7 +336,8 @@ class Pipelines(Struct, eq=False):
         target, unit = run.served.app.signature.target if run.served.app.signature is not None else ("", "")
         # A stage's share of latency and cost is its own; of accuracy and confidence, each stage owes the whole.
         owed = [what for what in ("accuracy", "confidence") if any(what in reply.missed for reply in replies.values())]
-        known = [reply.accuracy for reply in replies.values() if reply.accuracy is not None]
+        known = {name: reply.accuracy for name, reply in replies.items() if reply.accuracy is not None}
+        least = min(known, key=known.__getitem__) if len(known) == len(replies) else None
         absent = [reply.missing for reply in replies.values() if reply.missing is not None]
         sure = [reply.confidence for reply in replies.values() if reply.confidence is not None]
         answer = Answer(
@@ -347,7 +348,7 @@ class Pipelines(Struct, eq=False):
             variant="",
             hardware="",
             worker="",
-            accuracy=min(known) if len(known) == len(replies) else None,
+            accuracy=None if least is None else known[least],
             latency_ms=seconds * 1000.0,
             queue_ms=sum(replies[name].queue_ms for name in path),
             compute_ms=sum(replies[name].compute_ms for name in path),
@@ -367,6 +368,7 @@ class Pipelines(Struct, eq=False):
             labels=run.labels or UNSET,
             target=target or UNSET,
             unit=unit or UNSET,
+            metric=UNSET if least is None else named_metric(run.served.stages[least].app.metrics) or UNSET,
         )
         if run.served.learns:
             self.predictions.add(prediction_of(join, self.predictions, now))

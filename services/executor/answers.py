@@ -58,6 +58,7 @@ def answer_of(
         True if result.note else UNSET,  # zeros
         loaded.target[0] or UNSET,
         loaded.target[1] or UNSET,  # its unit
+        loaded.metric or UNSET,
     )
 
 

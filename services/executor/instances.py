@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from bus.messages.catalog import BatchingRule, VariantRecord
+from bus.messages.catalog import BatchingRule, VariantRecord, named_metric
 from bus.messages.fleet import (
     AppSample,
     ExecutorReport,
@@ -72,6 +72,7 @@ class HeldInstance:
     table: LatencyTable = field(init=False)
     queue: EdfQueue = field(init=False)
     target: tuple[str, str] = field(init=False)  # what its number is, and the unit
+    metric: str = field(init=False)  # that answers name
     cores: list[int] = field(default_factory=list)  # as it was ordered
     ready: bool = False
     running: int = 0
@@ -106,6 +107,7 @@ class HeldInstance:
     def __post_init__(self) -> None:
         self.table = LatencyTable(self.record)
         self.target = self.record.signature.target
+        self.metric = named_metric([self.record.metric])
         self.queue = EdfQueue(self.table, max(1, self.record.max_batch))
         self._reset()
 

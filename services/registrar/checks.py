@@ -4,6 +4,7 @@ hold, so that operators hear at once, with the figures. Pure.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from msgspec import NODEFAULT, UNSET, Raw, Struct, ValidationError, convert
@@ -165,10 +166,13 @@ def verb_asked(verb: str, body: bytes | Raw) -> AdminVerb | Error:
         for name in given
         if name in READ_BY_VERBS and name not in fields
     ]
+    strange = [name for name in given if name not in READ_BY_VERBS]  # of later releases, or misspelt
+    meant = {near[0]: name for name in strange if (near := get_close_matches(name, fields.keys() - given, 1, 0.8))}
+    wrong += [f"{name}: {verb} does not read it; did you mean {near}?" for near, name in meant.items()]
     wrong += [
         f"{name}: {verb} needs it: {one.meaning}"
         for name, one in fields.items()
-        if one.default is NODEFAULT and name not in given
+        if one.default is NODEFAULT and name not in given and name not in meant
     ]
     if wrong:
         return _bad_request("; ".join(wrong))

@@ -229,7 +229,7 @@ def test_two_recorders_with_the_same_batches_in_another_order_write_each_once(da
         (
             "infaas.event.outcome",
             encode({"id": "b", "rows": [{"time": "noon"}]}),
-            "must be a number, not a text - at field `rows[0].time`",
+            "field `rows[0].time` must be a number, not a text",
         ),
         ("infaas.event.state", encode({"rows": []}), "missing required field `id`"),
         ("infaas.event.party", encode({"id": "b", "rows": []}), "no such kind of event"),

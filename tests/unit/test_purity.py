@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[2]
 
 # What pure code may import: values and arithmetic. Whatever is not here is taken to reach the outside.
 STANDARD = {
-    "abc", "array", "ast", "base64", "binascii", "bisect", "collections", "contextlib", "dataclasses", "datetime", "enum", "functools",
-    "hashlib", "heapq", "io", "ipaddress", "itertools", "json", "math", "operator", "posixpath", "re", "shlex", "struct", "tomllib",
-    "types", "typing", "unicodedata", "urllib.parse", "zlib",
+    "abc", "array", "ast", "base64", "binascii", "bisect", "collections", "contextlib", "dataclasses", "datetime", "difflib", "enum",
+    "functools", "hashlib", "heapq", "io", "ipaddress", "itertools", "json", "math", "operator", "posixpath", "re", "shlex", "struct",
+    "tomllib", "types", "typing", "unicodedata", "urllib.parse", "zlib",
 }  # fmt: skip
 INSTALLED = {"google.protobuf", "msgpack", "msgspec", "numpy", "PIL", "scipy"}
 # bus.login: its Login travels in an order; only an edge asks it to read files.

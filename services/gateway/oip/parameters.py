@@ -128,7 +128,7 @@ def parameters_of(answer: Answer, classes: Sequence[str] = ()) -> dict[str, Any]
         found["labels"] = joined(answer.labels)
         if 0 < len(classes) <= MOST_CLASSES:
             found["classes"] = joined(classes)
-    for name in ("query", "confidence", "missing", "default", "reason", "target", "unit"):
+    for name in ("query", "confidence", "missing", "default", "reason", "target", "unit", "metric"):
         value = getattr(answer, name)
         if value is not None:
             found[name] = value

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bus.messages.catalog import accuracy_of
+from dashboard import formats
 from dashboard.series import filled, front, largest, newest, state_spans, with_gaps
 from dashboard.window import LAG, RANGES, Window, between, latest
 
@@ -112,6 +114,17 @@ def test_it_beats_everything_else_and_nothing_in_it_is_beaten(found: list[tuple[
     for point, on in zip(found, kept, strict=True):
         beaten = any(other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in best)
         assert beaten is (not on and point not in best)
+
+
+# -- Accuracies in the words of those who measured.
+
+
+def test_an_accuracy_is_told_in_its_metric() -> None:
+    assert (formats.quality(0.97, "top1"), formats.quality(None, "mae")) == ("0.97", formats.UNKNOWN)
+    assert formats.quality(accuracy_of(43.2, "mae"), "mae", "EUR") == "mae 43.2 EUR"
+    assert (formats.measure("top1", "EUR")[0], formats.measure("mae", "EUR")[0]) == ("accuracy", "mae, EUR")
+    assert formats.interval(accuracy_of(50, "mae"), accuracy_of(40, "mae"), "mae") == "40..50"
+    assert formats.interval(0.9, 0.95, "top1") == "0.900..0.950"
 
 
 # -- Which part of the past is shown, in which buckets.

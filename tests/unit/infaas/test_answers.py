@@ -43,6 +43,12 @@ def test_outputs_belong_to_the_caller_and_several_have_to_be_named() -> None:
         _ = got.output
 
 
+def test_an_accuracy_is_told_in_the_metric_that_it_counts_for() -> None:
+    assert "; mae 43.2 EUR; " in repr(read(answer({}, accuracy=1 / 44.2, metric="mae", unit="EUR")))
+    assert read(answer({}, accuracy=0.9)).quality == "accuracy 0.9"
+    assert read(answer({}, accuracy=None)).quality == ""
+
+
 def test_the_map_is_json_without_what_does_not_apply():
     nan = {"datatype": "FP32", "shape": [1, 2], "data": np.array([[np.nan, 1]], "<f4").tobytes()}
     shown = read(answer({"id": "q"}, outputs={"y": nan}, accuracy=None)).to_map()

@@ -14,8 +14,9 @@ from msgspec import convert
 from bus.messages.catalog import METRICS, TensorSpec
 from infaas.blocking import Infaas
 from infaas.client import Client
+from infaas.connecting import connect
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
-from infaas.queries import Needs
+from infaas.queries import Needs, check_seconds
 from infaas.tables import as_inputs
 from tests.support.clients.responders import Responder, answer, item_sums, refusal, until
 from tests.support.servers.memory_bus import Broker
@@ -157,6 +158,15 @@ async def test_wrong_names_needs_and_inputs_send_nothing() -> None:
         with pytest.raises(BadInput):
             await client.query("a", np.zeros(2, complex))
         assert not peer.heard
+
+
+def test_a_client_that_is_not_connected_yet_says_what_to_write() -> None:
+    with pytest.raises(TypeError, match="async with"), connect():
+        pass
+    with pytest.raises(AttributeError, match="not connected yet"):
+        connect().query("a", [1.0])
+    with pytest.raises(BadInput, match="above 0, not nan"):
+        check_seconds(float("nan"))
 
 
 async def test_timeouts_come_after_the_deadline_and_answers_admit_to_be_late() -> None:

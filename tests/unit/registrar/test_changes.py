@@ -311,6 +311,12 @@ def test_a_wrong_selection_is_refused(fields: dict[str, Any], word: str) -> None
         ("set-replicas", {"app": "a"}, "count"),
         ("set-replicas", {"count": 2}, "app"),
         ("set-target", {"app": "a"}, "slo_target: set-target needs it: The share"),
+        (
+            "set-target",
+            {"app": "a", "slo_traget": 0.9},
+            "slo_traget: set-target does not read it; did you mean slo_target?",
+        ),
+        ("set-app", {"app": "a", "latncy_ms": 5}, "latncy_ms: set-app does not read it; did you mean latency_ms?"),
         ("set-target", {"app": "a", "slo_target": 0.0}, "slo_target: must be above 0 and below 1, not 0"),
         ("set-target", {"app": "a", "slo_target": 1.0}, "slo_target: must be above 0 and below 1, not 1"),
         ("set-target", {"app": "a", "slo_target": 0.9, "count": 2}, "count: set-target does not read it"),

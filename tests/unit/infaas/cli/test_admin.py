@@ -224,6 +224,7 @@ BAD = [
     (["--closed", "2.5"], "--closed: must be a whole number, not '2.5'"),
     (["--items", "1.5"], "--items: must be a whole number, not '1.5'"),
     (["--priority", "1.5"], "--priority: must be a whole number, not '1.5'"),
+    (["--latency-ms", "fast"], "--latency-ms must be a number, not 'fast'"),
     (["--priority", "0"], '"0" for --priority. must be at least 1 and at most 9'),
     (["--priority", "10"], '"10" for --priority. must be at least 1 and at most 9'),
     (["--cv", "2", "--rate", "5"], "--cv describes gamma gaps"),
