@@ -104,13 +104,14 @@ def fitted(given: Any, kind: type[_Message], key: str = "", *, strict: bool = Tr
         wrong = _WHERE.search(text := explain(error))
         name = "" if wrong is None else wrong[1]
         meaning = f". {fields[name].meaning}" if name in fields else ""
-        raise BadRequest(f"{at}{name}: {text.removeprefix(f'field `{name}` ')}{meaning}") from error
+        raise BadRequest(f"{at}{name}: {_FIELD.sub('', text)}{meaning}") from error
     for fault in faults(found, key):
         raise BadRequest(f"{fault.key}: {fault.reason}")
     return found
 
 
 _WHERE = re.compile(r"\bfield `(\w+)")
+_FIELD = re.compile(r"^field `[^`]*` ")
 
 
 class _Duplicate(ValueError):

@@ -1,5 +1,6 @@
 """The command line in the test's own process."""
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,12 @@ from infaas.cli import main
 
 
 def ran(capsys: pytest.CaptureFixture[str], words: Iterable[str], code: int = 0) -> Any:
-    """What a command prints that ends with this code."""
-    assert main(list(words)) == code
+    """What a command prints that ends with this code. What it does to logging ends with it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        assert main(list(words)) == code
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
     return capsys.readouterr()

@@ -158,8 +158,8 @@ def test_variants_share_artifacts_and_profiles(confined):
     assert (large.profile.init_ms, large.profile.transfer_ms, large.profile.host_mb) == (None, None, None)
     assert {"isa", "cpu", "onnxruntime", "date"} <= set(large.profile.host)
     assert large.profile.provenance == "measured"
-    steps = [fact.step if isinstance(fact, WorkProgress) else "" for fact in shop.facts]
-    assert shop.facts.index(built["m-ort-fp32-t1-b8"]) < steps.index("building ort int8"), "it serves meanwhile"
+    steps = [fact.step if isinstance(fact, WorkProgress) else "" for fact in confined.facts]
+    assert confined.facts.index(built["m-ort-fp32-t1-b8"]) < steps.index("building ort int8"), "it serves meanwhile"
     quantised = built["m-ort-int8-t1-b2"]
     assert quantised.artifact != small.artifact
     assert quantised.agreement >= 0.9
