@@ -102,16 +102,15 @@ def fitted(given: Any, kind: type[_Message], key: str = "", *, strict: bool = Tr
         found = msgspec.convert(told, kind, strict=strict)
     except msgspec.ValidationError as error:
         wrong = _WHERE.search(text := explain(error))
-        name = "" if wrong is None else wrong[1]
+        name, where = ("", "") if wrong is None else wrong.groups()
         meaning = f". {fields[name].meaning}" if name in fields else ""
-        raise BadRequest(f"{at}{name}: {_FIELD.sub('', text)}{meaning}") from error
+        raise BadRequest(f"{at}{where}: {text.removeprefix(f'field `{where}` ')}{meaning}") from error
     for fault in faults(found, key):
         raise BadRequest(f"{fault.key}: {fault.reason}")
     return found
 
 
-_WHERE = re.compile(r"\bfield `(\w+)")
-_FIELD = re.compile(r"^field `[^`]*` ")
+_WHERE = re.compile(r"\bfield `(?=(\w+))([^`]+)`")
 
 
 class _Duplicate(ValueError):

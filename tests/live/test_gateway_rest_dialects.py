@@ -220,7 +220,7 @@ def test_a_selection_is_set_over_http_and_a_wrong_one_refused(place: Place) -> N
     assert (unknown.status, "no application" in unknown.body["cause"]) == (400, True)
     for wrong, word in (
         ({"policy": "exp4", "members": ["nobody"]}, "members: app several does not link nobody; it links logreg"),
-        ({"policy": "exp4", "members": [1]}, "members: must be a text"),
+        ({"policy": "exp4", "members": [1]}, "members[0]: must be a text"),
     ):
         said = curl(place, "/admin/set_selection", {"name": "several", **wrong})
         assert (said.status, word in said.body["cause"]) == (400, True), (wrong, said.body)

@@ -1,6 +1,7 @@
 """A worker's workshop without its executor, on a bus in this process, in sandboxes or without."""
 
 import asyncio
+import logging
 import os
 import socket
 import tempfile
@@ -66,6 +67,7 @@ async def in_this_process(
         if relay is not None:
             patch.setenv(RELAY, str(os.dup(relay)))
         assert await asyncio.to_thread(child.main) == 0
+    logging.disable(logging.NOTSET)  # which it silences
     for process in made:
         process.close()
     if relay is not None:

@@ -165,7 +165,7 @@ def test_an_object_is_read_by_the_annotations_of_its_fields() -> None:
         ({"x": 10**400}, "at.x: Number out of range - at field `x`. Where."),
         ({"x": 3}, "at.x: must be at least 1 and at most 2, not 3"),
         ({"x": 1, "names": ["a b"]}, "at.names: must be 1 to 64 letters"),
-        ({"x": 1, "names": [1]}, "at.names: field `names[0]` must be a text, not a whole number. What."),
+        ({"x": 1, "names": [1]}, "at.names[0]: must be a text, not a whole number. What."),
     ],
 )
 def test_what_does_not_fit_is_told_with_the_fields_meaning(given: object, text: str) -> None:
