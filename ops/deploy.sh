@@ -210,14 +210,14 @@ why() { # SERVICE [WORDS]: what its last tasks died of, or the one that the word
 
 roll() { # WHAT [pass]: deploy the files with the variables as they are now, and wait until all of it runs, or as a pass all updates have ended
   say "deploying $1"
-  local told tries=0
-  until told=$(docker stack deploy --with-registry-auth --prune --resolve-image "$RESOLVE" "${files[@]}" "$STACK" 2>&1 >/dev/null); do
+  local printed tries=0
+  until printed=$(docker stack deploy --with-registry-auth --prune --resolve-image "$RESOLVE" "${files[@]}" "$STACK" 2>&1 >/dev/null); do
     # Swarm has changed a service in the same moment, as where it takes an update back: once more.
-    [[ $told == *'update out of sequence'* && $((tries += 1)) -lt 10 ]] && sleep 1 && continue
-    printf '%s\n' "$told" >&2
+    [[ $printed == *'update out of sequence'* && $((tries += 1)) -lt 10 ]] && sleep 1 && continue
+    printf '%s\n' "$printed" >&2
     fail "docker stack deploy has failed"
   done
-  [ -z "$told" ] || grep -v -e '--detach=false' -e '^In a future release' <<<"$told" >&2 || true
+  [ -z "$printed" ] || grep -v -e '--detach=false' -e '^In a future release' <<<"$printed" >&2 || true
 
   local name replicas rest state doing line missing told='' next=0 quiet=0
   while :; do
