@@ -7,6 +7,7 @@ per core for the kinds in PER_CORE, per instance for a remote engine, and per wh
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
+from math import exp2
 from typing import Literal
 
 from bus.messages.catalog import ProfileRow, Signature, VariantRecord
@@ -21,6 +22,7 @@ OF_CONTAINERS = "cpu"  # the kind whose price, of one core, a user's own process
 HANDLING_MS = 0.05
 LOADING_S = 0.05
 PROMOTING_S = 0.01  # the same for an instance whose model is in host memory: there is no file and no session to make
+KNOWN_S = 5.0  # for which a live correction holds without a batch
 LENGTHS = 64  # how many tables of other lengths each table keeps
 
 
@@ -118,6 +120,16 @@ def load_seconds(record: VariantRecord, *, warm: bool = False) -> float:
 def query_cost(price_per_s: float, busy_seconds: float, items_in_batch: int, items: int) -> float:
     """The cost of one query in US$. A query pays for its items' share of the time for which its batch kept the instance busy."""
     return price_per_s * busy_seconds * items / items_in_batch
+
+
+def remembered(factor: float, idle_s: float) -> float:
+    """A live correction of the profile, so many seconds after the last batch. One above 1 is halved each second after `KNOWN_S`.
+
+    Queries that would be late by it are refused, and then no batch can show that what slowed them down is over.
+    """
+    if factor <= 1.0 or idle_s <= KNOWN_S:
+        return factor
+    return 1.0 + (factor - 1.0) * exp2(KNOWN_S - idle_s)
 
 
 class LatencyTable:

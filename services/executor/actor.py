@@ -300,7 +300,7 @@ class Executor:
         if result.errors is not None and len(queries) > 1:
             return self._one_by_one(loaded, run)
         seconds = result.finished - result.started
-        loaded.measured(items, seconds, queries[0].route.length)
+        loaded.measured(items, seconds, now, queries[0].route.length)
         if loaded.policy is not None and result.errors is None:
             loaded.learn(queries, items, seconds, now)
         cost = loaded.price_per_s * seconds / items

@@ -16,7 +16,7 @@ from bus.messages.flow import Route
 from bus.messages.jobs import OFFLINE
 from bus.subjects import Subjects
 from services.core.actor import After, Do, Effect, Publish
-from services.core.cost import LatencyTable
+from services.core.cost import KNOWN_S, LatencyTable, remembered
 from services.core.placement import Device
 from services.core.selection.instances import urgent_at
 from services.core.settings import ExecutorSettings
@@ -82,6 +82,7 @@ class HeldInstance:
     begun_at: float = 0.0
     free_at: float = 0.0  # when the first of its batches that run is predicted to end
     since: float = 0.0  # when it began to compute
+    known_at: float = 0.0  # when its last batch ended, after which the live factor is forgotten
     computed: float = 0.0  # seconds that it computed before, since the last sample
     contexts: int = 1
     one_at_a_time: str = ""
@@ -128,13 +129,16 @@ class HeldInstance:
     def comes_late(self, query: QueuedQuery, now: float) -> bool:
         """Whether this query, which comes now, would be late even as the first one after the batches that run."""
         if self.running < self.contexts:
+            if not self.running and now - self.known_at > KNOWN_S:
+                self.queue.factor = remembered(self.queue.factor, now - self.known_at)
+                self.known_at = now - KNOWN_S
             return False
         takes = self.table.at(query.route.length).seconds(query.items) * self.queue.factor
         return max(now, self.free_at) + takes > query.route.deadline
 
-    def measured(self, items: int, seconds: float, length: int | None = None) -> None:
+    def measured(self, items: int, seconds: float, now: float, length: int | None = None) -> None:
         """One batch was computed. The live factor, which also corrects this queue's predictions, follows slowly."""
-        predicted = self.table.at(length).seconds(items)
+        predicted, self.known_at = self.table.at(length).seconds(items), now
         self._items += items
         self._batches += 1
         self.tally.add(items, seconds)

@@ -113,7 +113,7 @@ class MonitorEffects:
             incarnation=self._incarnation,
             at=now,
             devices=self.statuses(devices),
-            instances=[i.status() for i in instances if i.state != "Loading" or i.goes == "device"],
+            instances=[i.status(now) for i in instances if i.state != "Loading" or i.goes == "device"],
             draining=draining or leaving,
             leaving=leaving,
             kind=self._kind,

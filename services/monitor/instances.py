@@ -8,7 +8,7 @@ from typing import NamedTuple
 from bus.fields import filled
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import InstanceSample, InstanceStatus, State, Tier
-from services.core.cost import latency_ms, load_seconds
+from services.core.cost import latency_ms, load_seconds, remembered
 from services.core.lifecycle import SERVING, Observed, Thresholds, judge, thresholds_for
 from services.core.placement import Amount, cores_needed
 
@@ -148,6 +148,7 @@ class MonitoredInstance:
     def observe(self, sample: InstanceSample, seconds: float, now: float) -> list[StateChange]:
         """Add a report. Returns the apps that are new here, as changes from Inactive."""
         self._sums = self._computing = None
+        known_at = self.last_used
         self._reports.append((now, seconds, sample))
         while now - self._reports[0][0] >= KEPT:
             self._reports.popleft()
@@ -181,6 +182,7 @@ class MonitoredInstance:
                 # More than the batch that is being computed was waiting, so it worked all the time: this is its full speed.
                 gain, spent = BACKLOG_GAIN, max(seconds, spent)
             low, high = FACTORS
+            self.factor = remembered(self.factor, now - seconds - known_at)
             self.factor += gain * (min(high, max(low, spent / sample.predicted)) - self.factor)
         return changes
 
@@ -351,8 +353,9 @@ class MonitoredInstance:
             return [(self.owner, 0.0, 0.0)]
         return [(app, n / period, min(1.0, busy.get(app, 0.0) / period)) for app, n in items.items() if n]
 
-    def status(self) -> InstanceStatus:
+    def status(self, now: float) -> InstanceStatus:
         """As heartbeats carry it."""
+        factor = remembered(self.factor, now - self.last_used)
         loads = self.state == "Loading" or self.goes == "host"
         ready = load_seconds(self.record, warm=self.in_host)
         return filled(
@@ -360,6 +363,8 @@ class MonitoredInstance:
             self,
             instance=self.id,
             variant=self.record.variant,
+            factor=factor,
+            busy_factor=self.busy_factor * factor / self.factor,
             latency_ms=self.latency_s * 1000.0,
             app_states=self._app_states(),
             ready_at=self.since + ready if loads else 0.0,

@@ -158,7 +158,7 @@ def test_what_an_instance_hands_back_is_served_by_another_that_is_in_time() -> N
     fleet.stage.run(0.2)
     instances[second].take(1, fleet.stage.now, fleet.stage.now + 1.0)  # so that the first is chosen
     executor = fleet.stage.members[f"{instances[first].worker.name}/cpu"].actor
-    executor.instances[first].queue.factor = 20.0
+    executor.instances[first].queue.factor, executor.instances[first].known_at = 20.0, fleet.stage.now
     answer = fleet.reply(fleet.ask(latency_ms=200.0), 1.0)
     assert answer["worker"] == instances[second].worker.name
     assert not answer["missed"]

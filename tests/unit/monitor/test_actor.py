@@ -315,6 +315,17 @@ def test_the_live_correction_moves_slowly_and_within_bounds() -> None:
     assert 4.9 < factors[-1] <= 5.0
 
 
+def test_the_live_correction_is_forgotten_where_nothing_is_computed() -> None:
+    """Queries may be refused because of it, and then nothing else can show that what slowed them down is over."""
+    world = World()
+    instance = world.load(variant())
+    world.serve({instance: {"faces": 10}}, slower=100.0, times=60)
+    world.advance(4.0, reporting=True)
+    assert world.told()[instance].factor > 4.0
+    world.advance(8.0, reporting=True)
+    assert 1.0 <= world.told()[instance].factor < 1.1
+
+
 @pytest.mark.parametrize(("queued", "waits", "slow"), [(1, True, False), (2, True, True), (2, False, False)])
 def test_what_only_computes_had_no_work_waiting(queued: int, waits: bool, slow: bool) -> None:
     """Batches of one, one being computed at each glance: between them it may well have been idle. It may be a query of two items."""
