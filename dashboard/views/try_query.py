@@ -57,7 +57,7 @@ def choose_inputs(specs: list[TensorSpec]) -> dict[str, Any] | None:
         )
         return inputs.from_json(text, specs) if text.strip() else None
     whole = len(specs) == 1 and specs[0].binary  # a file is an item as it is
-    endings = [*inputs.ARRAYS, *(inputs.PICTURES if inputs.picture_shape(specs) else ())]
+    endings = [*inputs.ARRAYS, *(inputs.PICTURES if inputs.takes_picture(specs) else ())]
     file = st.file_uploader("File", None if whole else endings, key=f"file-{app}")
     if file is None:
         return None
