@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from bus.fields import filled
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
+from bus.messages.public import Error
 from bus.messages.work import CancelWork, ModelInspected, VariantBuilt, VariantFailed, WorkFinished, WorkProgress
 from bus.subjects import WITHOUT_APP, Subjects
 from services.core.actor import NOTHING, Do, Effect, Envelope, Handler, Publish, Record, Undelivered
@@ -17,7 +18,7 @@ from services.core.placement import REMOTE, is_container
 from services.core.requests import Commands
 from services.core.settings import RegistrarSettings
 from services.registrar.changes import amend
-from services.registrar.commands import ChangeRefused, Command, Finish, RegistrationRecord
+from services.registrar.commands import Command, Finish, RegistrationRecord
 from services.registrar.policy import ATTEMPTS, SILENCE_S, WORKER_LOST_S, WORKER_TIMEOUT_S, plans, plans_for
 from services.registrar.registration import OVER, Ended, Registration, RegistrationStatuses
 
@@ -309,7 +310,7 @@ class Registrations:
         assert inspected is not None
         link = registration.link(inspected)
         refused = None if link is None else amend(self.catalog.app(link.app), link, self.catalog)
-        return refused.message if isinstance(refused, ChangeRefused) else None
+        return refused.message if isinstance(refused, Error) else None
 
     def _result(self, envelope: Envelope) -> tuple[Effect, ...]:
         report: VariantBuilt | VariantFailed = envelope.message
@@ -329,7 +330,7 @@ class Registrations:
         registration.first = "writing"
         return (self._start("first", registration, registration.records(newest=True)),)
 
-    def first_written(self, registration: str, refused: ChangeRefused | None, now: float) -> list[Effect]:
+    def first_written(self, registration: str, refused: Error | None, now: float) -> list[Effect]:
         """The first variant is in the catalogue. If it was refused, all of them are, when they are built."""
         self.commands.ended(("first", registration))
         found = self.open.get(registration)
@@ -391,7 +392,7 @@ class Registrations:
         serving = self.catalog.model(request.model, linked) if linked is not None else None
         return serving is None or serving.created <= registration.record.created
 
-    def written(self, registration: str, refused: ChangeRefused | None, now: float) -> list[Effect]:
+    def written(self, registration: str, refused: Error | None, now: float) -> list[Effect]:
         """The records are in the catalogue, or were refused."""
         self.commands.ended(("records", registration))
         return self._end(self.open[registration], now, refused.message if refused else None)
