@@ -1,6 +1,6 @@
 """The registrations that this registrar carries on: which worker has which order, what it reports, and the one end of each."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from bus.fields import filled
 from bus.messages.events import RegistrationEvent
-from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
+from bus.messages.fleet import DeviceStatus, ExecutorExited, WorkerHeartbeat
 from bus.messages.public import Error
 from bus.messages.work import CancelWork, ModelInspected, VariantBuilt, VariantFailed, WorkFinished, WorkProgress
 from bus.subjects import WITHOUT_APP, Subjects
@@ -78,8 +78,9 @@ class Workers:
 
     def simulated_kinds(self, now: float, within: float) -> set[str]:
         """Device kinds that are simulated by workers heard in the last `within` seconds."""
-        heard = [heartbeat for worker, heartbeat in self._heartbeats.items() if now - self._heard[worker] <= within]
-        return {device.kind for heartbeat in heard for device in heartbeat.devices if device.simulated}
+        return {
+            device.kind for heartbeat in self.alive(now, within) for device in heartbeat.devices if device.simulated
+        }
 
     def alive(self, now: float, within: float) -> list[WorkerHeartbeat]:
         """The last heartbeats of workers heard in the last `within` seconds."""
@@ -91,25 +92,26 @@ class Workers:
         With each kind comes a text that changes when the first worker with that kind restarts.
         """
         found: dict[str, str] = {}
-        for worker in sorted(self._heartbeats):
-            heartbeat = self._heartbeats[worker]
-            if now - self._heard[worker] <= within and self._takes_orders(worker, now):
-                for device in heartbeat.devices:
-                    other = device.kind in (CPU, REMOTE) or is_container(device.kind)
-                    if not (other or device.simulated) and device.alive:
-                        found.setdefault(device.kind, f"{worker} {heartbeat.incarnation}")
+        for device, mark in self._real_devices(now, within):
+            if device.alive and device.kind not in (CPU, REMOTE) and not is_container(device.kind):
+                found.setdefault(device.kind, mark)
         return found
 
     def arithmetics(self, now: float, within: float) -> dict[str, str]:
         """How CPUs of such workers add small integers, each with a text that changes when the first worker of the kind restarts."""
         found: dict[str, str] = {}
-        for worker in sorted(self._heartbeats):
-            heartbeat = self._heartbeats[worker]
-            if now - self._heard[worker] <= within and self._takes_orders(worker, now):
-                for device in heartbeat.devices:
-                    if device.kind == CPU and device.arithmetic and not device.simulated:
-                        found.setdefault(device.arithmetic, f"{worker} {heartbeat.incarnation}")
+        for device, mark in self._real_devices(now, within):
+            if device.kind == CPU and device.arithmetic:
+                found.setdefault(device.arithmetic, mark)
         return found
+
+    def _real_devices(self, now: float, within: float) -> Iterator[tuple[DeviceStatus, str]]:
+        """Those of workers that take orders, each with a text that changes when its worker restarts."""
+        for worker, heartbeat in sorted(self._heartbeats.items()):
+            if now - self._heard[worker] <= within and self._takes_orders(worker, now):
+                yield from (
+                    (one, f"{worker} {heartbeat.incarnation}") for one in heartbeat.devices if not one.simulated
+                )
 
     def is_accelerator(self, worker: str, device: str) -> bool:
         """Whether this is another device than the worker's CPU; an unknown one counts as the CPU."""

@@ -7,23 +7,12 @@ package grpcio-tools, in proto/:
     python -m grpc_tools.protoc -I . --descriptor_set_out=services.binpb *.proto
 """
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
-
-
-class Method(NamedTuple):
-    """A method of a service. request, response: classes of messages; streams: whether there are several of each."""
-
-    name: str
-    request: Any
-    response: Any
-    request_streams: bool
-    response_streams: bool
 
 
 class Schema:
@@ -40,11 +29,9 @@ class Schema:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{self.descriptor.package} has no message {name}")
 
-    def methods(self, service: str) -> Iterator[Method]:
-        """The methods of a service."""
-        for method in self.descriptor.services_by_name[service].methods:
-            request, response = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
-            yield Method(method.name, request, response, method.client_streaming, method.server_streaming)
+    def requests(self, service: str) -> dict[str, Any]:
+        """The classes of the requests of a service's methods, by their names."""
+        return {one.name: GetMessageClass(one.input_type) for one in self.descriptor.services_by_name[service].methods}
 
     def has(self, symbol: str) -> bool:
         """Whether there is a message or service of this full name, or a field or method of one."""
