@@ -9,6 +9,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from bus.codec import encode, in_words
+from bus.fields import faults
 from bus.messages.catalog import (
     AppRecord,
     PipelinePlan,
@@ -34,7 +35,6 @@ from services.core.cost import HANDLING_MS, PER_CORE, latency_ms
 from services.core.demand import meeting
 from services.core.pipelines.checks import pipeline_errors, signature_of
 from services.core.pipelines.planners import POLICIES
-from services.core.pipelines.problem import LARGEST_BATCH, MOST_REPLICAS
 from services.registrar.commands import MOST_DEFAULT, LinkVersion, RefitPlan, error_of
 
 HOP_MS = 0.1  # a message between two processes of one machine takes no less
@@ -307,49 +307,24 @@ def _plan_errors(plan: PipelinePlan, record: AppRecord, pipeline: PipelineRecord
         yield f"plan.policy: there is no policy {plan.policy[:80]!r}; there are: {', '.join(POLICIES)}"
     if plan.pipeline != record.app:
         yield f"plan.pipeline: the plan is for {plan.pipeline[:80]!r}, not for {record.app}"
-    if not (isfinite(plan.rate) and plan.rate > 0):
-        yield "plan.rate: must be above 0 queries/s"
-    if not (isfinite(plan.cost_per_s) and plan.cost_per_s >= 0):
-        yield "plan.cost_per_s: must be at least 0 US$"
-    if not (isfinite(plan.p99_ms) and plan.p99_ms > 0):
-        yield "plan.p99_ms: must be above 0"
-    else:
-        yield from _late(plan, record)
-    if not 0 < plan.percentile <= 1:
-        yield "plan.percentile: must be above 0 and at most 1"
+    yield from (f"{fault.key}: {fault.reason}" for fault in faults(plan, "plan"))
+    yield from _late(plan, record)
     if len(plan.envelope) != len(plan.dispersion):
         yield "plan.dispersion: must have one value for each window of plan.envelope"
     if not all(isfinite(window) and window > 0 and count >= 0 for window, count in plan.envelope):
         yield "plan.envelope: must be pairs of a window above 0 s and a number of queries"
-    if not all(isfinite(one) and one >= 0 for one in plan.dispersion):
-        yield "plan.dispersion: must be 0 or more"
     names = [vertex.name for vertex in pipeline.vertices]
     for name in plan.vertices:
         if name not in names:
             yield f"plan.vertices.{name[:80]}: there is no such vertex; there are: {', '.join(names)}"
     for vertex in pipeline.vertices:
-        if vertex.name in plan.vertices:
-            yield from _stage_errors(f"plan.vertices.{vertex.name}", plan.vertices[vertex.name])
-        elif _planned(vertex, catalog):
+        if vertex.name not in plan.vertices and _planned(vertex, catalog):
             yield f"plan.vertices: lacks vertex {vertex.name}; plan again"
 
 
 def _late(plan: PipelinePlan, record: AppRecord) -> Iterable[str]:
     if record.latency_ms is not None and plan.p99_ms > record.latency_ms:
         yield f"plan.p99_ms: the plan keeps {plan.p99_ms:.4g} ms, but the objective is {record.latency_ms:g} ms; plan again"
-
-
-def _stage_errors(at: str, stage: PlannedStage) -> Iterable[str]:
-    if not 1 <= stage.batch <= LARGEST_BATCH:
-        yield f"{at}.batch: must be from 1 to {LARGEST_BATCH}, not {stage.batch}"
-    if not 1 <= stage.replicas <= MOST_REPLICAS:
-        yield f"{at}.replicas: must be from 1 to {MOST_REPLICAS}, not {stage.replicas}"
-    if not (isfinite(stage.service_ms) and stage.service_ms > 0):
-        yield f"{at}.service_ms: must be above 0, not {stage.service_ms:g}: ms of a largest batch by the variant's profile"
-    for field in ("scale", "rho"):
-        value = getattr(stage, field)
-        if not (isfinite(value) and value >= 0):
-            yield f"{at}.{field}: must be 0 or more, not {value:g}"
 
 
 def _planned(vertex: PipelineVertex, catalog: Catalog) -> bool:
