@@ -7,7 +7,7 @@ package grpcio-tools, in proto/:
     python -m grpc_tools.protoc -I . --descriptor_set_out=services.binpb *.proto
 """
 
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
@@ -44,7 +44,7 @@ class Schema:
         return False
 
 
-_FILES = FileDescriptorSet.FromString((Path(__file__).parent / "proto" / "services.binpb").read_bytes()).file
+_FILES = FileDescriptorSet.FromString((files(__package__) / "proto" / "services.binpb").read_bytes()).file
 SCHEMAS = {file.package: Schema(file) for file in _FILES}
 INFERENCE, HEALTH = SCHEMAS["inference"], SCHEMAS["grpc.health.v1"]
 REFLECTIONS = SCHEMAS["grpc.reflection.v1"], SCHEMAS["grpc.reflection.v1alpha"]
