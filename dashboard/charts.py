@@ -112,13 +112,10 @@ def draw(
 
 def _marked_layers() -> list[Spec]:
     real = [{"filter": "isValid(datum.mark)"}]
-    tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip("kind"), _tip("mark", title="what")]
-    rule: Spec = {"transform": real, "mark": {"type": "rule", "strokeWidth": 1, "opacity": 0.6}}
-    head: Spec = {"transform": real, "mark": {"type": "point", "shape": "triangle-down", "filled": True, "size": 60}}
-    for layer in (rule, head):
-        layer["encoding"] = {"x": _TIME, "color": _MARKED, "tooltip": tips}
-    head["encoding"]["y"] = {"value": 3}
-    return [rule, head]
+    encoding = {"x": _TIME, "color": _MARKED, "tooltip": [_moment(), _tip("kind"), _tip("mark", title="what")]}
+    head = {"type": "point", "shape": "triangle-down", "filled": True, "size": 60}
+    rule = {"type": "rule", "strokeWidth": 1, "opacity": 0.6}
+    return [_layer(rule, real, **encoding), _layer(head, real, y={"value": 3}, **encoding)]
 
 
 def _legend_of(series: pd.Series, *, strokes: bool) -> tuple[int, int]:
@@ -147,47 +144,27 @@ def lines(
     value changed; then lines are steps, with a mark at each change that has a note. every: seconds between two measurements, if that is
     more than a bucket. holds: a value holds until the next one, so lines are steps without gaps.
     """
-    value = _value(y, unit, form, domain)
-    colour = {**_colour(series), "legend": _STROKES}
-    tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip(series), _tip(y, "quantitative", unit, form)]
-    real = [{"filter": f"datum['{series}'] != null"}]
+    value, real = _value(y, unit, form, domain), _known(series)
+    encoding = {"y": value, "color": {**_colour(series), "legend": _STROKES}}
+    tips = [_moment(), _tip(series), _tip(y, "quantitative", unit, form)]
     holds = holds or note is not None
     mark = {**_LINE, "interpolate": "step-after"} if holds else _LINE
     point, seen, marked = {}, _POINT, real
     if note is not None:
         point, seen = {"opacity": 1, "size": 45}, {}
-        marked = [*real, {"filter": f"datum['{note}'] != null"}]
+        marked = [*real, *_known(note)]
         tips.append(_tip(note))
-    wanted: Spec = {
-        "transform": real,
-        "mark": {"type": "line", "strokeWidth": 1, "strokeDash": [4, 4]},
-        "encoding": {"y": {**value, "field": level}, "color": colour},
-    }
-    return {
-        "usermeta": {
-            "series": series,
-            "value": y,
-            "steps": holds and note is None,
-            **({} if holds else {"every": every}),
-        },
-        "height": height,
-        "encoding": {"x": _TIME},
-        "layer": [
-            _WHOLE,
-            _topped(value),
-            *([wanted] if level is not None else []),
-            {
-                "transform": real,
-                "mark": mark,
-                "encoding": {"y": value, "color": colour},
-            },
-            {
-                "transform": marked,
-                "mark": {"type": "point", "filled": True, **point},
-                "encoding": {"y": value, "color": colour, "tooltip": tips, **seen},
-            },
-        ],
-    }
+    wanted = {**encoding, "y": {**value, "field": level}}
+    dashed = {"type": "line", "strokeWidth": 1, "strokeDash": [4, 4]}
+    about = {"series": series, "value": y, "steps": holds and note is None, **({} if holds else {"every": every})}
+    return _over_time(
+        about,
+        _topped(value),
+        *([_layer(dashed, real, **wanted)] if level is not None else []),
+        _layer(mark, real, **encoding),
+        _layer({"type": "point", "filled": True, **point}, marked, tooltip=tips, **encoding, **seen),
+        height=height,
+    )
 
 
 def stacked(
@@ -202,22 +179,13 @@ def stacked(
     colours: Mapping[str, str] | None = None,
 ) -> Spec:
     """Stacked areas (or bars) over `time`, one for each value of `series`. idle: the first one is idle cost, and grey."""
-    mark: Spec = (
-        {"type": "bar"} if bars else {"type": "area", "interpolate": "step-after", "opacity": 0.85, "line": False}
-    )
-    tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip(series), _tip(y, "quantitative", unit, form)]
-    shapes: Spec = {
-        "transform": [{"filter": f"datum['{series}'] != null"}],
-        "mark": mark,
-        "encoding": {
-            "y": {**_value(y, unit, form, None), "stack": "zero"},
-            "color": _colour(series, idle=idle, colours=colours),
-            "tooltip": tips,
-        },
-    }
+    area: Spec = {"type": "area", "interpolate": "step-after", "opacity": 0.85, "line": False}
+    value, colour = _value(y, unit, form, None), _colour(series, idle=idle, colours=colours)
+    tips = [_moment(), _tip(series), _tip(y, "quantitative", unit, form)]
+    stack = {**value, "stack": "zero"}
+    shapes = _layer({"type": "bar"} if bars else area, _known(series), y=stack, color=colour, tooltip=tips)
     about = {"series": series, "value": y, "strokes": False, "steps": not bars}
-    layers = [_WHOLE, _topped(_value(y, unit, form, None)), shapes]
-    return {"usermeta": about, "height": height, "encoding": {"x": _TIME}, "layer": layers}
+    return _over_time(about, _topped(value), shapes, height=height)
 
 
 def percentiles() -> Spec:
@@ -225,48 +193,26 @@ def percentiles() -> Spec:
     kinds = ["p50", "p95", "p99", "objective"]
     colours = ["#56b4e9", "#8a78d8", "#e69f00", "#d0342c"]
     what: Spec = {"field": "what", "type": "nominal", "title": None}
-    tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip("what"), _tip("ms", "quantitative", "ms", ",.3~r")]
-    real = [{"filter": "datum.what != null"}]
-    y: Spec = {
-        "field": "ms",
-        "type": "quantitative",
-        "title": "ms",
-        "scale": {"type": "log", "nice": True},
-        "axis": {"format": "~g", "tickCount": 4, "labelOverlap": True, "grid": False},
-    }
+    tips = [_moment(), _tip("what"), _tip("ms", "quantitative", "ms", ",.3~r")]
+    y = _number("ms", "ms", {"type": "log", "nice": True}, format="~g", tickCount=4, grid=False)
     colour: Spec = {**what, "scale": {"domain": kinds, "range": colours}, "legend": _STROKES}
     dash: Spec = {**what, "legend": None, "scale": {"domain": kinds, "range": [[1, 0], [1, 0], [1, 0], [4, 6]]}}
-    line: Spec = {"transform": real, "mark": _LINE, "encoding": {"y": y, "color": colour, "strokeDash": dash}}
-    points: Spec = {
-        "transform": real,
-        "mark": {"type": "point", "filled": True},
-        "encoding": {"y": y, "color": colour, "tooltip": tips, **_POINT},
-    }
-    about = {"series": "what", "value": "ms", "every": 0.0}
-    return {"usermeta": about, "height": HEIGHT, "encoding": {"x": _TIME}, "layer": [_WHOLE, line, points]}
+    line = _layer(_LINE, _known("what"), y=y, color=colour, strokeDash=dash)
+    points = _layer({"type": "point", "filled": True}, _known("what"), y=y, color=colour, tooltip=tips, **_POINT)
+    return _over_time({"series": "what", "value": "ms", "every": 0.0}, line, points)
 
 
 def profile(y: str, series: str, *, unit: str) -> Spec:
     """Lines over `batch` on a logarithmic axis, with a point for each measured batch size; one line for each value of `series`."""
-    x: Spec = {
-        "field": "batch",
-        "type": "quantitative",
-        "title": "items in a batch",
-        "scale": {"type": "log", "base": 2, "nice": False},
-        "axis": {"values": [2**n for n in range(13)], "format": ",d", "labelOverlap": True, "grid": False},
-    }
+    sizes = [2**n for n in range(13)]
+    x = _number(
+        "batch", "items in a batch", {"type": "log", "base": 2, "nice": False}, values=sizes, format=",d", grid=False
+    )
+    mark = {"type": "line", "strokeWidth": 2, "point": {"size": 45}}
     tips = [_tip(series), _tip("batch"), _tip(y, "quantitative", unit, ",.3~r")]
-    return {
-        "usermeta": {"series": series},
-        "height": HEIGHT,
-        "mark": {"type": "line", "strokeWidth": 2, "point": {"size": 45}},
-        "encoding": {
-            "x": x,
-            "y": _value(y, unit, ",.3~r", None),
-            "color": {**_colour(series), "legend": _STROKES},
-            "tooltip": tips,
-        },
-    }
+    colour = {**_colour(series), "legend": _STROKES}
+    lines = _layer(mark, None, x=x, y=_value(y, unit, ",.3~r", None), color=colour, tooltip=tips)
+    return {"usermeta": {"series": series}, "height": HEIGHT, **lines}
 
 
 def tradeoff(unit: str, quality: str, less_is_better: bool) -> Spec:
@@ -274,46 +220,32 @@ def tradeoff(unit: str, quality: str, less_is_better: bool) -> Spec:
 
     quality: what the accuracy is called. Its axis has the best values on top.
     """
-    x: Spec = {
-        "field": "x",
-        "type": "quantitative",
-        "title": unit,
-        "scale": {"type": "log", "nice": True},
-        "axis": {"format": "~g", "tickCount": 6, "labelOverlap": True, "grid": False},
-    }
-    y: Spec = {
-        "field": "accuracy",
-        "type": "quantitative",
-        "title": quality,
-        "scale": {"zero": False, "nice": True, "reverse": less_is_better},
-        "axis": {"format": "~f", "tickCount": 6, "labelOverlap": True},
-    }
-    tips = [_tip("variant"), _tip("on"), _tip("state")]
-    tips += [
+    x = _number("x", unit, {"type": "log", "nice": True}, format="~g", tickCount=6, grid=False)
+    scale = {"zero": False, "nice": True, "reverse": less_is_better}
+    y = _number("accuracy", quality, scale, format="~f", tickCount=6)
+    tips = [
+        _tip("variant"),
+        _tip("on"),
+        _tip("state"),
         _tip("accuracy", "quantitative", quality, ".4~g"),
         _tip("latency_ms", "quantitative", "compute ms", ",.3~r"),
+        _tip("cost_per_1000", "quantitative", "computed US$/1,000", ",.3~r"),
+        _tip("front", title="trade-off"),
     ]
-    tips += [_tip("cost_per_1000", "quantitative", "computed US$/1,000", ",.3~r"), _tip("front", title="trade-off")]
-    best: Spec = {
-        "transform": [{"filter": "datum.line"}],
-        "mark": {"type": "line", "interpolate": "step-after", "color": "#8b929b", "strokeDash": [3, 3]},
-        "encoding": {"x": x, "y": y, "order": {"field": "x"}},
-    }
-    points: Spec = {
-        "mark": {"type": "point", "size": 110, "strokeWidth": 1.8},
-        "encoding": {
-            "x": x,
-            "y": y,
-            "color": _colour("model"),
-            "shape": {"field": "on", "type": "nominal", "title": None, "legend": {**_LEGEND, **_GREY_SYMBOLS}},
-            "fillOpacity": {
-                "condition": {"test": "datum.front == 'no other is better in all'", "value": 0.85},
-                "value": 0,
-            },
-            "fill": {"field": "model", "type": "nominal", "legend": None, "scale": {"range": list(SERIES)}},
-            "tooltip": tips,
-        },
-    }
+    through = {"type": "line", "interpolate": "step-after", "color": "#8b929b", "strokeDash": [3, 3]}
+    best = _layer(through, [{"filter": "datum.line"}], x=x, y=y, order={"field": "x"})
+    filled = {"condition": {"test": "datum.front == 'no other is better in all'", "value": 0.85}, "value": 0}
+    points = _layer(
+        {"type": "point", "size": 110, "strokeWidth": 1.8},
+        None,
+        x=x,
+        y=y,
+        color=_colour("model"),
+        shape={"field": "on", "type": "nominal", "title": None, "legend": {**_LEGEND, **_GREY_SYMBOLS}},
+        fillOpacity=filled,
+        fill={"field": "model", "type": "nominal", "legend": None, "scale": {"range": list(SERIES)}},
+        tooltip=tips,
+    )
     return {"usermeta": {"series": "model", "legends": 2}, "height": 360, "layer": [best, points]}
 
 
@@ -389,44 +321,34 @@ def state_timeline(row: str, colours: Mapping[str, str], bands: pd.DataFrame) ->
     present = {state: colour for state, colour in colours.items() if state in set(bands["state"])}
     tips = [_tip(row), _tip("state"), _tip("reason"), _tip("time", "temporal", "from", "%d %b %H:%M:%S")]
     y: Spec = {"field": row, "type": "nominal", "title": None, "sort": None, "axis": None}
-    real = [{"filter": f"datum['{row}'] != null"}]
     # Names stand above their bands. Beside them, they would take too much width on a phone.
-    names: Spec = {
-        "transform": [*real, {"aggregate": [], "groupby": [row]}],
-        "mark": {"type": "text", "align": "left", "baseline": "bottom", "dy": -4, "fontSize": 12},
-        "encoding": {"x": {"value": 0}, "y": y, "text": {"field": row}, "color": {"value": "#7d838c"}},
-    }
-    band: Spec = {
-        "transform": real,
-        "mark": {"type": "bar", "height": 12, "yOffset": 6, "cornerRadius": 2},
-        "encoding": {
-            "x2": {"field": "until"},
-            "y": y,
-            "color": {
-                "field": "state",
-                "type": "nominal",
-                "title": None,
-                "scale": {"domain": list(present), "range": list(present.values())},
-                "legend": _LEGEND,
-            },
-            "tooltip": tips,
-        },
-    }
-    return {
-        "usermeta": {"series": "state", "value": "state", "strokes": False},
-        "height": 38 * max(1, bands[row].nunique()) + 56,
-        "encoding": {"x": _TIME},
-        "layer": [_WHOLE, band, names],
-    }
+    words = {"type": "text", "align": "left", "baseline": "bottom", "dy": -4, "fontSize": 12}
+    alone = [*_known(row), {"aggregate": [], "groupby": [row]}]
+    names = _layer(words, alone, x={"value": 0}, y=y, text={"field": row}, color={"value": "#7d838c"})
+    shape = {"type": "bar", "height": 12, "yOffset": 6, "cornerRadius": 2}
+    band = _layer(shape, _known(row), x2={"field": "until"}, y=y, color=_colour("state", colours=present), tooltip=tips)
+    about = {"series": "state", "value": "state", "strokes": False}
+    return _over_time(about, band, names, height=38 * max(1, bands[row].nunique()) + 56)
+
+
+def _over_time(about: Spec, *layers: Spec, height: int = HEIGHT) -> Spec:
+    """A chart whose axis is the time. about: it, for `draw`."""
+    return {"usermeta": about, "height": height, "encoding": {"x": _TIME}, "layer": [_WHOLE, *layers]}
+
+
+def _layer(mark: Spec, transform: list[Spec] | None, **encoding: Any) -> Spec:
+    return {**({} if transform is None else {"transform": transform}), "mark": mark, "encoding": encoding}
+
+
+def _known(field: str) -> list[Spec]:
+    """Only rows that have this field."""
+    return [{"filter": f"datum['{field}'] != null"}]
 
 
 def _topped(value: Spec) -> Spec:
     """An invisible layer for the axis."""
-    return {
-        "transform": [{"filter": f"isValid(datum.{_TOP})"}],
-        "mark": {"type": "point", "opacity": 0},
-        "encoding": {"y": {**value, "field": _TOP}},
-    }
+    real = [{"filter": f"isValid(datum.{_TOP})"}]
+    return _layer({"type": "point", "opacity": 0}, real, y={**value, "field": _TOP})
 
 
 def _colour(series: str, *, idle: bool = False, colours: Mapping[str, str] | None = None) -> Spec:
@@ -439,10 +361,24 @@ def _colour(series: str, *, idle: bool = False, colours: Mapping[str, str] | Non
 def _value(y: str, unit: str, form: str, domain: Sequence[float] | None) -> Spec:
     scale: Spec = {"domain": list(domain), "nice": False, "clamp": True} if domain else {"zero": True, "nice": True}
     # Without a precision of its own, the format takes the decimals of the step. `~r` takes a digit too few up to 0.12, by an error of rounding.
-    axis: Spec = {"format": ",~f", "tickCount": 4, "labelOverlap": True}
+    axis: Spec = {"format": ",~f", "tickCount": 4}
     if form.endswith("0f"):
         axis |= {"format": ",d", "tickMinStep": 1}
-    return {"field": y, "type": "quantitative", "title": unit, "scale": scale, "axis": axis}
+    return _number(y, unit, scale, **axis)
+
+
+def _number(field: str, title: str, scale: Spec, **axis: Any) -> Spec:
+    return {
+        "field": field,
+        "type": "quantitative",
+        "title": title,
+        "scale": scale,
+        "axis": {"labelOverlap": True, **axis},
+    }
+
+
+def _moment() -> Spec:
+    return _tip("time", "temporal", "time", "%d %b %H:%M:%S")
 
 
 def _tip(field: str, kind: str = "nominal", title: str | None = None, form: str | None = None) -> Spec:

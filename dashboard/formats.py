@@ -1,6 +1,7 @@
 """Numbers, money, durations and names as text. Pure."""
 
 import math
+from collections.abc import Iterable
 
 from bus.messages.catalog import called, in_metric, is_error, value_of
 
@@ -79,6 +80,11 @@ def seconds(value: float | None) -> str:
 def mark_simulated(name: str, is_simulated: bool) -> str:
     """The name, marked if the thing is simulated."""
     return f"{name} (simulated)" if is_simulated else name
+
+
+def marked(names: Iterable[str], simulated: Iterable[bool]) -> list[str]:
+    """The same of several."""
+    return [mark_simulated(*each) for each in zip(names, simulated, strict=True)]
 
 
 def count(number: int, one: str, several: str) -> str:

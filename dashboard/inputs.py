@@ -6,23 +6,25 @@ An app's signature is a list of TensorSpec, whose shapes are without the axis th
 import io
 import json
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bus.datatypes import DATATYPES
 from bus.messages.catalog import TensorSpec
-from bus.tensors import BadTensor, fit, shown
+from bus.tensors import shown
 from infaas.errors import BadInput
-from infaas.inputs import random_items
+from infaas.inputs import arrays_in, random_items, read_json
+from infaas.tables import arranged, as_inputs, layout, pixels
 
 Array = np.ndarray[Any, Any]
 
 ARRAYS, PICTURES = ("npy", "npz", "json"), ("png", "jpg", "jpeg", "webp", "bmp", "gif")
 MAX_ITEMS = 64  # of a file; more would only make the page long
 MAX_SIDE = 1024  # pixels of a picture, for models that take any size
+LEAST_PIXELS = 64  # of an input that may be a picture
 VALUES: Mapping[str, str] = {  # how the pixels of a picture become numbers
     "0 to 1": "each value divided by 255",
     "-1 to 1": "each value divided by 127.5, less 1",
@@ -30,15 +32,6 @@ VALUES: Mapping[str, str] = {  # how the pixels of a picture become numbers
     "ImageNet": "0 to 1, less the mean of ImageNet and divided by its deviation, for each colour",
 }
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
-
-class PictureShape(NamedTuple):
-    """How a tensor holds a picture. height, width: pixels; -1: any. colours: 1 or 3. order: of the axes."""
-
-    height: int
-    width: int
-    colours: int
-    order: str  # "HW", "HWC", "CHW" or "flat"
 
 
 def takes(specs: Sequence[TensorSpec]) -> str:
@@ -65,39 +58,15 @@ def made_up(specs: Sequence[TensorSpec], seed: int) -> dict[str, Array]:
 
 def from_json(text: str, specs: Sequence[TensorSpec]) -> dict[str, Array]:
     """The inputs that a JSON text holds: a nested list, or a map of input names to nested lists. Raises BadInput."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise BadInput(
-            f"this is no JSON: {error}. Write a list of items, as {example(specs) or '[[0.1, 0.2]]'}"
-        ) from None
-    if isinstance(value, dict) and set(value) == {"inputs"}:
-        value = value["inputs"]
-    if not isinstance(value, (dict, list)):
-        raise BadInput("this JSON is neither a list of items nor a map of input names to lists: put the item into [ ]")
-    try:
-        arrays = (
-            {str(name): np.asarray(each) for name, each in value.items()}
-            if isinstance(value, dict)
-            else np.asarray(value)
-        )
-    except ValueError:
-        raise BadInput("the items of this JSON differ in length: all items need the same shape") from None
-    return named(arrays, specs)
+    value = read_json(text)
+    return named(value["inputs"] if isinstance(value, dict) and set(value) == {"inputs"} else value, specs)
 
 
 def from_file(name: str, data: bytes, specs: Sequence[TensorSpec]) -> dict[str, Array]:
     """The inputs that a .npy, .npz or .json file holds. Raises BadInput."""
-    ending = name.rpartition(".")[2].lower()
-    if ending == "json":
+    if name.lower().endswith(".json"):
         return from_json(data.decode(errors="replace"), specs)
-    try:
-        loaded = np.load(io.BytesIO(data), allow_pickle=False)
-        arrays = {key: loaded[key] for key in loaded.files} if hasattr(loaded, "files") else loaded
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise BadInput(
-            f"{name} cannot be read as an array ({str(error)[:120]}): save numbers with numpy.save or numpy.savez"
-        ) from None
+    arrays = arrays_in(io.BytesIO(data), Path(name))
     if isinstance(arrays, dict) and not {spec.name for spec in specs} & set(arrays) and len(specs) == 1 and arrays:
         # A validation set holds inputs and labels; the input is that which looks like one.
         arrays = next(
@@ -106,54 +75,27 @@ def from_file(name: str, data: bytes, specs: Sequence[TensorSpec]) -> dict[str, 
     return named(arrays, specs)
 
 
-def named(arrays: "Array | Mapping[str, Array]", specs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """Arrays by the names of the inputs, with an axis of items and the datatypes of the app. At most MAX_ITEMS items. Raises BadInput."""
-    if not isinstance(arrays, Mapping):
-        if len(specs) > 1:
-            raise BadInput(
-                f"this app takes {len(specs)} inputs, {', '.join(spec.name for spec in specs)}: give a map of names, or an .npz file"
-            )
-        arrays = {specs[0].name if specs else "x": arrays}
-    known = {spec.name: spec for spec in specs}
-    if known and (missing := [name for name in known if name not in arrays]):
-        raise BadInput(f"the input {missing[0]} is missing: the app takes {', '.join(known)}")
-    found: dict[str, Array] = {}
-    for name, array in arrays.items():
-        if known and name not in known:
-            continue
-        spec = known.get(name)
-        if not array.size:
-            raise BadInput(f"the input {name} has no item: the first axis counts the items")
-        if array.ndim == (0 if spec is None else len(spec.shape)):
-            array = array[None]
-        found[name] = _cast(array[:MAX_ITEMS], spec) if spec is not None else array[:MAX_ITEMS]
-    return found
+def named(x: Any, specs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """Inputs by their names, in the app's datatypes. At most MAX_ITEMS items. Raises BadInput."""
+    found = as_inputs(x, specs)
+    arrays = {name: each[:MAX_ITEMS] for name, each in (found if isinstance(found, dict) else {"x": found}).items()}
+    if empty := next((name for name, each in arrays.items() if not each.size), None):
+        raise BadInput(f"the input {empty} has no item: the first axis counts the items")
+    return arrays
 
 
-def _cast(array: Array, spec: TensorSpec) -> Array:
-    try:
-        return fit(array, spec, spec.name)
-    except BadTensor as error:
-        raise BadInput(str(error)) from None
-
-
-def picture_shape(specs: Sequence[TensorSpec]) -> PictureShape | None:
-    """How the app's only input holds a picture; None: it holds none."""
+def takes_picture(specs: Sequence[TensorSpec]) -> bool:
+    """Whether the app's only input may hold a picture. A row of a few numbers holds none."""
     if len(specs) != 1 or specs[0].datatype == "BYTES":
-        return None
-    match specs[0].shape:
-        case [height, width, (1 | 3) as colours]:
-            return PictureShape(height, width, colours, "HWC")
-        case [(1 | 3) as colours, height, width]:
-            return PictureShape(height, width, colours, "CHW")
-        case [height, width] if min(height, width) > 3 or -1 in (height, width):
-            return PictureShape(height, width, 1, "HW")
-        case [length] if length >= 64:
-            for colours in (1, 3):
-                side = math.isqrt(length // colours)
-                if side * side * colours == length:
-                    return PictureShape(side, side, colours, "flat")
-    return None
+        return False
+    shape = specs[0].shape
+    if len(shape) < 3 and -1 not in shape and math.prod(shape) < LEAST_PIXELS:
+        return False
+    try:
+        layout(specs[0])
+    except BadInput:
+        return False
+    return True
 
 
 def from_picture(
@@ -163,29 +105,14 @@ def from_picture(
 
     values: one of VALUES; datatypes of whole numbers always take 0 to 255. invert: bright becomes dark. Raises BadInput.
     """
-    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415  (only for pictures)
-
-    shape = picture_shape(specs)
-    if shape is None:
+    if not takes_picture(specs):
         raise BadInput(f"this app takes no picture, but {takes(specs)}: send numbers as JSON, .npy or .npz")
-    try:
-        with Image.open(io.BytesIO(data)) as opened:
-            picture = opened.convert("L" if shape.colours == 1 else "RGB")
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-        raise BadInput(f"this picture cannot be read ({str(error)[:80]}): use a PNG or JPEG file") from None
-    width = min(picture.width, MAX_SIDE) if shape.width < 0 else shape.width
-    height = min(picture.height, MAX_SIDE) if shape.height < 0 else shape.height
-    seen: Array = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR), np.uint8)
+    (spec,) = specs
+    seen = pixels(data, spec, MAX_SIDE)
     if invert:
         seen = 255 - seen
-    array = _scaled(seen, values) if DATATYPES[specs[0].datatype].kind == "f" else seen
-    if shape.order == "CHW":
-        array = array[None] if shape.colours == 1 else array.transpose(2, 0, 1)
-    elif shape.order == "HWC" and shape.colours == 1:
-        array = array[..., None]
-    elif shape.order == "flat":
-        array = array.reshape(-1)
-    return {specs[0].name: np.ascontiguousarray(array[None]).astype(DATATYPES[specs[0].datatype].array)}, seen
+    array = arranged(_scaled(seen, values) if DATATYPES[spec.datatype].kind == "f" else seen, spec)
+    return {spec.name: np.ascontiguousarray(array[None]).astype(DATATYPES[spec.datatype].array)}, seen
 
 
 def _scaled(picture: Array, values: str) -> Array:

@@ -312,6 +312,12 @@ def quality(rows: pd.DataFrame) -> tuple[list[Any], Any]:
     return numbers, number_column(title, form, help="As measured on the whole validation set")
 
 
+def intervals(rows: pd.DataFrame) -> list[str]:
+    """The confidence intervals of these rows' accuracies, in their metrics."""
+    columns = (rows[name] for name in ("accuracy_low", "accuracy_high", "metric"))
+    return [formats.interval(*each) for each in zip(*columns, strict=True)]
+
+
 PERCENTILES: Mapping[str, Any] = {
     "p50_ms": number_column("p50 ms", help="Half of them were faster"),
     "p99_ms": number_column("p99 ms", help="99 of 100 were faster"),
@@ -370,3 +376,9 @@ def show_live(window: Window | None, part: Callable[[], None]) -> None:
 def show_empty(what: str, remedy: str) -> None:
     """Show that there is nothing to show, and what would change that."""
     st.info(f"{what}\n\n{remedy}", icon=":material/info:")
+
+
+def show_no_app() -> None:
+    """Show that there is no app. Raises NoData where the database cannot say so."""
+    query("apps")
+    show_empty("No application is registered yet.", "`infaas register` adds one; `infaas demo` shows a whole system.")

@@ -54,7 +54,7 @@ def read_input(path: str | Path, *, key: str | None = None) -> Any:
             return read_json(given.decode())
         except UnicodeDecodeError:
             raise BadInput("standard input is no .npy file, no .npz file and no JSON") from None
-    return _chosen(_read(io.BytesIO(given), Path("standard input"), key), Path("standard input"), key)
+    return _chosen(arrays_in(io.BytesIO(given), Path("standard input"), key), Path("standard input"), key)
 
 
 def read_arrays(path: str | Path) -> "dict[str, Array]":
@@ -69,13 +69,13 @@ def _load(path: Path, key: str | None) -> "Array | dict[str, Array]":
     """key: the only array of an .npz file to read, unless it is not there."""
     try:
         with path.open("rb") as file:
-            return _read(file, path, key)
+            return arrays_in(file, path, key)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _read(file: IO[bytes], path: Path, key: str | None) -> "Array | dict[str, Array]":
-    """path: what errors call the file."""
+def arrays_in(file: IO[bytes], path: Path, key: str | None = None) -> "Array | dict[str, Array]":
+    """The array of a .npy file, or those of an .npz file by name. path: what errors call it. key: as of `_load`. Raises BadInput."""
     import numpy as np  # noqa: PLC0415  (commands without inputs start without it)
 
     try:

@@ -49,7 +49,7 @@ def as_inputs(x: Any, specs: Sequence[TensorSpec]) -> Any:
         return {one.name: _fitting(_plain_array(x) if pictures is None else pictures, one, one.name)}
     if table is None and specs:
         raise BadInput(
-            f"inputs: the app takes {len(specs)} columns, {', '.join(wanted)}: give a DataFrame, or rows that name them"
+            f"inputs: the app takes {len(specs)} columns, {', '.join(wanted)}: give rows that name them, or a DataFrame"
         )
     if table is None:
         return _plain_array(x) if isinstance(x, (str, list, tuple)) else x
@@ -186,15 +186,25 @@ def _pictures(x: Any, spec: TensorSpec) -> "Array | None":
 
 def picture(given: Any, spec: TensorSpec) -> "Array":
     """A picture, or the bytes of its file, in the model's size and colours: 0 to 255 for whole numbers, 0 to 1 for others. Raises BadInput."""
+    values = pixels(given, spec)
+    return arranged(values.astype("float32") / 255.0 if DATATYPES[spec.datatype].kind == "f" else values, spec)
+
+
+def pixels(given: Any, spec: TensorSpec, most: int = MAX_PIXELS) -> "Array":
+    """A picture, or the bytes of its file, in the model's size: uint8 [height, width(, 3)]. most: of each side that may be any. Raises BadInput."""
     import numpy as np  # noqa: PLC0415
 
-    width, height, channels, first = layout(spec)
+    width, height, channels, _ = layout(spec)
     mode = "L" if channels == 1 else "RGB"
     image = _decoded(given, mode) if isinstance(given, bytes) else given.convert(mode)
-    wanted = (image.width if width == -1 else width, image.height if height == -1 else height)
+    wanted = (min(image.width, most) if width == -1 else width, min(image.height, most) if height == -1 else height)
     values: Array = np.asarray(image if image.size == wanted else image.resize(wanted, 2), np.uint8)  # 2: bilinear
-    if DATATYPES[spec.datatype].kind == "f":
-        values = values.astype(np.float32) / 255.0
+    return values
+
+
+def arranged(values: "Array", spec: TensorSpec) -> "Array":
+    """What `pixels` gives, with the axes of the model's input."""
+    _, _, channels, first = layout(spec)
     if channels == 3 and first:
         values = values.transpose(2, 0, 1)
     if len(spec.shape) == 1:

@@ -149,6 +149,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
 
 MOST_SOURCE = 64 * 1024  # bytes of a file of functions
 LARGEST_BATCH = 1024  # items
+MOST_REPLICAS = 10_000  # of a stage
 LONGEST_MS = 600_000  # that a batch may take, or wait
 MOST_CONTEXTS = 64  # batches that an instance computes at a time
 FLOOR = 0.005  # of a share of answers: a variant that is no more below its model answers as that does
@@ -385,11 +386,11 @@ class PlannedStage(Struct, frozen=True, kw_only=True):
     """
 
     hardware: str
-    batch: int
-    replicas: int
-    scale: float
-    service_ms: float
-    rho: float
+    batch: Annotated[int, Number(1, LARGEST_BATCH)]
+    replicas: Annotated[int, Number(1, MOST_REPLICAS)]
+    scale: Annotated[float, Number()]
+    service_ms: Annotated[float, Number(above=0)]
+    rho: Annotated[float, Number()]
     variant: str = ""
     accuracy: float | None = None
 
@@ -406,15 +407,15 @@ class PipelinePlan(Struct, frozen=True, kw_only=True):
     pipeline: str
     policy: str
     status: Literal["optimal", "feasible", "infeasible"]
-    cost_per_s: float
-    p99_ms: float
+    cost_per_s: Annotated[float, Number()]
+    p99_ms: Annotated[float, Number(above=0)]
     vertices: dict[str, PlannedStage]
     envelope: list[tuple[float, int]]
-    dispersion: list[float]
+    dispersion: Annotated[list[float], Number()]
     steps: list[str]
-    rate: float
+    rate: Annotated[float, Number(above=0)]
     latency_ms: float
-    percentile: float = 0.99
+    percentile: Annotated[float, Number(above=0, most=1)] = 0.99
     hop_ms: float = 0.0
     reason: str = ""
 

@@ -118,7 +118,7 @@ def _scatter(rows: pd.DataFrame) -> None:
         x=known[column],
         front=["no other is better in all" if each else "another is better in all" for each in series.front(points)],
         line=series.front(line),
-        on=[formats.mark_simulated(*each) for each in zip(known["hardware"], known["simulated"], strict=True)],
+        on=formats.marked(known["hardware"], known["simulated"]),
     )
     with st.container(border=True):
         st.markdown(
@@ -132,13 +132,10 @@ def _table(rows: pd.DataFrame) -> None:
     qualities, accuracy = widgets.quality(rows)
     shown = rows.assign(
         state=[[state] for state in rows["state"]],
-        hardware=[formats.mark_simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
+        hardware=formats.marked(rows["hardware"], rows["simulated"]),
         saturation_qps=rows["saturation_qps"].round(),
         accuracy=qualities,
-        interval=[
-            formats.interval(*each)
-            for each in zip(*(rows[name] for name in ("accuracy_low", "accuracy_high", "metric")), strict=True)
-        ],
+        interval=widgets.intervals(rows),
         note=[
             "; ".join(
                 [

@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import charts, decisions, formats, widgets
-from dashboard.store import NoData, explain, query
+from dashboard.store import NoData, explain
 from dashboard.widgets import show_empty, show_live
 from infaas.answers import why_chosen
 from infaas.errors import Refused
@@ -42,12 +42,7 @@ def decision(needs: dict[str, Any]) -> None:
         verdict=["chosen" if not why else "passed over" for why in candidates["why_not"]],
         why=[why or why_chosen(answer) for why in candidates["why_not"]],
         state=[[state] for state in candidates["state"]],
-        on=[
-            formats.mark_simulated(str(worker if pd.notna(worker) else hardware), bool(simulated))
-            for worker, hardware, simulated in zip(
-                candidates["worker"], candidates["hardware"], candidates["simulated"], strict=True
-            )
-        ],
+        on=formats.marked(candidates["worker"].fillna(candidates["hardware"]), candidates["simulated"]),
     ).sort_values("verdict", kind="stable")
     several = answer.get("stages") is not None or answer.get("members")
     answering = set(shown.index[shown["verdict"] == "chosen"]) if several else set(shown.index[:1])
@@ -137,10 +132,7 @@ def _is_refused(answer: dict[str, Any]) -> bool:
 
 def page() -> None:
     if app is None:
-        query("apps")
-        show_empty(
-            "No application is registered yet.", "`infaas register` adds one; `infaas demo` shows a whole system."
-        )
+        widgets.show_no_app()
         return
     decision(needs)
 

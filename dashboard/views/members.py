@@ -39,9 +39,7 @@ context = choose_context() if app is not None else None
 
 def page() -> None:
     if app is None:
-        show_empty(
-            "No application is registered yet.", "`infaas register` adds one; `infaas demo` shows a whole system."
-        )
+        widgets.show_no_app()
         return
     window = widgets.up_to_now(chosen)
     about = {"app": app, "context": context, "whole": context is None}

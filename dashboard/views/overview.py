@@ -214,9 +214,7 @@ def runs() -> None:
         why = query("started")
         why = why.assign(why=why["action"] + ": " + why["reason"])
         rows = rows.merge(why[["variant", "why"]], how="left", on="variant")
-        rows["hardware"] = [
-            formats.mark_simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)
-        ]
+        rows["hardware"] = formats.marked(rows["hardware"], rows["simulated"])
         rows["accuracy"], accuracy = widgets.quality(rows)
         widgets.table(
             rows,

@@ -238,7 +238,7 @@ def served() -> None:
     qualities, accuracy = widgets.quality(rows)
     shown = rows.assign(
         accuracy=qualities,
-        hardware=[formats.mark_simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
+        hardware=formats.marked(rows["hardware"], rows["simulated"]),
         late=100 * (1 - rows["in_time"] / rows["queries"]),
     )
     widgets.table(

@@ -14,7 +14,6 @@ import streamlit as st
 from bus.messages.catalog import TensorSpec
 from dashboard import decisions, formats, inputs, widgets
 from dashboard.store import NoData, ask, classes_of, explain, query
-from dashboard.widgets import show_empty
 from infaas.answers import Answer
 from infaas.errors import BadInput, Refused
 
@@ -57,7 +56,7 @@ def choose_inputs(specs: list[TensorSpec]) -> dict[str, Any] | None:
         )
         return inputs.from_json(text, specs) if text.strip() else None
     whole = len(specs) == 1 and specs[0].binary  # a file is an item as it is
-    endings = [*inputs.ARRAYS, *(inputs.PICTURES if inputs.picture_shape(specs) else ())]
+    endings = [*inputs.ARRAYS, *(inputs.PICTURES if inputs.takes_picture(specs) else ())]
     file = st.file_uploader("File", None if whole else endings, key=f"file-{app}")
     if file is None:
         return None
@@ -223,10 +222,7 @@ def _scores(output: str, array: Any, labels: list[str] | None) -> None:
 
 def page() -> None:
     if app is None:
-        query("apps")
-        show_empty(
-            "No application is registered yet.", "`infaas register` adds one; `infaas demo` shows a whole system."
-        )
+        widgets.show_no_app()
         return
     specs, _ = signature()
     needs = decisions.choose_needs(app)

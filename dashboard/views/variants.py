@@ -32,16 +32,8 @@ def now() -> None:
     shown = running.assign(
         state=running["states"],
         accuracy=qualities,
-        on=[
-            formats.mark_simulated(f"{worker} {device}", bool(simulated))
-            for worker, device, simulated in zip(
-                running["worker"], running["device"], running["simulated"], strict=True
-            )
-        ],
-        interval=[
-            formats.interval(*each)
-            for each in zip(*(running[name] for name in ("accuracy_low", "accuracy_high", "metric")), strict=True)
-        ],
+        on=formats.marked(running["worker"] + " " + running["device"], running["simulated"]),
+        interval=widgets.intervals(running),
         utilisation=100 * running["utilisation"],
         mean_batch=running["mean_batch"].where(running["load"] > 0),  # without a query, nothing was measured
         latency_ms=running["latency_ms"].where(running["load"] > 0),

@@ -26,7 +26,7 @@ def now() -> None:
         return
     shown = devices.assign(
         state=[[state] if state else [] for state in devices["state"]],
-        device=[formats.mark_simulated(*each) for each in zip(devices["device"], devices["simulated"], strict=True)],
+        device=formats.marked(devices["device"], devices["simulated"]),
         utilisation=100 * devices["utilisation"],
         foreign=100 * devices["foreign_use"],
         memory_mb=devices["memory_mb"].round(),

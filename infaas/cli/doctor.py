@@ -6,6 +6,7 @@ import os
 import socket
 import textwrap
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
@@ -129,25 +130,20 @@ async def check_system(system: SystemAddress) -> list[Finding]:
         heartbeats = await _listen(
             bus, subjects
         )  # alone: what else this process does would count as a difference of clocks
-        jetstream, outcomes, sql, registrar, apps = await asyncio.gather(  # each may wait for one that hangs
-            run_async_check("jetstream", lambda: _jetstream(bus)),
-            run_async_check("outcomes", lambda: _outcomes(bus, subjects)),
-            run_async_check("sql", lambda: _sql(system.sql)),
-            run_async_check("registrar", lambda: _registrar(bus, subjects)),
-            run_async_check("apps", lambda: _apps(bus, subjects)),
-        )
-        return [
-            nats,
-            jetstream,
-            outcomes,
-            sql,
-            await run_async_check("dispatchers", lambda: _dispatchers(heartbeats)),
-            await run_async_check("workers", lambda: _workers(heartbeats)),
-            await run_async_check("clock", lambda: _clock(heartbeats)),
-            registrar,
-            apps,
-            *await _look_at_parts(system, parts),
-        ]
+        checks: dict[str, Callable[[], Awaitable[str]]] = {
+            "jetstream": lambda: _jetstream(bus),
+            "outcomes": lambda: _outcomes(bus, subjects),
+            "sql": lambda: _sql(system.sql),
+            "dispatchers": lambda: _dispatchers(heartbeats),
+            "workers": lambda: _workers(heartbeats),
+            "clock": lambda: _clock(heartbeats),
+            "registrar": lambda: _registrar(bus, subjects),
+            "apps": lambda: _apps(bus, subjects),
+        }
+        found = await asyncio.gather(
+            *(run_async_check(*check) for check in checks.items())
+        )  # each may wait for one that hangs
+        return [nats, *found, *await _look_at_parts(system, parts)]
     finally:
         await bus.close()
 

@@ -1,8 +1,10 @@
 """Answers: made from a computed batch, and traced. Pure."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from bus.messages.flow import Route
 from bus.messages.public import Answer, Error, Refusal
@@ -108,24 +110,20 @@ def spans_of(query: QueuedQuery, where: Mapping[str, str], result: BatchResult, 
     error = "" if result.errors is None else "bad_request" if result.unfit else "model_error"
     more = {"infaas.app": query.route.app, "infaas.query.uid": uid.hex(), "infaas.query.items": query.items}
     before_s, after_s = result.functions_s or (0.0, 0.0)
-    around = [
-        Span(
-            trace=type(trace)(trace.trace, inner, trace.flags, trace.state),
+
+    def part(name: str, parent: str, start: float, end: float, attributes: dict[str, Any]) -> Span:
+        return Span(
+            trace=replace(trace, parent=parent),
             span=span_id(uid, name),
             name=f"infaas {name}",
             kind="internal",
             start=start,
-            end=start + taken,
-            attributes=about,
+            end=end,
+            attributes=attributes,
             error=error,
         )
-        for name, start, taken in (
-            ("before", result.started, before_s),
-            ("after", result.finished - after_s, after_s),
-        )
-        if taken
-    ]
-    return [
+
+    found = [
         Span(
             trace=trace,
             span=whole,
@@ -136,15 +134,10 @@ def spans_of(query: QueuedQuery, where: Mapping[str, str], result: BatchResult, 
             attributes={**about, **more},
             error=error,
         ),
-        Span(
-            trace=type(trace)(trace.trace, whole, trace.flags, trace.state),
-            span=inner,
-            name="infaas compute",
-            kind="internal",
-            start=result.started,
-            end=result.finished,
-            attributes={**about, "infaas.batch.items": batch},
-            error=error,
-        ),
-        *around,
+        part(SPAN_BATCH, whole, result.started, result.finished, {**about, "infaas.batch.items": batch}),
     ]
+    if before_s:
+        found.append(part("before", inner, result.started, result.started + before_s, about))
+    if after_s:
+        found.append(part("after", inner, result.finished - after_s, result.finished, about))
+    return found

@@ -113,10 +113,13 @@ class InstanceManager:
             loaded.moving = True
             return (*handed, Do(("transfer", loaded.id), TransferModel(loaded.id, loaded.goal)))
         del self.instances[loaded.id]
-        fact = InstanceUnloaded(
-            instance=loaded.id, variant=loaded.record.variant, device=self._device, incarnation=self._incarnation
-        )
-        return (*handed, Do(("unload", loaded.id), UnloadModel(loaded.id)), Publish(self._subjects["unloaded"], fact))
+        unloading = Do(("unload", loaded.id), UnloadModel(loaded.id))
+        return (*handed, unloading, self._tell("unloaded", InstanceUnloaded, loaded))
+
+    def _tell(self, fact: str, kind: type[Any], loaded: HeldInstance, *sources: Any, **more: Any) -> Publish:
+        """A message of this kind to the monitor, about this instance. sources, more: as for `filled`."""
+        more |= {"instance": loaded.id, "variant": loaded.record.variant, "device": self._device}
+        return Publish(self._subjects[fact], filled(kind, *sources, **more, incarnation=self._incarnation))
 
     # -- what the edge has done
 
@@ -131,16 +134,8 @@ class InstanceManager:
         return (self._is_loaded(loaded, model), *self.settle(loaded))
 
     def _is_loaded(self, loaded: HeldInstance, model: LoadedModel) -> Publish:
-        fact = filled(
-            InstanceLoaded,
-            model,
-            instance=loaded.id,
-            variant=loaded.record.variant,
-            device=self._device,
-            incarnation=self._incarnation,
-            proof=model.proof + (f"; one batch at a time: {model.one_at_a_time}" if model.one_at_a_time else ""),
-        )
-        return Publish(self._subjects["loaded"], fact)
+        why = f"; one batch at a time: {model.one_at_a_time}" if model.one_at_a_time else ""
+        return self._tell("loaded", InstanceLoaded, loaded, model, proof=model.proof + why)
 
     def transfer_failed(self, instance: str, reason: str) -> tuple[HeldInstance | None, Iterable[Effect]]:
         """A model that cannot be kept in host memory is unloaded. One that does not come back has failed: it, whose queue the caller empties."""
@@ -158,14 +153,7 @@ class InstanceManager:
         loaded = self.instances.pop(instance, None)
         if loaded is None:
             return None, NOTHING
-        fact = InstanceFailed(
-            instance=instance,
-            variant=loaded.record.variant,
-            device=self._device,
-            incarnation=self._incarnation,
-            reason=reason,
-        )
-        return loaded, (Publish(self._subjects["failed"], fact),)
+        return loaded, (self._tell("failed", InstanceFailed, loaded, reason=reason),)
 
     # -- cores
 
@@ -188,16 +176,8 @@ class InstanceManager:
             loaded.cores = list(cores)
             loaded.queue.factor = 1.0  # it was learnt on the other cores
             loaded.limit_contexts(model.one_at_a_time)
-        fact = InstanceMoved(
-            instance=loaded.id,
-            variant=loaded.record.variant,
-            device=self._device,
-            incarnation=self._incarnation,
-            cores=list(cores),
-            proof=model.proof if model is not None else "",
-            error=error,
-        )
-        return (Publish(self._subjects["moved"], fact),)
+        proof = model.proof if model is not None else ""
+        return (self._tell("moved", InstanceMoved, loaded, cores=list(cores), proof=proof, error=error),)
 
 
 def _obeying(obey: Callable[[Any], Iterable[Effect]]) -> Handler:

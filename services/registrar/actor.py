@@ -63,7 +63,6 @@ from services.registrar.changes import refusal
 from services.registrar.checks import Ceiling, registration_error, verb_asked
 from services.registrar.commands import (
     AlreadyTaken,
-    ChangeRefused,
     ClaimRegistration,
     ContextsDeleted,
     Finish,
@@ -72,6 +71,7 @@ from services.registrar.commands import (
     RegistrationClaimed,
     RegistrationRecord,
     TakeOverRegistration,
+    error_of,
 )
 from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
 from services.registrar.pipelines import NO_MODELS
@@ -206,7 +206,7 @@ class Registrar:
             return self._turn_away(envelope.reply, _taken("registration", request), envelope.now, request)
         app = self._catalog.app(request.app)
         if app is not None and app.pipeline is not None:
-            error = Error(code="bad_request", message=f"app: {request.app} {NO_MODELS}")
+            error = error_of(f"app: {request.app} {NO_MODELS}")
             return self._turn_away(envelope.reply, error, envelope.now, request)
         if request.version is not None and self._catalog.model(request.model, request.version) is not None:
             return self._turn_away(envelope.reply, _taken("version", request), envelope.now, request)
@@ -220,7 +220,7 @@ class Registrar:
         return (self._claim(record, envelope.reply),)
 
     def _malformed(self, envelope: Envelope) -> Iterable[Effect]:
-        error = Error(code="bad_request", message=envelope.message.error)
+        error = error_of(envelope.message.error)
         return self._turn_away(envelope.reply, error, envelope.now)
 
     def _turn_away(self, reply: str, error: Error, now: float, request: Register | None = None) -> tuple[Effect, ...]:
@@ -300,7 +300,7 @@ class Registrar:
             return (Do(("dismiss", registration), forget, COMMAND_S),)
         if status is not None and status.state in OVER:
             text = f"registration: {registration} has ended already: it is {status.state}"
-            return refuse(reply, Error(code="bad_request", message=text))
+            return refuse(reply, error_of(text))
         if status is None and registration not in self._records:
             return refuse(reply, _unknown(registration))
         self._cancelling.setdefault(registration, []).append(reply)
@@ -330,14 +330,14 @@ class Registrar:
             return NOTHING if result is None else self._carry_on(result, now)
         if kind == "admin":
             reply = self._changes.pop(which)
-            if isinstance(result, ChangeRefused):
-                return refuse(reply, Error(code=result.code, message=result.message))
+            if isinstance(result, Error):
+                return refuse(reply, result)
             if isinstance(result, ContextsDeleted):
                 gone = ContextChanged(result.app, result.key, 0, None)
                 return (Publish(self._subjects.selection("changed"), gone), *answer(reply, AdminDone()))
             return answer(reply, AdminDone(note=result.note if isinstance(result, Noted) else UNSET))
         if kind == "cancel":
-            return self._cancelled(which, None if result is None else Error(code=result.code, message=result.message))
+            return self._cancelled(which, result)
         if kind == "dismiss":
             return self._dismissed(which, now)
         if kind == "records":
@@ -411,7 +411,7 @@ def _printable(name: str) -> str:
 
 
 def _unknown(registration: str) -> Error:
-    return Error(code="bad_request", message=f"registration: there is none with the id {registration}")
+    return error_of(f"registration: there is none with the id {registration}")
 
 
 def _taken(field: str, request: Register) -> Error:

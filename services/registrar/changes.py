@@ -33,7 +33,7 @@ from services.core.batching import FIELDS, rule_errors
 from services.core.catalog import Catalog
 from services.core.placement import REMOTE
 from services.registrar.checks import CONTAINER, default_fault, selection_errors
-from services.registrar.commands import ChangeRefused, LinkVersion, RefitPlan
+from services.registrar.commands import LinkVersion, RefitPlan, error_of
 from services.registrar.pipelines import (
     change_of_pipeline,
     deploy,
@@ -59,14 +59,14 @@ class Amendment(NamedTuple):
     None: of the app's own only. makes: the app, where there is none. refits: other variants may serve afterwards than those that plans name.
     """
 
-    alter: Callable[[Any, Any, Catalog], AppRecord | ChangeRefused | None]
+    alter: Callable[[Any, Any, Catalog], AppRecord | Error | None]
     reads: str | None = None
     makes: bool = False
     refits: bool = False
 
 
-def amend(record: AppRecord | None, change: Any, catalog: Catalog) -> AppRecord | ChangeRefused | None:
-    """The app's record after this change; None when the app is to be deleted; ChangeRefused when the change is not allowed.
+def amend(record: AppRecord | None, change: Any, catalog: Catalog) -> AppRecord | Error | None:
+    """The app's record after this change; None when the app is to be deleted; Error when the change is not allowed.
 
     change: of AMENDMENTS. catalog: what the amendment reads of it.
     """
@@ -84,13 +84,13 @@ def note_of(before: AppRecord | None, after: AppRecord | None, change: Any, cata
     return ended(before, after) or retargeted(before, after)
 
 
-def _add(record: AppRecord | None, change: AddApp, _: Catalog) -> AppRecord | ChangeRefused:
+def _add(record: AppRecord | None, change: AddApp, _: Catalog) -> AppRecord | Error:
     if record is not None:
-        return ChangeRefused("bad_request", f"app: {change.app} exists already")
+        return error_of(f"app: {change.app} exists already")
     return _with(AppRecord(app=change.app, links={}), change.given)
 
 
-def _set(record: AppRecord, change: SetApp, _: Catalog) -> AppRecord | ChangeRefused:
+def _set(record: AppRecord, change: SetApp, _: Catalog) -> AppRecord | Error:
     after = _with(record, change.given)
     return after if record.pipeline is None else with_settings(after)
 
@@ -103,18 +103,18 @@ def _with(record: AppRecord, given: dict[str, Any]) -> AppRecord:
     return replace(record, **{name: DEFAULTS[name] if value is None else value for name, value in given.items()})
 
 
-def _select(record: AppRecord, change: SetSelection, _: Catalog) -> AppRecord | ChangeRefused:
+def _select(record: AppRecord, change: SetSelection, _: Catalog) -> AppRecord | Error:
     unknown = [model for model in change.members or () if model not in record.links]
     if unknown:
         linked = f"it links {', '.join(sorted(record.links))}" if record.links else "it links none"
-        return ChangeRefused(
-            "unknown_model",
+        return error_of(
             f"members: app {change.app} does not link {', '.join(unknown)}; {linked}: use link-model first, or name those",
+            "unknown_model",
         )
     return replace(record, selection=change.selection)
 
 
-def _replicate(record: AppRecord, change: SetReplicas, _: Catalog) -> AppRecord | ChangeRefused:
+def _replicate(record: AppRecord, change: SetReplicas, _: Catalog) -> AppRecord | Error:
     if change.model is None:
         return replace(record, min_instances=change.count)
     if change.model not in record.links:
@@ -129,26 +129,25 @@ def _without(values: dict[str, T], model: str) -> dict[str, T]:
     return {name: value for name, value in values.items() if name != model}
 
 
-def _unlinked(change: SetReplicas | UnlinkModel) -> ChangeRefused:
-    return ChangeRefused("unknown_model", f"model: app {change.app} does not link {change.model}")
+def _unlinked(change: SetReplicas | UnlinkModel) -> Error:
+    return error_of(f"model: app {change.app} does not link {change.model}", "unknown_model")
 
 
-def _unlink(record: AppRecord, change: UnlinkModel, catalog: Catalog) -> AppRecord | ChangeRefused:
+def _unlink(record: AppRecord, change: UnlinkModel, catalog: Catalog) -> AppRecord | Error:
     if change.model not in record.links:
         return _unlinked(change)
     needed = in_use(record, change, catalog)
     if needed is not None:
         return needed
     if record.selection is not None and change.model in (record.selection.members or ()):
-        return ChangeRefused(
-            "bad_request",
+        return error_of(
             f"model: {change.model} is a member of the selection of app {change.app}; use set-selection without it in"
-            " `members` first",
+            " `members` first"
         )
     return replace(record, links=_without(record.links, change.model), replicas=_without(record.replicas, change.model))
 
 
-def _link_model(record: AppRecord, change: LinkModel, catalog: Catalog) -> AppRecord | ChangeRefused:
+def _link_model(record: AppRecord, change: LinkModel, catalog: Catalog) -> AppRecord | Error:
     """The version that is asked for; else the newest that fits the app, or of all, which `_link` refuses."""
     found = catalog.model(change.model, change.version)
     if change.version is None:
@@ -160,17 +159,17 @@ def _link_model(record: AppRecord, change: LinkModel, catalog: Catalog) -> AppRe
     return _link(record, link, catalog)
 
 
-def _set_version(record: AppRecord, change: SetVersion, catalog: Catalog) -> AppRecord | ChangeRefused:
+def _set_version(record: AppRecord, change: SetVersion, catalog: Catalog) -> AppRecord | Error:
     found = catalog.model(change.model, change.version)
     if found is None:
         return _unknown_version(change.model, change.version, catalog)
     if change.model not in record.links:
         text = f"model: app {change.app} does not link {change.model}; use link-model first"
-        return ChangeRefused("unknown_model", text)
+        return error_of(text, "unknown_model")
     return _link(record, LinkVersion(app=change.app, record=found), catalog)
 
 
-def _link(record: AppRecord | None, change: LinkVersion, catalog: Catalog) -> AppRecord | ChangeRefused:
+def _link(record: AppRecord | None, change: LinkVersion, catalog: Catalog) -> AppRecord | Error:
     model, version, made_for = change.record.model, change.record.version, change.record.app
     if record is None:
         if not change.create:
@@ -178,17 +177,15 @@ def _link(record: AppRecord | None, change: LinkVersion, catalog: Catalog) -> Ap
         record = AppRecord(app=change.app, links={})
     difference = catalog.misfit(record, change.record)
     if difference is not None and made_for == change.app:
-        return ChangeRefused(
-            "bad_request",
+        return error_of(
             f"the model does not fit app {change.app}, whose first registration fixed its signature: {difference};"
-            " export the model with the app's names and shapes, or register it under another app",
+            " export the model with the app's names and shapes, or register it under another app"
         )
     if difference is not None:
         maker = "no app" if made_for == WITHOUT_APP else f"app {made_for}"
-        return ChangeRefused(
-            "bad_request",
+        return error_of(
             f"version: version {version} of model {model} was registered for {maker} and does not fit app {change.app}:"
-            f" {difference}; register a version for app {change.app}",
+            f" {difference}; register a version for app {change.app}"
         )
     return replace(
         record,
@@ -201,15 +198,15 @@ def _link(record: AppRecord | None, change: LinkVersion, catalog: Catalog) -> Ap
     )
 
 
-def _unknown_app(app: str) -> ChangeRefused:
-    return ChangeRefused("unknown_app", f"app: there is no app {app}: see infaas.list.apps")
+def _unknown_app(app: str) -> Error:
+    return error_of(f"app: there is no app {app}: see infaas.list.apps", "unknown_app")
 
 
-def _unknown_version(model: str, version: str | None, catalog: Catalog) -> ChangeRefused:
+def _unknown_version(model: str, version: str | None, catalog: Catalog) -> Error:
     known = sorted(catalog.versions(model))
     if not known:
-        return ChangeRefused("unknown_model", f"model: there is no model {model}")
-    return ChangeRefused("unknown_model", f"version: model {model} has no version {version}, only {', '.join(known)}")
+        return error_of(f"model: there is no model {model}", "unknown_model")
+    return error_of(f"version: model {model} has no version {version}, only {', '.join(known)}", "unknown_model")
 
 
 AMENDMENTS: dict[type[Struct], Amendment] = {
@@ -236,9 +233,7 @@ def refusal(request: AdminVerb, catalog: Catalog) -> Error | None:
     """Why a request of the right form is not carried out, as far as it shows now."""
     check = CHECKS.get(type(request))
     found = None if check is None else check(request, catalog)
-    if isinstance(found, ChangeRefused):
-        return Error(code=found.code, message=found.message)
-    return Error(code="bad_request", message=found) if found else None
+    return error_of(found) if found and isinstance(found, str) else found or None
 
 
 def _settings(request: AddApp | SetApp | LinkModel, _: Catalog) -> str:
@@ -249,27 +244,27 @@ def _selection(request: SetSelection, _: Catalog) -> str:
     return "; ".join(selection_errors(request))
 
 
-def _forgotten(request: ResetSelection, catalog: Catalog) -> ChangeRefused | None:
+def _forgotten(request: ResetSelection, catalog: Catalog) -> Error | None:
     return _unknown_app(request.app) if catalog.app(request.app) is None else None
 
 
-def _deleted(request: DeleteVersion, catalog: Catalog) -> ChangeRefused | None:
+def _deleted(request: DeleteVersion, catalog: Catalog) -> Error | None:
     known = catalog.model(request.model, request.version)
     return _unknown_version(request.model, request.version, catalog) if known is None else None
 
 
-def _kept(request: SetReplicas, catalog: Catalog) -> ChangeRefused | None:
+def _kept(request: SetReplicas, catalog: Catalog) -> Error | None:
     if request.app is not None or request.model is None or catalog.apps_linking(request.model):
         return None
-    return ChangeRefused("unknown_model", f"model: no app links {request.model}; use link-model first")
+    return error_of(f"model: no app links {request.model}; use link-model first", "unknown_model")
 
 
-def _planned(request: DeployPipeline, _: Catalog) -> ChangeRefused | None:
+def _planned(request: DeployPipeline, _: Catalog) -> Error | None:
     plan = plan_of(request.plan)
-    return plan if isinstance(plan, ChangeRefused) else None
+    return plan if isinstance(plan, Error) else None
 
 
-def _batching(request: SetBatching, catalog: Catalog) -> str | ChangeRefused | None:
+def _batching(request: SetBatching, catalog: Catalog) -> str | Error | None:
     (scope, name), rule = request.scope, request.rule
     if rule is None:
         wrong = [f"{field}: needs a policy" for field in FIELDS if getattr(request, field) is not None]
@@ -307,7 +302,7 @@ def _without_effect(rule: BatchingRule, name: str, variants: list[VariantRecord]
     return wrong
 
 
-CHECKS: dict[type[AdminVerb], Callable[[Any, Catalog], str | ChangeRefused | None]] = {
+CHECKS: dict[type[AdminVerb], Callable[[Any, Catalog], str | Error | None]] = {
     AddApp: _settings,
     SetApp: _settings,
     LinkModel: _settings,

@@ -27,7 +27,7 @@ from bus.messages.verbs import (
 from services.core.catalog import Catalog
 from services.core.placement import REMOTE
 from services.core.settings import DispatcherSettings, MachineKind, MonitorSettings, RegistrarSettings
-from services.registrar.commands import MOST_DEFAULT
+from services.registrar.commands import MOST_DEFAULT, error_of
 from services.registrar.pipelines import absent_hardware, plan_of
 
 CONTAINER = "container"  # a user's own process, which has measured itself
@@ -42,10 +42,10 @@ READ_BY_VERBS = frozenset(name for kind in ADMIN_VERBS.values() for name in body
 def registration_error(request: Register, settings: RegistrarSettings) -> Error | None:
     """All that is wrong with a registration request, as far as it shows by itself; None when nothing is."""
     if request.format == "torchscript" and not settings.allow_torchscript:
-        return Error(
-            code="forbidden",
-            message="format: TorchScript runs code from the file and is switched off here; upload ONNX or a .pt2 of"
+        return error_of(
+            "format: TorchScript runs code from the file and is switched off here; upload ONNX or a .pt2 of"
             " torch.export, or have the operator set registrar.allow_torchscript",
+            "forbidden",
         )
     wrong = [f"{fault.key}: {fault.reason}" for fault in faults(request)]
     wrong += (_file_fields if request.container is None else _container_fields)(request)
@@ -67,7 +67,7 @@ def registration_error(request: Register, settings: RegistrarSettings) -> Error 
         wrong += _functions(request)
     if request.inputs_key == request.labels_key:
         wrong.append("labels_key: must differ from inputs_key")
-    return Error(code="bad_request", message="; ".join(wrong)) if wrong else None
+    return error_of("; ".join(wrong)) if wrong else None
 
 
 def _functions(request: Register) -> list[str]:
@@ -153,12 +153,12 @@ def verb_asked(verb: str, body: bytes | Raw) -> AdminVerb | Error:
     """An operator's request, or all that is wrong with it by itself. Null in a field that null does not take back is as if left out."""
     kind = ADMIN_VERBS.get(verb)
     if kind is None:
-        return _bad_request(f"verb: {verb!r} is not known here; known are {', '.join(ADMIN_VERBS)}")
+        return error_of(f"verb: {verb!r} is not known here; known are {', '.join(ADMIN_VERBS)}")
     fields = body_of(kind)
     try:
         sent = decode(dict[str, Any], body)
     except BadMessage as error:
-        return _bad_request(str(error))
+        return error_of(str(error))
     nullable = {name for name, one in fields.items() if one.default is UNSET} | kind.taken_back.keys()
     given = {name: value for name, value in sent.items() if value is not None or name in nullable}
     wrong = [
@@ -175,17 +175,13 @@ def verb_asked(verb: str, body: bytes | Raw) -> AdminVerb | Error:
         if one.default is NODEFAULT and name not in given and name not in meant
     ]
     if wrong:
-        return _bad_request("; ".join(wrong))
+        return error_of("; ".join(wrong))
     try:
         request = convert(given, kind)
     except ValidationError as error:
-        return _bad_request(explain(error))
+        return error_of(explain(error))
     wrong = [f"{fault.key}: {fault.reason}" for fault in faults(request)]
-    return _bad_request("; ".join(wrong)) if wrong else request
-
-
-def _bad_request(message: str) -> Error:
-    return Error(code="bad_request", message=message)
+    return error_of("; ".join(wrong)) if wrong else request
 
 
 def _one_of(field: str, value: str, known: tuple[str, ...]) -> list[str]:
@@ -228,7 +224,7 @@ class Ceiling(Struct, frozen=True, kw_only=True):
             f"cache_mb: a dispatcher keeps at most {self.cache_mb:g} MB of answers (dispatcher.cache_mb), of which other apps"
             f" have {others:g}; give at most {max(0.0, self.cache_mb - others):g}, or raise the setting"
         )
-        return Error(code="bad_request", message=text)
+        return error_of(text)
 
     def _instances(
         self, field: str, count: int, variants: Iterable[VariantRecord], workers: Sequence[WorkerHeartbeat]
@@ -242,7 +238,7 @@ class Ceiling(Struct, frozen=True, kw_only=True):
             f" {record.profile.memory_mb:g} MB, and instances may take {self.monitor.memory_share:.0%} of a device"
             " (monitor.memory_share); start further workers first, or give a smaller number"
         )
-        return Error(code="unsatisfiable", message=text)
+        return error_of(text, "unsatisfiable")
 
     def _most(self, record: VariantRecord, workers: Sequence[WorkerHeartbeat]) -> float:
         """Instances of one variant on all devices that there are, or may be, with nothing else on them."""

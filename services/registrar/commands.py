@@ -1,6 +1,6 @@
 """The commands of the registrar's actor to its edge, and their results. A command may be repeated: the second time changes nothing.
 
-Operators' verbs (bus/messages/verbs.py) are commands as they are. They come back as None, Noted, ContextsDeleted or ChangeRefused.
+Operators' verbs (bus/messages/verbs.py) are commands as they are. They come back as None, Noted, ContextsDeleted or Error.
 """
 
 from typing import Any
@@ -8,10 +8,15 @@ from typing import Any
 from msgspec import Struct
 
 from bus.messages.catalog import ModelRecord, VariantRecord
-from bus.messages.public import Code, Register, RegistrationStatus
+from bus.messages.public import Code, Error, Register, RegistrationStatus
 from services.core.placement import REMOTE
 
 MOST_DEFAULT = 64 * 1024  # bytes of a default output: every service keeps the whole catalogue in memory
+
+
+def error_of(message: str, code: Code = "bad_request") -> Error:
+    """Why a request or a change is refused."""
+    return Error(code=code, message=message)
 
 
 class RegistrationRecord(Struct, frozen=True, kw_only=True):
@@ -71,7 +76,7 @@ class TakeOverRegistration(Struct, frozen=True, kw_only=True):
 
 
 class MarkCancelled(Struct, frozen=True):
-    """Mark an unfinished registration as cancelled, whoever carries it on; comes back as None, or as ChangeRefused when there is none."""
+    """Mark an unfinished registration as cancelled, whoever carries it on; comes back as None, or as Error when there is none."""
 
     registration: str
 
@@ -111,7 +116,7 @@ class ContextsDeleted(Struct, frozen=True):
 
 
 class PutRecords(Struct, frozen=True, kw_only=True):
-    """Write a registration's result: variants, then the model, then the app's link; comes back as None or ChangeRefused.
+    """Write a registration's result: variants, then the model, then the app's link; comes back as None or Error.
 
     link None: the app stays as it is, because it serves a newer version already.
     """
@@ -122,7 +127,7 @@ class PutRecords(Struct, frozen=True, kw_only=True):
 
 
 class AddVariants(Struct, frozen=True, kw_only=True):
-    """Write more variants of a registered version; comes back as None, or as ChangeRefused when the version was deleted."""
+    """Write more variants of a registered version; comes back as None, or as Error when the version was deleted."""
 
     model: str
     version: str
@@ -140,13 +145,6 @@ class Noted(Struct, frozen=True):
     """The change was carried out, and the sender is to know what else became of it."""
 
     note: str
-
-
-class ChangeRefused(Struct, frozen=True):
-    """The catalogue does not allow the change; code and message are for the sender."""
-
-    code: Code
-    message: str
 
 
 class Finish(Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.messages.public import Error
 from bus.messages.verbs import (
     DeleteApp,
     DeleteVersion,
@@ -29,7 +30,6 @@ from services.registrar.changes import AMENDMENTS, amend, note_of
 from services.registrar.commands import (
     AddVariants,
     AlreadyTaken,
-    ChangeRefused,
     ChangeSimulated,
     ClaimRegistration,
     ContextsDeleted,
@@ -42,6 +42,7 @@ from services.registrar.commands import (
     RegistrationClaimed,
     RegistrationRecord,
     TakeOverRegistration,
+    error_of,
 )
 from services.shell.policies import try_policy
 
@@ -164,12 +165,12 @@ class RegistrarEdge:
             return None
         return taken
 
-    async def _mark_cancelled(self, command: MarkCancelled) -> ChangeRefused | None:
+    async def _mark_cancelled(self, command: MarkCancelled) -> Error | None:
         try:
             await self._change_record(f"work.{command.registration}", cancelled=True)
         except NotFound:
             text = f"registration: {command.registration} is not under way any more"
-            return ChangeRefused("bad_request", text)
+            return error_of(text)
         return None
 
     async def _change_record(self, key: str, **changes: Any) -> RegistrationRecord:
@@ -202,7 +203,7 @@ class RegistrarEdge:
 
     # -- quarantine
 
-    async def _release_variant(self, command: ReleaseVariant) -> ChangeRefused | None:
+    async def _release_variant(self, command: ReleaseVariant) -> Error | None:
         """Delete the variant's keys; the monitors of the workers watch them."""
         found = []
         for key in await self._control.keys():
@@ -214,7 +215,7 @@ class RegistrarEdge:
         if found:
             return None
         where_not = f"on worker {command.worker}" if command.worker else "on any worker"
-        return ChangeRefused("bad_request", f"variant: {command.variant} is not quarantined {where_not}")
+        return error_of(f"variant: {command.variant} is not quarantined {where_not}")
 
     # -- batching
 
@@ -229,9 +230,9 @@ class RegistrarEdge:
 
     # -- catalogue
 
-    async def _change_app(self, command: Any) -> ChangeRefused | Noted | None:
+    async def _change_app(self, command: Any) -> Error | Noted | None:
         done = await self._amend(command)
-        if isinstance(done, ChangeRefused):
+        if isinstance(done, Error):
             return done
         notes = [done]
         if AMENDMENTS[type(command)].refits:
@@ -239,28 +240,28 @@ class RegistrarEdge:
         note = "; ".join(filter(None, notes))
         return Noted(note) if note else None
 
-    async def _set_selection(self, command: SetSelection) -> ChangeRefused | Noted | None:
+    async def _set_selection(self, command: SetSelection) -> Error | Noted | None:
         own = command.policy
         why = await try_policy(own) if own is not None and ":" in own else ""
         if why:
             where = "the folder of its module must be on PYTHONPATH, here and where dispatchers run"
-            return ChangeRefused("bad_request", f"policy: {own} cannot be loaded: {why}; {where}")
+            return error_of(f"policy: {own} cannot be loaded: {why}; {where}")
         return await self._change_app(command)
 
-    async def _set_replicas(self, command: SetReplicas) -> ChangeRefused | None:
+    async def _set_replicas(self, command: SetReplicas) -> Error | None:
         """Without an app, in all that link the model."""
         apps = [command.app] if command.app is not None else []
         if command.app is None and command.model is not None:
             apps = sorted((await self._read("app")).apps_linking(command.model))
         for app in apps:
             done = await self._amend(replace(command, app=app))
-            if isinstance(done, ChangeRefused):
+            if isinstance(done, Error):
                 return done
         return None
 
-    async def _delete_app(self, command: DeleteApp) -> ChangeRefused | ContextsDeleted:
+    async def _delete_app(self, command: DeleteApp) -> Error | ContextsDeleted:
         done = await self._amend(command)
-        if isinstance(done, ChangeRefused):
+        if isinstance(done, Error):
             return done
         await self._set_batching(SetBatching(app=command.app))
         return await self._reset_selection(ResetSelection(app=command.app))
@@ -306,7 +307,7 @@ class RegistrarEdge:
             await asyncio.gather(*map(self._contexts.delete, keys[at : at + TOGETHER]))
         return ContextsDeleted(app)
 
-    async def _amend(self, change: Any) -> ChangeRefused | str:
+    async def _amend(self, change: Any) -> Error | str:
         """Read, change and write an app's record, again and again until nobody else has written in between. Returns `note_of` it."""
         key, reads = app_key(change.app), AMENDMENTS[type(change)].reads
         while True:
@@ -319,7 +320,7 @@ class RegistrarEdge:
             except NotFound:
                 pass
             after = amend(before, change, catalog)
-            if isinstance(after, ChangeRefused):
+            if isinstance(after, Error):
                 return after
             try:
                 if after is None:
@@ -332,7 +333,7 @@ class RegistrarEdge:
                 continue
             return note_of(before, after, change, catalog)
 
-    async def _delete_version(self, command: DeleteVersion) -> ChangeRefused | None:
+    async def _delete_version(self, command: DeleteVersion) -> Error | None:
         """Delete the model's record first: without it nobody sees its variants. The version stays reserved for ever."""
         model, version = command.model, command.version
         named = f"version {version} of model {model}"
@@ -340,9 +341,8 @@ class RegistrarEdge:
         for key in keys:
             app = await _get(self._catalog, key, AppRecord) if key.startswith(app_key("")) else None
             if app is not None and app.links.get(model) == version:
-                return ChangeRefused(
-                    "bad_request",
-                    f"version: app {app.app} serves {named}; set another version there, or unlink the model, first",
+                return error_of(
+                    f"version: app {app.app} serves {named}; set another version there, or unlink the model, first"
                 )
         await self._status.put(_reservation(model, version), DELETED)
         with suppress(NotFound):
@@ -369,23 +369,21 @@ class RegistrarEdge:
                 )
         await self._delete_version(DeleteVersion(model=model, version=version))
 
-    async def _put_records(self, command: PutRecords) -> ChangeRefused | None:
+    async def _put_records(self, command: PutRecords) -> Error | None:
         model = command.model
         kept = await _get(self._catalog, key_of(model), ModelRecord)
         if kept is not None and kept.registration != model.registration:
-            return ChangeRefused(
-                "bad_request", f"version: version {model.version} of model {model.model} is registered already"
-            )
+            return error_of(f"version: version {model.version} of model {model.model} is registered already")
         if command.link is not None:
             record = await _get(self._catalog, app_key(command.link.app), AppRecord)
             refused = amend(record, command.link, await self._read("model"))
-            if isinstance(refused, ChangeRefused):
+            if isinstance(refused, Error):
                 return refused
         records: list[VariantRecord | ModelRecord] = [*command.variants, model]
         for written in records:
             await self._catalog.put(key_of(written), encode(written))
         refusal = "" if command.link is None else await self._amend(command.link)
-        if isinstance(refusal, ChangeRefused):  # a moment ago another registration fixed the app's signature
+        if isinstance(refusal, Error):  # a moment ago another registration fixed the app's signature
             for written in reversed(records):
                 await self._catalog.delete(key_of(written))
             return refusal
@@ -393,10 +391,10 @@ class RegistrarEdge:
             await self._refit_plans(command.link.app)
         return None
 
-    async def _add_variants(self, command: AddVariants) -> ChangeRefused | None:
+    async def _add_variants(self, command: AddVariants) -> Error | None:
         if await _get(self._catalog, model_key(command.model, command.version), ModelRecord) is None:
             named = f"version {command.version} of model {command.model}"
-            return ChangeRefused("unknown_model", f"model: {named} is not registered any more")
+            return error_of(f"model: {named} is not registered any more", "unknown_model")
         for record in command.variants:
             await self._catalog.put(key_of(record), encode(record))
         return None

@@ -9,6 +9,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from bus.codec import encode, in_words
+from bus.fields import faults
 from bus.messages.catalog import (
     AppRecord,
     PipelinePlan,
@@ -34,8 +35,7 @@ from services.core.cost import HANDLING_MS, PER_CORE, latency_ms
 from services.core.demand import meeting
 from services.core.pipelines.checks import pipeline_errors, signature_of
 from services.core.pipelines.planners import POLICIES
-from services.core.pipelines.problem import LARGEST_BATCH, MOST_REPLICAS
-from services.registrar.commands import MOST_DEFAULT, ChangeRefused, LinkVersion, RefitPlan
+from services.registrar.commands import MOST_DEFAULT, LinkVersion, RefitPlan, error_of
 
 HOP_MS = 0.1  # a message between two processes of one machine takes no less
 SLOWER = 1.25  # times the planned service time, which a variant may take by its profile
@@ -49,12 +49,11 @@ MOST_SHOWN = 8  # errors of one pipeline
 # -- pipelines
 
 
-def set_pipeline(record: AppRecord | None, change: SetPipeline, catalog: Catalog) -> AppRecord | ChangeRefused:
+def set_pipeline(record: AppRecord | None, change: SetPipeline, catalog: Catalog) -> AppRecord | Error:
     """The app with this pipeline. A plan that does not fit it any more is dropped."""
     if record is not None and record.pipeline is None and (record.links or record.signature is not None):
-        return ChangeRefused(
-            "bad_request",
-            f"pipeline.name: app {change.app} exists already and has models of its own; give the pipeline another name",
+        return error_of(
+            f"pipeline.name: app {change.app} exists already and has models of its own; give the pipeline another name"
         )
     apps = {app.app: app for app in catalog.apps}
     graph, head = change.graph, change.pipeline
@@ -62,7 +61,7 @@ def set_pipeline(record: AppRecord | None, change: SetPipeline, catalog: Catalog
     wrong = wrong or [*_sizes(graph), *_floors(graph, catalog)]
     if wrong:
         more = f"; and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
-        return ChangeRefused("bad_request", "; ".join(wrong[:MOST_SHOWN]) + more)
+        return error_of("; ".join(wrong[:MOST_SHOWN]) + more)
     before = record or AppRecord(app=change.app, links={})
     after = replace(
         before,
@@ -76,19 +75,18 @@ def set_pipeline(record: AppRecord | None, change: SetPipeline, catalog: Catalog
         assert outer.pipeline is not None
         broken = pipeline_errors(outer.app, outer.latency_ms, outer.pipeline, {**apps, change.app: after})
         if broken:
-            return ChangeRefused(
-                "bad_request",
-                f"pipeline {outer.app}, which contains {change.app}, would not fit any more: {broken[0]}; change {outer.app} first",
+            return error_of(
+                f"pipeline {outer.app}, which contains {change.app}, would not fit any more: {broken[0]}; change {outer.app} first"
             )
     return _with_plan(after, after.plan, catalog)
 
 
-def with_settings(after: AppRecord) -> AppRecord | ChangeRefused:
+def with_settings(after: AppRecord) -> AppRecord | Error:
     """A pipeline with other settings, which `set_pipeline` would refuse alike. A plan that does not keep its objective is dropped."""
     assert after.pipeline is not None, "it is a pipeline"
     wrong = pipeline_errors(after.app, after.latency_ms, after.pipeline, None, HOP_MS)
     if wrong:
-        return ChangeRefused("bad_request", "; ".join(wrong))
+        return error_of("; ".join(wrong))
     late = [] if after.plan is None else [*_late(after.plan, after)]
     return _without_plan(after, late[0]) if late else after
 
@@ -118,7 +116,7 @@ def _best_accuracy(app: str, catalog: Catalog, unlinked: tuple[str, str]) -> flo
     return max((1.0 if one is None else one for one in known), default=1.0)
 
 
-def change_of_pipeline(change: Any) -> ChangeRefused | None:
+def change_of_pipeline(change: Any) -> Error | None:
     """Why an app that is a pipeline does not get a change that other apps may get; None: it does."""
     remedy = "deploy a plan (infaas pipeline deploy), or use set-replicas on the app of a stage"
     match change:
@@ -134,20 +132,20 @@ def change_of_pipeline(change: Any) -> ChangeRefused | None:
             text = f"min_instances: {change.app} is a pipeline and has no instances of its own; {remedy}"
         case _:
             return None
-    return ChangeRefused("bad_request", text)
+    return error_of(text)
 
 
-def in_use(record: AppRecord, change: DeleteApp | UnlinkModel, catalog: Catalog) -> ChangeRefused | None:
+def in_use(record: AppRecord, change: DeleteApp | UnlinkModel, catalog: Catalog) -> Error | None:
     """Why an app cannot be deleted, or a model of it unlinked: a pipeline needs it."""
     outer = next(iter(_naming(change.app, catalog)), None)
     if outer is None:
         return None
     remedy = f"change that pipeline (infaas pipeline add) or remove it (infaas pipeline remove {outer.app}) first"
     if isinstance(change, DeleteApp):
-        return ChangeRefused("bad_request", f"app: {change.app} is a stage of pipeline {outer.app}; {remedy}")
+        return error_of(f"app: {change.app} is a stage of pipeline {outer.app}; {remedy}")
     if set(record.links) <= {change.model}:
         text = f"model: {change.model} is the last model of app {change.app}, which is a stage of pipeline {outer.app}"
-        return ChangeRefused("bad_request", f"{text}; link another model, or {remedy}")
+        return error_of(f"{text}; link another model, or {remedy}")
     for one in _containing(change.app, catalog):
         assert one.pipeline is not None, "it contains the app"
         for short in _floors(one.pipeline, catalog, (change.app, change.model)):
@@ -155,7 +153,7 @@ def in_use(record: AppRecord, change: DeleteApp | UnlinkModel, catalog: Catalog)
                 f"model: without {change.model}, pipeline {one.app} would not fit any more: {short.rpartition(';')[0]}"
             )
             remedy = "link another model, or ask for less there (infaas pipeline add), first"
-            return ChangeRefused("bad_request", f"{text}; {remedy}")
+            return error_of(f"{text}; {remedy}")
     return None
 
 
@@ -180,25 +178,23 @@ def _containing(app: str, catalog: Catalog) -> list[AppRecord]:
 # -- plans
 
 
-def deploy(record: AppRecord, change: DeployPipeline, catalog: Catalog) -> AppRecord | ChangeRefused:
+def deploy(record: AppRecord, change: DeployPipeline, catalog: Catalog) -> AppRecord | Error:
     """The app with the plan that is asked for, in which each stage names a variant."""
     plan = plan_of(change.plan)
-    return plan if isinstance(plan, ChangeRefused) else planned(record, plan, catalog)
+    return plan if isinstance(plan, Error) else planned(record, plan, catalog)
 
 
 def planned(
     record: AppRecord, plan: PipelinePlan | None, catalog: Catalog, *, again: bool = False
-) -> AppRecord | ChangeRefused:
+) -> AppRecord | Error:
     """The app with this plan. again: it is deployed already, for profiles of other versions."""
     if record.pipeline is None:
-        return ChangeRefused(
-            "bad_request", f"app: {record.app} is no pipeline; infaas pipeline list shows those that there are"
-        )
+        return error_of(f"app: {record.app} is no pipeline; infaas pipeline list shows those that there are")
     if plan is None:
         return replace(record, plan=None, plan_ended="")
     wrong = [*_plan_errors(plan, record, record.pipeline, catalog)]
     if wrong:
-        return ChangeRefused("bad_request", "; ".join(wrong))
+        return error_of("; ".join(wrong))
     stages: dict[str, PlannedStage] = {}
     for vertex in record.pipeline.vertices:
         if not _planned(vertex, catalog):
@@ -214,7 +210,7 @@ def planned(
     if not wrong and not stages:
         wrong.append("plan.vertices: each stage is a pipeline or an ensemble; deploy plans of those pipelines")
     if wrong:
-        return ChangeRefused("bad_request", "; ".join(wrong))
+        return error_of("; ".join(wrong))
     return replace(record, plan=replace(plan, vertices=stages), plan_ended="")
 
 
@@ -267,14 +263,14 @@ def _with_plan(record: AppRecord, plan: PipelinePlan | None, catalog: Catalog) -
     if plan is None:
         return record
     after = planned(record, plan, catalog, again=True)
-    return _without_plan(record, after.message) if isinstance(after, ChangeRefused) else after
+    return _without_plan(record, after.message) if isinstance(after, Error) else after
 
 
 def _without_plan(record: AppRecord, reason: str) -> AppRecord:
     return replace(record, plan=None, plan_ended=reason)
 
 
-def plan_of(sent: dict[str, Any] | None) -> PipelinePlan | ChangeRefused | None:
+def plan_of(sent: dict[str, Any] | None) -> PipelinePlan | Error | None:
     """The plan in a request of `deploy-pipeline`; None: the one that is deployed ends."""
     if sent is None:
         return None
@@ -283,13 +279,13 @@ def plan_of(sent: dict[str, Any] | None) -> PipelinePlan | ChangeRefused | None:
         plan = msgspec.convert(sent, PipelinePlan)
     except msgspec.ValidationError as error:
         reason, _, at = in_words(str(error)).partition(" - at `$")
-        return ChangeRefused("bad_request", f"plan{at.rstrip('`')}: {reason}; {remedy}")
+        return error_of(f"plan{at.rstrip('`')}: {reason}; {remedy}")
     unknown = [f"plan.{key[:80]}" for key in sorted({*sent} - {*PipelinePlan.__struct_fields__})]
     for name, stage in sent["vertices"].items():
         more = sorted({*stage} - {*PlannedStage.__struct_fields__})
         unknown += [f"plan.vertices.{name[:80]}.{key[:80]}" for key in more]
     if unknown:
-        return ChangeRefused("bad_request", f"{', '.join(unknown[:MOST_SHOWN])}: plans have no such field; {remedy}")
+        return error_of(f"{', '.join(unknown[:MOST_SHOWN])}: plans have no such field; {remedy}")
     return plan
 
 
@@ -299,7 +295,7 @@ def absent_hardware(plan: PipelinePlan, kinds: set[str]) -> Error | None:
         if stage.hardware not in kinds:
             here = ", ".join(sorted(kinds))
             text = f"plan.vertices.{name}.hardware: no worker has {stage.hardware[:80]!r}; there are: {here}; start such a worker, or plan with [[option]]s on those"
-            return Error(code="unsatisfiable", message=text)
+            return error_of(text, "unsatisfiable")
     return None
 
 
@@ -311,49 +307,24 @@ def _plan_errors(plan: PipelinePlan, record: AppRecord, pipeline: PipelineRecord
         yield f"plan.policy: there is no policy {plan.policy[:80]!r}; there are: {', '.join(POLICIES)}"
     if plan.pipeline != record.app:
         yield f"plan.pipeline: the plan is for {plan.pipeline[:80]!r}, not for {record.app}"
-    if not (isfinite(plan.rate) and plan.rate > 0):
-        yield "plan.rate: must be above 0 queries/s"
-    if not (isfinite(plan.cost_per_s) and plan.cost_per_s >= 0):
-        yield "plan.cost_per_s: must be at least 0 US$"
-    if not (isfinite(plan.p99_ms) and plan.p99_ms > 0):
-        yield "plan.p99_ms: must be above 0"
-    else:
-        yield from _late(plan, record)
-    if not 0 < plan.percentile <= 1:
-        yield "plan.percentile: must be above 0 and at most 1"
+    yield from (f"{fault.key}: {fault.reason}" for fault in faults(plan, "plan"))
+    yield from _late(plan, record)
     if len(plan.envelope) != len(plan.dispersion):
         yield "plan.dispersion: must have one value for each window of plan.envelope"
     if not all(isfinite(window) and window > 0 and count >= 0 for window, count in plan.envelope):
         yield "plan.envelope: must be pairs of a window above 0 s and a number of queries"
-    if not all(isfinite(one) and one >= 0 for one in plan.dispersion):
-        yield "plan.dispersion: must be 0 or more"
     names = [vertex.name for vertex in pipeline.vertices]
     for name in plan.vertices:
         if name not in names:
             yield f"plan.vertices.{name[:80]}: there is no such vertex; there are: {', '.join(names)}"
     for vertex in pipeline.vertices:
-        if vertex.name in plan.vertices:
-            yield from _stage_errors(f"plan.vertices.{vertex.name}", plan.vertices[vertex.name])
-        elif _planned(vertex, catalog):
+        if vertex.name not in plan.vertices and _planned(vertex, catalog):
             yield f"plan.vertices: lacks vertex {vertex.name}; plan again"
 
 
 def _late(plan: PipelinePlan, record: AppRecord) -> Iterable[str]:
     if record.latency_ms is not None and plan.p99_ms > record.latency_ms:
         yield f"plan.p99_ms: the plan keeps {plan.p99_ms:.4g} ms, but the objective is {record.latency_ms:g} ms; plan again"
-
-
-def _stage_errors(at: str, stage: PlannedStage) -> Iterable[str]:
-    if not 1 <= stage.batch <= LARGEST_BATCH:
-        yield f"{at}.batch: must be from 1 to {LARGEST_BATCH}, not {stage.batch}"
-    if not 1 <= stage.replicas <= MOST_REPLICAS:
-        yield f"{at}.replicas: must be from 1 to {MOST_REPLICAS}, not {stage.replicas}"
-    if not (isfinite(stage.service_ms) and stage.service_ms > 0):
-        yield f"{at}.service_ms: must be above 0, not {stage.service_ms:g}: ms of a largest batch by the variant's profile"
-    for field in ("scale", "rho"):
-        value = getattr(stage, field)
-        if not (isfinite(value) and value >= 0):
-            yield f"{at}.{field}: must be 0 or more, not {value:g}"
 
 
 def _planned(vertex: PipelineVertex, catalog: Catalog) -> bool:

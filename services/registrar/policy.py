@@ -21,6 +21,7 @@ from services.core.emulation import KINDS, emulated, originals
 from services.core.placement import REMOTE
 from services.core.settings import RegistrarSettings
 from services.registrar.checks import CONTAINER
+from services.registrar.commands import error_of
 
 LONGEST_NAME = 64
 NATIVE = "native"  # precision of a user's own process or of a remote engine, which nobody else knows
@@ -213,13 +214,13 @@ def place_of(question: PlaceContainer, catalog: Catalog, agreement: float) -> Co
     named = f"version {version} of model {request.model}"
     variants = [one for one in catalog.variants_at(request.model, version) if one.framework == CONTAINER]
     if record.format != CONTAINER or not variants:
-        return _refused(f"version: {named} is a registered file, and no container; give another --version")
+        return error_of(f"version: {named} is a registered file, and no container; give another --version")
     if app is None or record.model not in app.links:
         link = f"infaas admin link-model {request.app} --model {record.model} --version {version}"
-        return _refused(f"app: {named} is registered, but not for app {request.app}; link it with `{link}`")
+        return error_of(f"app: {named} is registered, but not for app {request.app}; link it with `{link}`")
     wrong = without_effect(question, record, app)
     if wrong:
-        return _refused(f"{wrong[0]}; a replica changes nothing: leave it out, or give another --version")
+        return error_of(f"{wrong[0]}; a replica changes nothing: leave it out, or give another --version")
     return ContainerPlace(
         version=version, signature=app.signature, agreement=agreement, variant=variants[0], reference=record.source
     )
@@ -241,7 +242,3 @@ def without_effect(question: PlaceContainer, record: ModelRecord, app: AppRecord
         )
         if wanted is not None and wanted != kept
     ]
-
-
-def _refused(text: str) -> Error:
-    return Error(code="bad_request", message=text)

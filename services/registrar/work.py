@@ -1,6 +1,6 @@
 """The registrations that this registrar carries on: which worker has which order, what it reports, and the one end of each."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from bus.fields import filled
 from bus.messages.events import RegistrationEvent
-from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
+from bus.messages.fleet import DeviceStatus, ExecutorExited, WorkerHeartbeat
+from bus.messages.public import Error
 from bus.messages.work import CancelWork, ModelInspected, VariantBuilt, VariantFailed, WorkFinished, WorkProgress
 from bus.subjects import WITHOUT_APP, Subjects
 from services.core.actor import NOTHING, Do, Effect, Envelope, Handler, Publish, Record, Undelivered
@@ -17,7 +18,7 @@ from services.core.placement import REMOTE, is_container
 from services.core.requests import Commands
 from services.core.settings import RegistrarSettings
 from services.registrar.changes import amend
-from services.registrar.commands import ChangeRefused, Command, Finish, RegistrationRecord
+from services.registrar.commands import Command, Finish, RegistrationRecord
 from services.registrar.policy import ATTEMPTS, SILENCE_S, WORKER_LOST_S, WORKER_TIMEOUT_S, plans, plans_for
 from services.registrar.registration import OVER, Ended, Registration, RegistrationStatuses
 
@@ -77,8 +78,9 @@ class Workers:
 
     def simulated_kinds(self, now: float, within: float) -> set[str]:
         """Device kinds that are simulated by workers heard in the last `within` seconds."""
-        heard = [heartbeat for worker, heartbeat in self._heartbeats.items() if now - self._heard[worker] <= within]
-        return {device.kind for heartbeat in heard for device in heartbeat.devices if device.simulated}
+        return {
+            device.kind for heartbeat in self.alive(now, within) for device in heartbeat.devices if device.simulated
+        }
 
     def alive(self, now: float, within: float) -> list[WorkerHeartbeat]:
         """The last heartbeats of workers heard in the last `within` seconds."""
@@ -90,25 +92,26 @@ class Workers:
         With each kind comes a text that changes when the first worker with that kind restarts.
         """
         found: dict[str, str] = {}
-        for worker in sorted(self._heartbeats):
-            heartbeat = self._heartbeats[worker]
-            if now - self._heard[worker] <= within and self._takes_orders(worker, now):
-                for device in heartbeat.devices:
-                    other = device.kind in (CPU, REMOTE) or is_container(device.kind)
-                    if not (other or device.simulated) and device.alive:
-                        found.setdefault(device.kind, f"{worker} {heartbeat.incarnation}")
+        for device, mark in self._real_devices(now, within):
+            if device.alive and device.kind not in (CPU, REMOTE) and not is_container(device.kind):
+                found.setdefault(device.kind, mark)
         return found
 
     def arithmetics(self, now: float, within: float) -> dict[str, str]:
         """How CPUs of such workers add small integers, each with a text that changes when the first worker of the kind restarts."""
         found: dict[str, str] = {}
-        for worker in sorted(self._heartbeats):
-            heartbeat = self._heartbeats[worker]
-            if now - self._heard[worker] <= within and self._takes_orders(worker, now):
-                for device in heartbeat.devices:
-                    if device.kind == CPU and device.arithmetic and not device.simulated:
-                        found.setdefault(device.arithmetic, f"{worker} {heartbeat.incarnation}")
+        for device, mark in self._real_devices(now, within):
+            if device.kind == CPU and device.arithmetic:
+                found.setdefault(device.arithmetic, mark)
         return found
+
+    def _real_devices(self, now: float, within: float) -> Iterator[tuple[DeviceStatus, str]]:
+        """Those of workers that take orders, each with a text that changes when its worker restarts."""
+        for worker, heartbeat in sorted(self._heartbeats.items()):
+            if now - self._heard[worker] <= within and self._takes_orders(worker, now):
+                yield from (
+                    (one, f"{worker} {heartbeat.incarnation}") for one in heartbeat.devices if not one.simulated
+                )
 
     def is_accelerator(self, worker: str, device: str) -> bool:
         """Whether this is another device than the worker's CPU; an unknown one counts as the CPU."""
@@ -309,7 +312,7 @@ class Registrations:
         assert inspected is not None
         link = registration.link(inspected)
         refused = None if link is None else amend(self.catalog.app(link.app), link, self.catalog)
-        return refused.message if isinstance(refused, ChangeRefused) else None
+        return refused.message if isinstance(refused, Error) else None
 
     def _result(self, envelope: Envelope) -> tuple[Effect, ...]:
         report: VariantBuilt | VariantFailed = envelope.message
@@ -329,7 +332,7 @@ class Registrations:
         registration.first = "writing"
         return (self._start("first", registration, registration.records(newest=True)),)
 
-    def first_written(self, registration: str, refused: ChangeRefused | None, now: float) -> list[Effect]:
+    def first_written(self, registration: str, refused: Error | None, now: float) -> list[Effect]:
         """The first variant is in the catalogue. If it was refused, all of them are, when they are built."""
         self.commands.ended(("first", registration))
         found = self.open.get(registration)
@@ -391,7 +394,7 @@ class Registrations:
         serving = self.catalog.model(request.model, linked) if linked is not None else None
         return serving is None or serving.created <= registration.record.created
 
-    def written(self, registration: str, refused: ChangeRefused | None, now: float) -> list[Effect]:
+    def written(self, registration: str, refused: Error | None, now: float) -> list[Effect]:
         """The records are in the catalogue, or were refused."""
         self.commands.ended(("records", registration))
         return self._end(self.open[registration], now, refused.message if refused else None)

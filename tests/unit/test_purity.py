@@ -10,10 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 # What pure code may import: values and arithmetic. Whatever is not here is taken to reach the outside.
+# importlib.resources: files that a package brings along are as constant as its code.
 STANDARD = {
     "abc", "array", "ast", "base64", "binascii", "bisect", "collections", "contextlib", "dataclasses", "datetime", "difflib", "enum",
-    "functools", "hashlib", "heapq", "io", "ipaddress", "itertools", "json", "math", "operator", "posixpath", "re", "shlex", "struct",
-    "tomllib", "types", "typing", "unicodedata", "urllib.parse", "zlib",
+    "functools", "hashlib", "heapq", "importlib.resources", "io", "ipaddress", "itertools", "json", "math", "operator", "posixpath", "re", "shlex",
+    "struct", "tomllib", "types", "typing", "unicodedata", "urllib.parse", "zlib",
 }  # fmt: skip
 INSTALLED = {"google.protobuf", "msgpack", "msgspec", "numpy", "PIL", "scipy"}
 # bus.login: its Login travels in an order; only an edge asks it to read files.

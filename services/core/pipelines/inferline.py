@@ -17,8 +17,8 @@ queries only take longer.
 
 from math import inf
 
-from bus.messages.catalog import PipelinePlan
-from services.core.pipelines.problem import MOST_REPLICAS, Choices, PlanningWorkspace, ServingChoice
+from bus.messages.catalog import MOST_REPLICAS, PipelinePlan
+from services.core.pipelines.problem import Choices, PlanningWorkspace, ServingChoice
 from services.core.pipelines.search import Found, search
 
 EFFORT = 30_000_000  # visits that the estimator follows in the last step

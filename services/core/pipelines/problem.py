@@ -8,14 +8,12 @@ import numpy as np
 from msgspec import Struct
 
 from bus.fields import SHARE, Number, faults, filled
-from bus.messages.catalog import PipelinePlan, PipelineRecord, PipelineVertex, PlannedStage
+from bus.messages.catalog import LARGEST_BATCH, PipelinePlan, PipelineRecord, PipelineVertex, PlannedStage
 from services.core.pipelines.envelope import REPORT_S, traffic_envelope
 from services.core.pipelines.estimator import NO_HOP, LatencyEstimator, MeasuredHop, at_percentile, place_of, resampled
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.queueing import Floats, StageConfiguration
 
-LARGEST_BATCH = 1024
-MOST_REPLICAS = 10_000
 LONGEST_MS = 3.6e6
 DEAREST = 1e6  # US$ per hour
 ALIKE = 0.005  # accuracies that a validation set does not tell apart

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from math import isfinite
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
@@ -121,15 +121,7 @@ class Helper:
         await self._fetch(uploads, order.validation, VALIDATION, "the validation set", "validation")
         source, validation = self._digest(MODEL), self._digest(VALIDATION)
         self._engine = self._remote_engine(order.format)
-        task = InspectTask(
-            model=str(self._directory / MODEL),
-            format=order.format,
-            data=self._data(order),
-            scratch=self._scratch("inspect"),
-            most_bytes=self._most_bytes,
-            allow_torchscript=order.allow_torchscript and self._settings.allow_torchscript,
-            functions=order.functions,
-        )
+        task = filled(InspectTask, order, **self._about(order), scratch=self._scratch("inspect"))
         result = _last(Inspected, await self._sandbox(task))
         if not 0.0 <= result.accuracy <= 1.0:
             raise UploadRejected("the model's accuracy is not a number")
@@ -197,18 +189,14 @@ class Helper:
         """Make every artifact. One that cannot be made is reported and removed from `plans`. A crash fails one artifact."""
         left = list(plans)
         while left:
-            task = BuildTask(
-                model=str(self._directory / MODEL),
-                format=order.format,
-                data=self._data(order),
+            task = filled(
+                BuildTask,
+                order,
+                **self._about(order),
                 scratch=self._scratch("build"),
-                most_bytes=self._most_bytes,
-                signature=order.signature,
                 artifacts=left,
                 reference=f"{self._scratch('build')}/{REFERENCE}",
                 fixed_batch=all(plan.max_batch == 1 for plan in order.plans),
-                allow_torchscript=order.allow_torchscript and self._settings.allow_torchscript,
-                functions=order.functions,
             )
             reason, frames = "", list[Frame]()
             try:
@@ -234,20 +222,17 @@ class Helper:
         plans: list[VariantPlan],
         scores: dict[Artifact, tuple[Measured, str]],
     ) -> None:
-        task = MeasureTask(
+        task = filled(
+            MeasureTask,
+            order,
             artifact=artifact,
             data=self._data(order),
             scratch=self._scratch("build"),
-            signature=order.signature,
             reference=f"{self._scratch('build')}/{REFERENCE}",
             threads=plans[0].threads,
             max_batches=sorted({plan.max_batch for plan in plans}),
             score=artifact not in scores,
-            contended=order.contended,
-            contexts=order.contexts,
             device=self._order.devices.get(plans[0].hardware, CPU),
-            allow_torchscript=order.allow_torchscript and self._settings.allow_torchscript,
-            functions=order.functions,
         )
         try:
             self._device(plans[0].hardware)
@@ -351,6 +336,15 @@ class Helper:
         except LoadFailed as error:
             raise UploadRejected(str(error)) from error
         return HttpEngine(url)
+
+    def _about(self, order: InspectModel | BuildVariants) -> dict[str, Any]:
+        """What tasks on the model's file hear of it besides what the order says."""
+        return {
+            "model": str(self._directory / MODEL),
+            "data": self._data(order),
+            "most_bytes": self._most_bytes,
+            "allow_torchscript": order.allow_torchscript and self._settings.allow_torchscript,
+        }
 
     def _data(self, order: InspectModel | BuildVariants) -> ValidationFile:
         most = self._settings.memory_mb * 2**20 // 4

@@ -33,12 +33,11 @@ def inference_handlers(service: GatewayService, calls: Calls) -> dict[str, Any]:
         "ModelStreamInfer": calls.stream(infer_service.stream, Right.QUERY),
     }
     return special | {
-        method.name: calls.unary(
-            _answering(method.request, getattr(infer_service, method.name)),
-            Right.NONE if method.name in _OPEN else Right.QUERY,
+        name: calls.unary(
+            _answering(request, getattr(infer_service, name)), Right.NONE if name in _OPEN else Right.QUERY
         )
-        for method in INFERENCE.methods(SERVICE)
-        if method.name not in special
+        for name, request in INFERENCE.requests(SERVICE).items()
+        if name not in special
     }
 
 

@@ -22,7 +22,7 @@ from bus.messages.catalog import (
     VariantRecord,
 )
 from bus.messages.fleet import WorkerHeartbeat
-from bus.messages.public import Register, RegistrationStatus
+from bus.messages.public import Error, Register, RegistrationStatus
 from bus.messages.verbs import DeployPipeline, PipelineHead, ResetSelection, SetPipeline
 from bus.messages.work import BuildVariants, ModelInspected, VariantBuilt, VariantFailed, VariantPlan, WorkFinished
 from bus.subjects import Subjects
@@ -46,7 +46,6 @@ from services.registrar.actor import Registrar
 from services.registrar.changes import amend
 from services.registrar.commands import (
     AddVariants,
-    ChangeRefused,
     ChangeSimulated,
     ClaimRegistration,
     ContextsDeleted,
@@ -57,6 +56,7 @@ from services.registrar.commands import (
     RegistrationClaimed,
     RegistrationRecord,
     TakeOverRegistration,
+    error_of,
 )
 from services.registrar.registration import OVER
 from tests.support.data import events
@@ -206,7 +206,7 @@ class Stage:
             case MarkCancelled(registration=registration):
                 key = f"work.{registration}"
                 if key not in self.status:
-                    return ChangeRefused("bad_request", "registration: not under way any more")
+                    return error_of("registration: not under way any more")
                 marked = replace(decode(RegistrationRecord, self.status[key]), cancelled=True)
                 self.put(SUBJECTS.status_bucket, key, encode(marked))
             case PutStatus(status=status):
@@ -237,10 +237,10 @@ class Stage:
                 return self.change(command)
         return None
 
-    def change(self, change: Any) -> ChangeRefused | None:
+    def change(self, change: Any) -> Error | None:
         """By AMENDMENTS, as the edge does."""
         after = amend(self.registrar._catalog.app(change.app), change, self.registrar._catalog)
-        if isinstance(after, ChangeRefused):
+        if isinstance(after, Error):
             return after
         self.put(SUBJECTS.catalog_bucket, f"app.{change.app}", None if after is None else encode(after))
         return None
@@ -391,7 +391,7 @@ def changed(record: AppRecord | None, change: Any, catalog: Catalog = KNOWN) -> 
 
 def refused(record: AppRecord | None, change: Any, catalog: Catalog = KNOWN) -> str:
     after = amend(record, change, catalog)
-    assert isinstance(after, ChangeRefused), after
+    assert isinstance(after, Error), after
     return f"{after.code} {after.message}"
 
 

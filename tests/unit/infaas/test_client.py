@@ -103,7 +103,7 @@ async def test_a_query_takes_what_register_took(specs, x, sent):
         (TWO, {"age": [1], "town": [3]}, "column 'town' holds numbers, and the app takes texts: convert it"),
         (TWO, {"age": [1, 2], "town": ["x"]}, "the columns differ in length: age 2, town 1"),
         (TWO, [{"age": 1, "town": "x"}, {"age": 1}], "row 1 has no 'town'"),
-        (TWO, [1, 2], "the app takes 2 columns, age, town: give a DataFrame"),
+        (TWO, [1, 2], "the app takes 2 columns, age, town: give rows that name them, or a DataFrame"),
         (TABLE, [1, 2, 3], "x has shape [3]: the model takes [n, 2]"),
     ],
 )

@@ -14,7 +14,7 @@ from bus.messages.work import InspectModel, RegistrarHeartbeat, WorkProgress
 from services.core.actor import Done, Failed, Malformed, Publish, Stopping, Synced, TimedOut
 from services.core.catalog import selection_key
 from services.core.settings import RegistrarSettings
-from services.registrar.commands import AlreadyTaken, ChangeRefused, Finish, PutRecords, PutStatus, RegistrationRecord
+from services.registrar.commands import AlreadyTaken, Finish, PutRecords, PutStatus, RegistrationRecord, error_of
 from tests.support.simulated.registrations import (
     REQUEST,
     SIGNATURE,
@@ -262,7 +262,7 @@ def test_the_catalogue_may_still_refuse() -> None:
     for _first_and_all in range(2):
         put = next(do for do in stage.commands if isinstance(do.command, PutRecords))
         stage.commands.remove(put)
-        stage.hear(Done(put.id, ChangeRefused("bad_request", "somebody was faster")))
+        stage.hear(Done(put.id, error_of("somebody was faster")))
     stage.perform()
     assert stage.ends() == ["failed"]
     assert stage.last().reason == "somebody was faster"

@@ -32,7 +32,7 @@ from bus.messages.verbs import (
 from services.core.catalog import Catalog, key_of
 from services.registrar.changes import AMENDMENTS, amend, refusal
 from services.registrar.checks import verb_asked
-from services.registrar.commands import ChangeRefused, LinkVersion
+from services.registrar.commands import LinkVersion
 from services.registrar.edge import RegistrarEdge
 from tests.support.simulated.registrations import SIGNATURE, app_record, model_record, variant_record
 
@@ -47,9 +47,9 @@ def changed(record: AppRecord | None, change: Any, known: Catalog | None = None)
     return after
 
 
-def refused(record: AppRecord | None, change: Any, known: Catalog | None = None) -> ChangeRefused:
+def refused(record: AppRecord | None, change: Any, known: Catalog | None = None) -> Error:
     after = amend(record, change, known or Catalog())
-    assert isinstance(after, ChangeRefused)
+    assert isinstance(after, Error)
     return after
 
 

@@ -20,16 +20,25 @@ class ValidationFile(Struct, frozen=True, kw_only=True):
     named: bool = False
 
 
-class InspectTask(Struct, frozen=True, kw_only=True, tag=True):
-    """Check that a file has its format and runs, and find its signature. scratch: a directory to write in."""
+class _UploadTask(Struct, frozen=True, kw_only=True):
+    """What tasks on a registration's files have. scratch: a directory to write in."""
+
+    data: ValidationFile
+    scratch: str
+    functions: Functions | None = None
+
+
+class _ModelTask(_UploadTask, frozen=True, kw_only=True):
+    """What tasks on a model's file have besides."""
 
     model: str
     format: str
-    data: ValidationFile
-    scratch: str
     most_bytes: int
     allow_torchscript: bool = False
-    functions: Functions | None = None
+
+
+class InspectTask(_ModelTask, frozen=True, kw_only=True, tag=True):
+    """Check that a file has its format and runs, and find its signature."""
 
 
 class Artifact(Struct, frozen=True, kw_only=True):
@@ -41,31 +50,22 @@ class Artifact(Struct, frozen=True, kw_only=True):
     path: str
 
 
-class BuildTask(Struct, frozen=True, kw_only=True, tag=True):
+class BuildTask(_ModelTask, frozen=True, kw_only=True, tag=True):
     """Make these artifacts of a model, and `reference`: its own answers on the validation set."""
 
-    model: str
-    format: str
-    data: ValidationFile
-    scratch: str
-    most_bytes: int
     signature: Signature
     artifacts: list[Artifact]
     reference: str
     fixed_batch: bool = False
-    allow_torchscript: bool = False
-    functions: Functions | None = None
 
 
-class MeasureTask(Struct, frozen=True, kw_only=True, tag=True):
+class MeasureTask(_UploadTask, frozen=True, kw_only=True, tag=True):
     """Profile one artifact with so many threads, for these largest batches; score it when `score`. device: where.
 
     contended: beside further instances that compute all the time. contexts: with so many batches at a time on one copy of the weights.
     """
 
     artifact: Artifact
-    data: ValidationFile
-    scratch: str
     signature: Signature
     reference: str
     threads: int
@@ -74,8 +74,6 @@ class MeasureTask(Struct, frozen=True, kw_only=True, tag=True):
     contended: bool = False
     contexts: int = 1
     device: str = "cpu"
-    allow_torchscript: bool = False
-    functions: Functions | None = None
 
 
 class ProbeTask(Struct, frozen=True, kw_only=True, tag=True):
