@@ -342,19 +342,13 @@ def test_work_of_a_dead_registrar_is_taken_over_and_that_of_a_live_one_is_not() 
 def test_a_registrar_that_leaves_hands_over_at_once() -> None:
     first = Stage("a")
     to_building(first)
-    goodbye = next(iter(first.registrar.handle(_stopping(first))))
+    [goodbye] = first.tell(Stopping(1.0))
     assert isinstance(goodbye, Publish)
     second = Stage("b", buckets=first)
     second.hear(RegistrarHeartbeat(registrar="a"), goodbye.message)
     second.tick()
     second.perform()
     assert decode(RegistrationRecord, second.status["work.r1"]).registrar == "b"
-
-
-def _stopping(stage: Stage) -> Any:
-    from services.core.actor import Envelope
-
-    return Envelope(stage.now, Stopping(1.0))
 
 
 def test_ended_work_found_after_a_restart_is_only_cleared_away() -> None:
