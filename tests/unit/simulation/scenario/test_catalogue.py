@@ -214,17 +214,7 @@ def test_faults_befall_workers_that_some_policy_has_or_may_order(tmp_path, worke
 
 @pytest.mark.parametrize(
     "process",
-    [
-        "d-0",
-        "vm-0",
-        "vm-1",
-        "jobs-0",
-        "cpu-0",
-        "cpu-0/cpu",
-        "monitor-cpu-0",
-        "model-gpu-1-2",
-        "offline-cpu-0",
-    ],
+    ["d-0", "vm-0", "vm-1", "jobs-0", "cpu-0", "cpu-0/cpu", "monitor-cpu-0", "model-gpu-1-2", "offline-cpu-0"],
 )
 def test_faults_befall_processes(tmp_path, process):
     fault = {"kind": "process-dies", "at_s": 6, "process": process}
