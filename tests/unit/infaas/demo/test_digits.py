@@ -7,13 +7,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from infaas.answers import Answer
 from infaas.demo import digits
 from infaas.demo.__main__ import write
 from infaas.demo.digits import scores_of
 from infaas.demo.ensemble import PHASES, disagreed, draw, intervals, permuted, shown
 from infaas.demo.load import DemoReply
 from infaas.demo.program import DemoTable
+from tests.unit.infaas.demo.test_results import answer
 from tools.collect_digits import split
 
 FILES = digits.models()
@@ -92,10 +92,7 @@ THIRDS = [0.0, 3.0, 6.0, 9.0]
 
 
 def reply(at: float, *, wrong: bool) -> DemoReply:
-    said = Answer(
-        id="q", model="", version="", variant="", hardware="", worker="", accuracy=None, latency_ms=1.0, queue_ms=0.0, compute_ms=1.0, batch=0,
-        cached=False, simulated=False, cost=0.0, missed=[], confidence=0.5, tensors={"scores": np.eye(10)[[int(wrong)]].tolist()},
-    )  # fmt: skip
+    said = answer(confidence=0.5, tensors={"scores": np.eye(10)[[int(wrong)]].tolist()})
     return DemoReply("a digit", np.array([0]), np.array([0]), said, at, 1.0, at)
 
 
