@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import signal
+import sys
 from collections import defaultdict
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
@@ -45,6 +46,10 @@ for _name in ("COLUMNS", "LINES"):
 # Servers of tests are on this machine, wherever the caller's proxy is.
 for _name in ("no_proxy", "NO_PROXY"):
     os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), "127.0.0.1", "127.0.0.2", "localhost", "::1"]))
+
+# What the processes of tests import is compiled once, and not once each, wherever the caller has no use for that.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Processes that a shell without job control starts in the background ignore Ctrl-C, and so would theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -38,6 +38,7 @@ from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD, clo
 __all__ = ["looking"]  # a fixture that every test uses
 
 GPU = "mlp-v1-simgpu-fp32-t1-b64"
+UNMET = "no instance meets a query's needs"
 
 
 @pytest.fixture(scope="module")
@@ -82,60 +83,38 @@ def fill(owner: str, now: float) -> None:
     wrong = {"outcome": "refused", "code": "bad_request", "variant": None, "latency_ms": 1.0}
     outcomes += [event(OutcomeEvent, time=now - 40 + i, **wrong) for i in range(3)]
     core = 0.048 / 3600
+    nobody = dict.fromkeys(("app", "model", "variant"))
     bills = [
         each
         for i in range(24)  # some of it in the future, for a slow machine
         for each in (
             event(CostEvent, time=now - 115 + 10 * i, cost=10 * core),
-            event(CostEvent, time=now - 115 + 10 * i, cost=10 * core, app=None, model=None, variant=None),
-            event(
-                CostEvent,
-                time=now - 115 + 10 * i,
-                cost=30 * core,
-                hardware="gpu",
-                simulated=True,
-                app=None,
-                model=None,
-                variant=None,
-            ),
+            event(CostEvent, time=now - 115 + 10 * i, cost=10 * core, **nobody),
+            event(CostEvent, time=now - 115 + 10 * i, cost=30 * core, hardware="gpu", simulated=True, **nobody),
         )
     ]
     states = [
-        event(
-            StateEvent,
-            time=now - 120,
-            from_state="Inactive",
-            to_state="Loading",
-            reason="no instance meets a query's needs",
-        ),
+        event(StateEvent, time=now - 120, from_state="Inactive", to_state="Loading", reason=UNMET),
         event(StateEvent, time=now - 119, from_state="Loading", to_state="Active", reason="loaded in 5 ms"),
         event(StateEvent, time=now - 60, from_state="Active", to_state="Overloaded", reason="80 items wait for 0.4 s"),
     ]
+    sample = {"scaler": "shadow", "worker": None, "app": None, "variant": None, "action": "sample", "count": 0}
+    sample |= {"cost_rate": 0.048, "apps_cost_rate": 0.012}
+    job = {"created": now - 60, "started": now - 50, "state": "failed", "reason": "item 7 is no number"}
+    goal = {"slo_target": 0.99, "load": 2.0, "forecast": 2.5, "headroom": 1.6}
     kinds: list[list[Any]] = [
         outcomes,
         bills,
         [
             event(WorkerEvent, time=now - 125, from_state="None", to_state="Booting", reason="the monitor started"),
-            event(
-                WorkerEvent, time=now - 124, from_state="Booting", to_state="Ready", reason="the executor of cpu runs"
-            ),
+            event(WorkerEvent, time=now - 124, from_state="Booting", to_state="Ready", reason="its executor runs"),
         ],
         states,
-        [event(ScalingEvent, time=now - 120, reason="no instance meets a query's needs")],
+        [event(ScalingEvent, time=now - 120, reason=UNMET)],
         [
             *(
                 event(
-                    ShadowEvent,
-                    time=now - 130 + 10 * i,
-                    scaler="shadow",
-                    worker=None,
-                    app=None,
-                    variant=None,
-                    action="sample",
-                    count=0,
-                    reason=f"99.00% of {100 * i} items in time; 1 cpu, 1 instance",
-                    cost_rate=0.048,
-                    apps_cost_rate=0.012,
+                    ShadowEvent, **sample, time=now - 130 + 10 * i, reason=f"99.00% of {100 * i} items in time; 1 cpu"
                 )
                 for i in range(12)
             ),
@@ -154,29 +133,8 @@ def fill(owner: str, now: float) -> None:
             for device, hardware in (("cpu", "cpu"), ("gpu-0", "gpu"))
         ],
         [event(InstanceEventSample, time=now + 100, queue=80, reclaimable=True)],
-        [
-            event(
-                JobEvent,
-                created=now - 60,
-                started=now - 50,
-                state="failed",
-                reason="item 7 is no number",
-                total=500,
-                done=250,
-            )
-        ],
-        [
-            event(
-                AppObjective,
-                time=now - 30 + 10 * i,
-                slo_target=0.99,
-                load=2.0,
-                forecast=2.5,
-                capacity=4.0 + i,
-                headroom=1.6,
-            )
-            for i in range(3)
-        ],
+        [event(JobEvent, **job, total=500, done=250)],
+        [event(AppObjective, **goal, time=now - 30 + 10 * i, capacity=4.0 + i) for i in range(3)],
         [event(RegistrationEvent, state="done", progress=1.0, version="1")],
     ]
     ledger = EventWriter(store_)
@@ -198,7 +156,7 @@ def test_the_overview_says_what_runs_how_well_at_what_cost(past: str) -> None:
     running = table(test, "why")
     assert running["variant"].tolist() == [VARIANT]
     assert [list(each) for each in running["state"]] == [["Overloaded", "reclaimable"]]
-    assert running["why"].tolist() == ["load: no instance meets a query's needs"]
+    assert running["why"].tolist() == [f"load: {UNMET}"]
     assert "1 offline job failed in the last day" in text(test)
     assert "**digits**: 95.0 % of the queries" not in text(test)  # the least that needs no attention
     assert "without simulated devices" in text(test)
@@ -284,7 +242,7 @@ def test_what_was_done_is_marked_once_however_near_and_by_app(past: str) -> None
     marks = dict(zip(found["kind"], found["mark"], strict=True))
     assert marks.keys() == {"deployment", "scaling"} and len(found) == 2
     assert marks["deployment"].endswith("version 1 was registered")
-    assert marks["scaling"] == f"load {VARIANT}: no instance meets a query's needs"
+    assert marks["scaling"] == f"load {VARIANT}: {UNMET}"
     assert series.marks(between(now - timedelta(hours=1), now), "another").empty
     assert "Thin lines" in text(page("overview", past))
 
@@ -328,7 +286,7 @@ def test_a_shadows_actions_and_cost_are_beside_the_systems(past: str) -> None:
     )
     row = table(test, "ran").iloc[0]
     assert (row["policy"], row["actions"], row["real_actions"]) == ("static", 1, 1)
-    assert row["reached"] == "99.00% of 1100 items in time; 1 cpu, 1 instance"
+    assert row["reached"] == "99.00% of 1100 items in time; 1 cpu"
     assert row["cost_rate"] == pytest.approx(0.048)
     assert row["real_cost_rate"] == pytest.approx(0.24 * 10 / 11)  # ten bills in 110 s, with the simulated GPU
     assert row["real_apps_cost_rate"] == pytest.approx(0.048 * 10 / 11)

@@ -16,6 +16,7 @@ from infaas.cli import main
 from services.core.placement import container_kind
 from services.shell.host.postgres import EmbeddedPostgres
 from services.simulation.report import MEASURED
+from tests.support.clients import commands
 from tests.support.data.events import event
 from tests.support.data.recorded_history import (
     BEGINS,
@@ -96,10 +97,7 @@ def refused(empty_dsn: str, at: At, capsys: pytest.CaptureFixture[str]) -> Refus
     """Runs it on an empty database, or another one; gives the one line that says why not."""
 
     def run(*arguments: object, dsn: str = empty_dsn) -> str:
-        code = main(["replay", *at(dsn), *map(str, arguments)])
-        printed = capsys.readouterr()
-        assert (code, printed.out, printed.err.count("\n")) == (2, "", 1), printed
-        return printed.err
+        return commands.refused(capsys, ["replay", *at(dsn), *map(str, arguments)])
 
     return run
 

@@ -45,7 +45,7 @@ import os
 import pytest
 
 def test_environment():
-    assert [name for name in os.environ if name.startswith("INFAAS")] == []
+    assert [name for name in os.environ if name.startswith(("INFAAS", "PYTHONDONT"))] == []
 
 @pytest.mark.parametrize("text", ["a b::c", ""])
 def test_skips_once(text):
@@ -77,7 +77,7 @@ def test_what_skipped_runs_alone(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "test_whole.py").write_text("import pytest\npytest.importorskip('nobodys_package')\n" + TESTS)
     skipped = tmp_path / "skipped"
-    said = run(f"--skipped-to={skipped}", INFAAS="1", INFAAS_DATA_DIR="/nowhere")
+    said = run(f"--skipped-to={skipped}", INFAAS="1", INFAAS_DATA_DIR="/nowhere", PYTHONDONTWRITEBYTECODE="1")
     assert "2 passed, 3 skipped" in said
     assert skipped.read_text().splitlines() == [
         "test_some.py::test_skips_once[]",

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import msgpack
+import pytest
 import uvloop
 from msgspec.structs import replace
 
@@ -213,3 +214,10 @@ def echoing(**settings: Any) -> Iterator[Echoing]:
             stage.stop()
         thread.join(120)
     assert not failed, failed
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Echoing]:
+    """A gateway for the tests of a module."""
+    with echoing() as found:
+        yield found

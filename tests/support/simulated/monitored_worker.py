@@ -239,11 +239,16 @@ class World:
         """What the actor has published of this type."""
         return [message for _, message in self.published if isinstance(message, kind)]
 
-    def ensure(self, record: VariantRecord, at_least: int = 1, app: str | None = "faces", orderer: str = "d1") -> Any:
-        """Order a load; returns the reply."""
-        order = EnsureLoaded(variant=record, at_least=at_least, app=app, orderer=orderer, reason="a query needs it")
+    def ask(self, order: Any) -> Any:
+        """Give an order; returns the reply."""
         self.tell(order, reply="_INBOX.1")
         return [message for subject, message in self.published if subject == "_INBOX.1"][-1]
+
+    def ensure(self, record: VariantRecord, at_least: int = 1, app: str | None = "faces", orderer: str = "d1") -> Any:
+        """Order a load; returns the reply."""
+        return self.ask(
+            EnsureLoaded(variant=record, at_least=at_least, app=app, orderer=orderer, reason="a query needs it")
+        )
 
     def load(self, record: VariantRecord, app: str | None = "faces") -> str:
         """Order a load and let the executor do it; returns the instance."""

@@ -94,12 +94,13 @@ def test_a_message_comes_back_as_it_was(message: type[Struct]) -> None:
     check()
 
 
-@pytest.mark.parametrize("message", message_types(), ids=lambda message: message.__name__)
-def test_a_message_is_frozen_and_named_by_its_fields(message: type[Struct]) -> None:
-    assert message.__struct_config__.frozen
-    assert message.__struct_config__.tag is None or issubclass(message, AdminVerb)  # whose subject says the same
-    if message.__name__ not in NAMED_AS_IN_FILES:
-        assert message.__struct_encode_fields__ == message.__struct_fields__
+def test_messages_are_frozen_and_named_by_their_fields() -> None:
+    for message in message_types():
+        assert message.__struct_config__.frozen, message
+        # The subject of a verb says the same.
+        assert message.__struct_config__.tag is None or issubclass(message, AdminVerb), message
+        if message.__name__ not in NAMED_AS_IN_FILES:
+            assert message.__struct_encode_fields__ == message.__struct_fields__, message
 
 
 NAMED_AS_IN_FILES = {

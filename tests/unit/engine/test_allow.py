@@ -137,12 +137,12 @@ def test_what_is_let_through(asked: tuple[str, str], target: str) -> None:
     assert route.free == route.path.endswith(("_ping", "version"))
 
 
-@pytest.mark.parametrize(("method", "target"), REFUSED, ids=lambda found: found[:60] or "-")
-def test_what_is_refused(method: str, target: str) -> None:
-    with pytest.raises(Denied) as denied:
-        allowed_request(method, target)
-    assert denied.value.status == 403
-    assert str(denied.value)
+def test_what_is_refused() -> None:
+    for method, target in REFUSED:
+        with pytest.raises(Denied) as denied:
+            pytest.fail(f"{method} {target} leads to {allowed_request(method, target)}")
+        assert denied.value.status == 403
+        assert str(denied.value)
 
 
 @given(
@@ -292,11 +292,11 @@ REFUSED_CHANGES = {
 }
 
 
-@pytest.mark.parametrize("asked", REFUSED_CHANGES.values(), ids=REFUSED_CHANGES.keys())
-def test_changes_that_are_refused(asked: Any) -> None:
-    with pytest.raises(Denied) as denied:
-        label_change(SPEC, asked)
-    assert denied.value.status == 403
+def test_changes_that_are_refused() -> None:
+    for name, asked in REFUSED_CHANGES.items():
+        with pytest.raises(Denied) as denied:
+            pytest.fail(f"{name}: {label_change(SPEC, asked)}")
+        assert denied.value.status == 403
 
 
 def test_an_empty_field_is_one_that_is_not_there() -> None:

@@ -4,23 +4,18 @@ import json
 import struct
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.gateways.echo_gateway import Echoing, echoing
+from tests.support.gateways.echo_gateway import Echoing, stage
+
+__all__ = ["stage"]  # a fixture
 
 
 class Said(NamedTuple):
     status: int
     body: Any
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Echoing]:
-    with echoing() as found:
-        yield found
 
 
 def ask(stage: Echoing, path: str, body: Any = None, **headers: str) -> Said:

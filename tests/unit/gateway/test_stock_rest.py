@@ -11,14 +11,10 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from services.gateway.http import protocol
-from tests.support.gateways.echo_gateway import DATATYPES, Echoing, echoing
+from tests.support.gateways.echo_gateway import DATATYPES, Echoing, stage
 from tests.support.gateways.tensors import sample
 
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Echoing]:
-    with echoing() as found:
-        yield found
+__all__ = ["stage"]  # a fixture
 
 
 KEPT: list[

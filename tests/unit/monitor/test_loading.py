@@ -234,15 +234,10 @@ def test_a_leaving_worker_takes_nothing() -> None:
 # -- Orders of the controller: drain and resume, and epochs; quarantine of what cannot be loaded, and its release.
 
 
-def ask(world: World, order: Drain | Release | EnsureLoaded) -> LoadAccepted | LoadRefused:
-    [reply] = [m for m in world.tell(order, reply="_INBOX.7") if isinstance(m, LoadAccepted | LoadRefused)]
-    return reply
-
-
 def test_a_draining_worker_takes_nothing_new_and_keeps_what_it_has() -> None:
     world = World()
     instance = world.load(variant())
-    reply = ask(world, Drain(epoch=3, reason="the least used of its kind"))
+    reply = world.ask(Drain(epoch=3, reason="the least used of its kind"))
     assert reply == LoadAccepted(worker="w1", variant="", instances=[instance])
     assert world.beat.draining and not world.beat.leaving
     assert world.ensure(variant("b")).reason == "this worker is draining: the least used of its kind"
@@ -252,15 +247,15 @@ def test_a_draining_worker_takes_nothing_new_and_keeps_what_it_has() -> None:
     assert world.states() == {instance: "Active"}
     event = world.of(WorkerEvent)[-1]
     assert (event.from_state, event.to_state, event.reason) == ("Ready", "Draining", "the least used of its kind")
-    ask(world, Release(variant="v", epoch=3))
+    world.ask(Release(variant="v", epoch=3))
     world.obey()
     assert world.states() == {}
 
 
 def test_a_drain_is_taken_back() -> None:
     world = World()
-    ask(world, Drain(epoch=3))
-    ask(world, Drain(epoch=3, resume=True, reason="the load is back"))
+    world.ask(Drain(epoch=3))
+    world.ask(Drain(epoch=3, resume=True, reason="the load is back"))
     assert not world.beat.draining
     assert isinstance(world.ensure(variant()), LoadAccepted)
     assert [e.to_state for e in world.of(WorkerEvent)][-2:] == ["Draining", "Ready"]
@@ -269,19 +264,19 @@ def test_a_drain_is_taken_back() -> None:
 def test_orders_count_by_epoch_and_twice_change_nothing() -> None:
     world = World()
     for _ in range(2):
-        assert isinstance(ask(world, Drain(epoch=1)), LoadAccepted)
+        assert isinstance(world.ask(Drain(epoch=1)), LoadAccepted)
     assert [e.to_state for e in world.of(WorkerEvent)].count("Draining") == 1
     world = World()
-    assert isinstance(ask(world, EnsureLoaded(variant=variant("a"), epoch=7)), LoadAccepted)
-    assert isinstance(ask(world, EnsureLoaded(variant=variant("b"), epoch=7)), LoadAccepted)
-    assert isinstance(ask(world, EnsureLoaded(variant=variant("c"))), LoadAccepted)
-    assert isinstance(ask(world, EnsureLoaded(variant=variant("d"), epoch=8)), LoadAccepted)
+    assert isinstance(world.ask(EnsureLoaded(variant=variant("a"), epoch=7)), LoadAccepted)
+    assert isinstance(world.ask(EnsureLoaded(variant=variant("b"), epoch=7)), LoadAccepted)
+    assert isinstance(world.ask(EnsureLoaded(variant=variant("c"))), LoadAccepted)
+    assert isinstance(world.ask(EnsureLoaded(variant=variant("d"), epoch=8)), LoadAccepted)
 
 
 def test_what_a_dying_executor_took_along_is_not_loaded_again_while_draining() -> None:
     world = World()
     world.load(variant())
-    ask(world, Drain(epoch=1))
+    world.ask(Drain(epoch=1))
     world.tell(ExecutorExited(worker="w1", device="cpu", at=world.now, reason="killed"))
     assert world.states() == {}
     world.executor, world.loaded = 2, {}
@@ -299,8 +294,8 @@ def test_an_order_of_a_leader_that_has_been_replaced_is_refused(order: str) -> N
         "drain": Drain(epoch=4),
         "resume": Drain(epoch=4, resume=True),
     }[order]
-    ask(world, Release(variant="none", epoch=5))
-    reply = ask(world, late)
+    world.ask(Release(variant="none", epoch=5))
+    reply = world.ask(late)
     assert reply.reason == "the order is of epoch 4, and a later leader has spoken in epoch 5"
     assert world.states() == {instance: "Active"}
     assert not world.beat.draining
@@ -311,8 +306,8 @@ def test_a_monitor_that_has_just_started_knows_the_epoch_from_the_leader_s_recor
     for garbage in (None, b"", b"\xc1"):
         world.tell(Changed(S.control_bucket, "controller", garbage))
     world.tell(Changed(S.control_bucket, "controller", encode(LeaderRecord(holder="vm-new", epoch=5, until=0.0))))
-    assert isinstance(ask(world, Drain(epoch=4, orderer="vm-old")), LoadRefused)
-    assert isinstance(ask(world, Drain(epoch=5, orderer="vm-new")), LoadAccepted)
+    assert isinstance(world.ask(Drain(epoch=4, orderer="vm-old")), LoadRefused)
+    assert isinstance(world.ask(Drain(epoch=5, orderer="vm-new")), LoadAccepted)
 
 
 def fail(world: World, times: int, name: str = "v") -> None:

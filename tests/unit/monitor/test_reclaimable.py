@@ -24,11 +24,6 @@ from services.core.settings import MonitorSettings
 from tests.support.simulated.monitored_worker import World, variant
 
 
-def ask(world: World, order: Release) -> LoadAccepted | LoadRefused:
-    [reply] = [m for m in world.tell(order, reply="_INBOX.7") if isinstance(m, LoadAccepted | LoadRefused)]
-    return reply
-
-
 def mark(keep: int = 0, name: str = "v") -> Release:
     return Release(variant=name, keep=keep, reclaim=True, orderer="model-autoscaler", reason="idle")
 
@@ -48,7 +43,7 @@ def marks(world: World) -> dict[str, bool]:
 def test_a_reclaimable_instance_serves_on_and_its_room_counts_as_free() -> None:
     world = loaded(3)
     world.report(queued={"v.w1-1": 5})
-    reply = ask(world, mark(keep=1))
+    reply = world.ask(mark(keep=1))
     assert reply == LoadAccepted(worker="w1", variant="v", instances=["v.w1-1", "v.w1-2", "v.w1-3"])
     assert marks(world) == {"v.w1-1": False, "v.w1-2": True, "v.w1-3": True}
     assert set(world.states().values()) == {"Active"}
@@ -221,7 +216,7 @@ def test_three_busy_instances_of_a_full_worker_are_swapped_for_others_in_one_tur
     old = [world.load(variant(name, memory_mb=memory_mb)) for name, memory_mb in SWAP]
     world.report({old[0]: {"faces": 30}}, queued=dict.fromkeys(old, 20))
     for name, _ in SWAP:
-        assert isinstance(ask(world, Release(variant=name, reclaim=reclaim)), LoadAccepted)
+        assert isinstance(world.ask(Release(variant=name, reclaim=reclaim)), LoadAccepted)
     new = [variant(f"new{n}", memory_mb=memory_mb) for n, memory_mb in enumerate(sizes)]
     for record in new:
         assert isinstance(world.ensure(record), LoadAccepted)

@@ -85,7 +85,7 @@ class Totals(RuleBasedStateMachine):
     def order(self, record: Any, at_least: int, orderer: str, epoch: int, app: str | None) -> None:
         order = EnsureLoaded(variant=record, at_least=at_least, app=app, orderer=orderer, epoch=epoch)
         before = {status.instance for status in self.world.beat.instances}
-        [reply] = [m for m in self.world.tell(order, reply="_INBOX.1") if isinstance(m, LoadAccepted | LoadRefused)]
+        reply = self.world.ask(order)
         if isinstance(reply, LoadAccepted):
             assert len(reply.instances) >= at_least
         else:
@@ -112,7 +112,7 @@ class Totals(RuleBasedStateMachine):
         needed = {s.instance for s in self.world.beat.instances if not s.reclaimable and s.state in COUNTED}
         have = sum(s.variant == record.variant for s in self.world.beat.instances if s.instance in needed)
         order = EnsureLoaded(variant=record, at_least=have + 1)
-        [reply] = [m for m in self.world.tell(order, reply="_INBOX.1") if isinstance(m, LoadAccepted | LoadRefused)]
+        reply = self.world.ask(order)
         if fits and not self.world.beat.draining:
             assert isinstance(reply, LoadAccepted) or "tried again" in reply.reason, reply
             assert needed <= {s.instance for s in self.world.beat.instances if s.state in COUNTED}

@@ -34,6 +34,8 @@ from tests.support.simulated.registrations import (
     variant_record,
 )
 
+STATES = ["accepted", "inspecting", "building", "profiling", "done"]
+
 
 def test_a_registration_becomes_an_app_a_model_and_variants() -> None:
     stage = Stage()
@@ -63,13 +65,7 @@ def test_a_registration_becomes_an_app_a_model_and_variants() -> None:
     assert stage.forgotten == [
         Finish(registration="r1", model="mlp", version="1", uploads=("r1.model", "r1.validation"))
     ]
-    assert [record.event.state for record in stage.records] == [
-        "accepted",
-        "inspecting",
-        "building",
-        "profiling",
-        "done",
-    ]
+    assert [record.event.state for record in stage.records] == STATES
     assert stage.registrar._registrations.open == {}
     assert not [key for key in stage.status if key.startswith("work.")]
 
@@ -84,8 +80,7 @@ def test_progress_and_states_only_go_forward() -> None:
     ):
         stage.tell(WorkProgress(registration="r1", worker="w1", step=step, progress=share))
     complete(stage, order)
-    order_of = ["accepted", "inspecting", "building", "profiling", "done"]
-    states = [order_of.index(status.state) for status in stage.statuses()]
+    states = [STATES.index(status.state) for status in stage.statuses()]
     progress = [status.progress for status in stage.statuses()]
     assert states == sorted(states)
     assert progress == sorted(progress)
@@ -342,19 +337,13 @@ def test_work_of_a_dead_registrar_is_taken_over_and_that_of_a_live_one_is_not() 
 def test_a_registrar_that_leaves_hands_over_at_once() -> None:
     first = Stage("a")
     to_building(first)
-    goodbye = next(iter(first.registrar.handle(_stopping(first))))
+    [goodbye] = first.tell(Stopping(1.0))
     assert isinstance(goodbye, Publish)
     second = Stage("b", buckets=first)
     second.hear(RegistrarHeartbeat(registrar="a"), goodbye.message)
     second.tick()
     second.perform()
     assert decode(RegistrationRecord, second.status["work.r1"]).registrar == "b"
-
-
-def _stopping(stage: Stage) -> Any:
-    from services.core.actor import Envelope
-
-    return Envelope(stage.now, Stopping(1.0))
 
 
 def test_ended_work_found_after_a_restart_is_only_cleared_away() -> None:

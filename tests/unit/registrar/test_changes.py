@@ -29,11 +29,12 @@ from bus.messages.verbs import (
     UnlinkModel,
     body_of,
 )
-from services.core.catalog import Catalog, key_of
+from services.core.catalog import Catalog
 from services.registrar.changes import AMENDMENTS, amend, refusal
 from services.registrar.checks import verb_asked
 from services.registrar.commands import LinkVersion
 from services.registrar.edge import RegistrarEdge
+from tests.support.data.events import catalog_of
 from tests.support.simulated.registrations import SIGNATURE, app_record, model_record, variant_record
 
 LINK = LinkVersion(app="digits", record=model_record("cnn"))
@@ -147,8 +148,7 @@ def test_a_named_member_cannot_be_unlinked() -> None:
 
 
 def catalog() -> Catalog:
-    found = Catalog()
-    records: tuple[Any, ...] = (
+    return catalog_of(
         model_record(version="1", created=1.0),
         model_record(version="2", created=2.0),
         app_record("digits", links={}),
@@ -158,9 +158,6 @@ def catalog() -> Catalog:
         variant_record("far", model="far", format="remote"),
         variant_record("own", model="own", format="container"),
     )
-    for record in records:
-        found.apply(key_of(record), encode(record))
-    return found
 
 
 def asked(verb: str, **fields: Any) -> AdminVerb | Error:

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bus.codec import encode
 from bus.messages.catalog import AppRecord, Ensemble, Signature
 from bus.messages.public import Error
 from bus.messages.verbs import AddApp, LinkModel, SetApp, SetReplicas, SetSelection, SetVersion
-from services.core.catalog import Catalog, key_of
+from services.core.catalog import Catalog
 from services.core.settings import MachineKind, MonitorSettings
 from services.registrar.changes import amend
 from services.registrar.checks import Ceiling
 from services.registrar.commands import LinkVersion
+from tests.support.data.events import catalog_of
 from tests.support.simulated.registrations import (
     PROFILE,
     SIGNATURE,
@@ -30,10 +30,7 @@ ROOM = Ceiling(monitor=MonitorSettings(memory_share=1.0), cache_mb=100.0)
 
 
 def catalog(*records: Any) -> Catalog:
-    found = Catalog()
-    for record in (SMALL, model_record(), app_record(), *records):
-        found.apply(key_of(record), encode(record))
-    return found
+    return catalog_of(SMALL, model_record(), app_record(), *records)
 
 
 def worker(memory_mb: float = 1000.0, **fields: Any) -> Any:
@@ -104,13 +101,6 @@ def test_caches_of_all_apps_fit_into_the_setting() -> None:
 
 # -- No app answers with a version that was made for another one and means something else.
 OTHER = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)
-
-
-def catalog_of(*records: Any) -> Catalog:
-    found = Catalog()
-    for record in records:
-        found.apply(key_of(record), encode(record))
-    return found
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What NATS and Linux may do to processes and their connections, and no more than that."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from services.core.actor import (
 from services.simulation.connections import ANSWERED, CLIENTS, Connections
 from services.simulation.kernel import Promised
 from tests.support.simulated.scripted_actors import DELAY, START, Play, Puppet, Ring, Word, played
+from tests.unit.simulation.test_kernel import on
 
 
 @pytest.fixture
@@ -34,11 +35,6 @@ def play() -> Iterator[Play]:
 def net(play: Play) -> Connections:
     assert isinstance(play.stage, Connections)
     return play.stage
-
-
-def on(kind: type, *effects: Any) -> Callable[[Any], Any]:
-    """Says these when a message of this type comes."""
-    return lambda message: effects if type(message) is kind else None
 
 
 def words(subject: str, *texts: str) -> list[Publish]:

@@ -1,25 +1,14 @@
 """Batches of events on their way to the stream: what processes, connections and acknowledgements may do to them."""
 
-from collections.abc import Iterator
-from functools import partial
-
-import pytest
-
-from bus.messages.events import Event, WorkerEvent
+from bus.messages.events import Event
 from services.core.actor import Record, Recorded
 from services.shell.runtime.outbox import LATEST
-from services.simulation.connections import ANSWERED, Connections
-from tests.support.simulated.scripted_actors import START, Play, Puppet, Word, played
-from tests.unit.simulation.test_connections import net, on
+from services.simulation.connections import ANSWERED
+from tests.support.simulated.scripted_actors import START, Play, Puppet, Word
+from tests.unit.simulation.test_connections import net, play
+from tests.unit.simulation.test_kernel import event, on
 
-
-@pytest.fixture
-def play() -> Iterator[Play]:
-    yield from played(partial(Connections, seed=3, process_of=lambda name: name.partition(".")[0]))
-
-
-def event(number: int) -> WorkerEvent:
-    return WorkerEvent(time=float(number), worker="w", hardware="cpu", from_state="a", to_state="b", reason="test")
+__all__ = ["play"]  # a fixture
 
 
 class Stream:

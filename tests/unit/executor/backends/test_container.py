@@ -178,27 +178,15 @@ def test_a_process_that_hangs_is_ended_and_so_is_one_whose_child_holds_its_chann
         ("Crashes", "was ended by SIGSEGV before classes:Crashes was made"),
         ("Missing", "has no attribute 'Missing'"),
         ("Deaf", "has no method predict_batch"),
+        ("absent", "No module named 'absent'"),
     ],
 )
 def test_a_class_that_cannot_be_made(directory: Path, name: str, words: str) -> None:
-    process = UserProcess(f"classes:{name}", directory)
+    process = UserProcess(f"{'classes' if name[0].isupper() else name}:{name}", directory)
     with pytest.raises(LoadFailed) as error:
         process.open()
     assert words in str(error.value)
     process.close()
-
-
-def test_nothing_is_left_of_modules_that_end_or_are_not_there(directory: Path) -> None:
-    process = UserProcess("absent:Model", directory)
-    with pytest.raises(LoadFailed, match="No module named 'absent'"):
-        process.open()
-    process.close()
-    process = UserProcess("classes:Pid", directory)
-    process.open()
-    pid = int(process.run({"x": asking(0, 1)})["pid"][0])
-    assert alive(pid)
-    process.close()
-    assert eventually(lambda: not alive(pid))
 
 
 @pytest.mark.parametrize(("name", "factor"), [("closure", 3), ("THERE", None)])
@@ -221,11 +209,14 @@ def test_nothing_is_left_of_one_that_was_being_started_again(directory: Path) ->
         assert {child.pid for child in psutil.Process().children()} == before, "dead ones that nobody reaps too"
 
 
-def test_one_that_was_killed_is_started_again_and_the_next_call_does_not_pay_for_it(directory: Path) -> None:
+def test_one_that_was_killed_is_started_again_and_nothing_is_left_of_one_that_was_closed(directory: Path) -> None:
     process = UserProcess("classes:Pid", directory)
     process.open()
     first = int(process.run({"x": asking(0, 1)})["pid"][0])
     os.kill(first, signal.SIGKILL)
     assert eventually(lambda: psutil.Process(first).status() == psutil.STATUS_ZOMBIE)
-    assert int(process.run({"x": asking(0, 1)})["pid"][0]) != first
+    second = int(process.run({"x": asking(0, 1)})["pid"][0])  # the next call does not pay for it
+    assert second != first
+    assert alive(second)
     process.close()
+    assert eventually(lambda: not alive(second))

@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import to_builtins
 
-from bus.codec import encode
 from bus.messages.catalog import AppRecord, Signature, TensorSpec
 from bus.messages.public import Tensor
 from bus.tensors import to_array
-from services.core.catalog import Catalog, key_of
+from services.core.catalog import Catalog
 from services.gateway.clipper import bodies
 from services.gateway.clipper.bodies import input_type_of, items_of, tensors_of
 from services.gateway.clipper.rest import PredictionCounts
 from services.gateway.errors import BadRequest
-from tests.support.data.events import model_record, variant_record
+from tests.support.data.events import catalog_of, model_record, variant_record
 
 
 def app(kind: str | None = None, *specs: tuple[str, str, list[int]]) -> AppRecord:
@@ -139,20 +138,14 @@ def test_any_json_is_a_tensor_or_refused(kind: str | None, spec: Any, items: lis
 
 
 # -- services/gateway/clipper/bodies.py: descriptions, and the counts of /metrics.
-# -- descriptions and counts
 
 
 def catalog(**links: str) -> Catalog:
-    found = Catalog()
     one = variant_record(variant="m-v1", model="m", version="1")
     two = variant_record(variant="m-v2", model="m", version="2")
-    records = [
-        one, two, model_record(model="m", version="1", created=1.0, labels=["no", "yes"]),
-        model_record(model="m", version="2", created=2.0), AppRecord(app="a", links=links, latency_ms=20.0, default_output=[1, None]),
-    ]  # fmt: skip
-    for record in records:
-        found.apply(key_of(record), encode(record))
-    return found
+    first = model_record(model="m", version="1", created=1.0, labels=["no", "yes"])
+    app = AppRecord(app="a", links=links, latency_ms=20.0, default_output=[1, None])
+    return catalog_of(one, two, first, model_record(model="m", version="2", created=2.0), app)
 
 
 def test_an_application() -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bus.messages.catalog import TensorSpec
 from services.gateway.http.pages import snippets
-from tests.support.gateways.echo_gateway import DATATYPES, Echoing, echoing
+from tests.support.gateways.echo_gateway import DATATYPES, Echoing, echoing, stage
+
+__all__ = ["stage"]  # a fixture
 
 HTML = "text/html,application/xhtml+xml,*/*;q=0.8"
 SLOW = 120.0  # s that a program may take on a busy machine
 SUFFIX = {"python": "py", "node": "mjs", "go": "go", "curl": "sh"}
 RUN = {"python": [sys.executable], "node": ["node"], "go": ["go", "run"], "curl": ["bash", "-e"]}
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Echoing]:
-    with echoing() as found:
-        yield found
 
 
 def get(stage: Echoing, path: str, accept: str = "*/*", token: str = "") -> tuple[int, str, Any]:

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bus.codec import encode
 from bus.messages.catalog import AppRecord, PipelineRecord, Signature, TensorSpec
 from infaas.answers import Answer
 from infaas.errors import BadInput
 from infaas.queries import Needs
-from services.core.catalog import Catalog, key_of
+from services.core.catalog import Catalog
 from services.gateway.errors import BadRequest
 from services.gateway.oip.infer import read
 from services.gateway.oip.models import ModelTarget, ServedModel, config, find, index, metadata
 from services.gateway.oip.parameters import RESERVED, ignored, parameters_of, requirements_of
+from tests.support.data.events import catalog_of
 from tests.support.simulated.fleet import SIGNATURE, catalogue, variant
 
 ANSWER = Answer(
@@ -144,11 +144,8 @@ def test_needs_are_found_in_bodies_and_what_is_none_stays() -> None:
 
 
 def known() -> Catalog:
-    found = Catalog()
     pipeline = AppRecord(app="twice", links={}, signature=SIGNATURE, pipeline=PipelineRecord(vertices=[]))
-    for record in (*catalogue(variant()), pipeline, AppRecord(app="empty", links={})):
-        found.apply(key_of(record), encode(record))
-    return found
+    return catalog_of(*catalogue(variant()), pipeline, AppRecord(app="empty", links={}))
 
 
 NAMED = Signature(

@@ -16,14 +16,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from bus.datatypes import DATATYPES as TABLE
-from tests.support.gateways.echo_gateway import DATATYPES, Echoing, echoing
+from tests.support.gateways.echo_gateway import DATATYPES, Echoing, stage
 from tests.support.gateways.tensors import sample
 
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Echoing]:
-    with echoing() as found:
-        yield found
+__all__ = ["stage"]  # a fixture
 
 
 @pytest.fixture(scope="module")

@@ -35,13 +35,8 @@ def test_lines_of_all_processes_are_in_the_order_of_time(logs: Path, capsys: pyt
     (logs / "nats.log").write_text(f"[1] {at}.000000 [INF] fourth\n")
     lines = ran(capsys, ["logs", "--data-dir", str(logs.parent)]).out.splitlines()
     assert [line.split()[1] for line in lines] == ["registrar", "postgres", "postgres", "registrar", "nats"]
-    assert [word for line in lines for word in ("first", "second", "detail", "third", "fourth") if word in line] == [
-        "first",
-        "second",
-        "detail",
-        "third",
-        "fourth",
-    ]
+    words = ["first", "second", "detail", "third", "fourth"]
+    assert [word for line in lines for word in words if word in line] == words
     assert "pid=7" in lines[3]
     assert [line.split(maxsplit=3)[2:] for line in lines[1:3]] == [
         ["INFO", "second"],

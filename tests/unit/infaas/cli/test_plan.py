@@ -1,6 +1,7 @@
 """`infaas plan`: the paper's example, what is refused and how, and what it prints."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from infaas.cli import main
 from infaas.cli.pipeline import hop_of
 from services.core.pipelines.estimator import MeasuredHop
 from services.core.pipelines.problem import HOP
-from tests.support.clients.commands import ran
+from tests.support.clients.commands import ran, refused
 from tests.support.data.pipelines import TOML
 from tests.support.servers.processes import ROOT, infaas
 
@@ -184,9 +185,7 @@ def test_bad_files_are_refused_with_file_key_and_reason(
     change: tuple[str, str], said: str, changed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = changed(change)
-    out, err = ran(capsys, ["plan", path, "--json"], 2)
-    assert out == ""
-    assert err == f"infaas: {path}: {said}\n"
+    assert refused(capsys, ["plan", path, "--json"]) == f"infaas: {path}: {said}\n"
 
 
 @pytest.mark.parametrize(
@@ -199,9 +198,7 @@ def test_bad_files_are_refused_with_file_key_and_reason(
 )
 def test_apps_of_a_variant(app: str, said: str, changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     block = ('app = "classify"\nmodel = "resnet50"\nname = "C"', f'app = {app}\nmodel = "resnet50"\nname = "C"')
-    err = ran(capsys, ["plan", changed(block)], 2).err
-    assert "variant[2].app" in err
-    assert said in err
+    assert re.search(rf"variant\[2\]\.app.*{re.escape(said)}", refused(capsys, ["plan", changed(block)]))
 
 
 def test_files_that_are_none(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,15 +211,11 @@ def test_files_that_are_none(tmp_path_factory: pytest.TempPathFactory, capsys: p
     ):
         if body is not None:
             (place / name).write_bytes(body)
-        err = ran(capsys, ["plan", str(place / name)], 2).err
-        assert name in err
-        assert reason in err
-        assert err.count("\n") == 1
-    assert "larger than" in ran(capsys, ["plan", "/dev/zero"], 2).err
-    assert "Is a directory" in ran(capsys, ["plan", str(place)], 2).err
-    assert main(["plan"]) == 2
-    assert main(["plan", str(EXAMPLE), "--policy", "gurobi"]) == 2
-    assert main(["plan", str(EXAMPLE), "--time-limit", "0"]) == 2
+        assert re.search(f"{name}.*{re.escape(reason)}", refused(capsys, ["plan", str(place / name)]))
+    assert "larger than" in refused(capsys, ["plan", "/dev/zero"])
+    assert "Is a directory" in refused(capsys, ["plan", str(place)])
+    for words in ([], [str(EXAMPLE), "--policy", "gurobi"], [str(EXAMPLE), "--time-limit", "0"]):
+        assert refused(capsys, ["plan", *words])
 
 
 def test_wide_shows_what_the_terminal_has_no_room_for(
@@ -330,11 +323,7 @@ def test_a_wrong_file_is_refused_in_one_line(
     change: tuple[str, str], message: str, edited: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = edited(change)
-    said = ran(capsys, ["pipeline", "plan", path], 2)
-    assert said.out == ""
-    assert said.err.startswith(f"infaas: {path}: ")
-    assert message in said.err
-    assert said.err.count("\n") == 1
+    assert re.match(f"infaas: {path}: .*{re.escape(message)}", refused(capsys, ["pipeline", "plan", path]))
 
 
 @pytest.mark.parametrize(
@@ -358,10 +347,7 @@ def test_a_wrong_file_is_refused_in_one_line(
     ],
 )
 def test_bad_usage_exits_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = ran(capsys, ["pipeline", *arguments], 2)
-    assert said.out == ""
-    assert message in said.err
-    assert said.err.count("\n") == 1
+    assert message in refused(capsys, ["pipeline", *arguments])
 
 
 @pytest.mark.parametrize(
@@ -377,4 +363,4 @@ def test_what_is_no_plan_is_not_sent(
 ) -> None:
     path: Path = tmp_path_factory.mktemp("plan") / "plan.json"
     path.write_text(content)
-    assert message in ran(capsys, ["pipeline", "deploy", str(path)], 2).err
+    assert message in refused(capsys, ["pipeline", "deploy", str(path)])

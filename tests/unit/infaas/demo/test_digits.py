@@ -4,16 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 
-from infaas.answers import Answer
 from infaas.demo import digits
 from infaas.demo.__main__ import write
+from infaas.demo.digits import scores_of
 from infaas.demo.ensemble import PHASES, disagreed, draw, intervals, permuted, shown
 from infaas.demo.load import DemoReply
 from infaas.demo.program import DemoTable
+from tests.unit.infaas.demo.test_results import answer
 from tools.collect_digits import split
 
 FILES = digits.models()
@@ -47,18 +47,11 @@ def test_validation_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_one_signature_for_all(name: str) -> None:
-    graph = onnx.load(FILES[name]).graph
-    (given,), (wanted,) = graph.input, graph.output
-    assert (given.name, wanted.name) == ("x", "scores")
-    assert given.type.tensor_type.elem_type == wanted.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-    assert given.type.tensor_type.shape.dim[1].dim_value == 784
-    assert wanted.type.tensor_type.shape.dim[1].dim_value == 10
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_any_batch_gives_the_same_probabilities(name: str) -> None:
+def test_all_have_one_signature_and_any_batch_gives_the_same_probabilities(name: str) -> None:
     session = onnxruntime.InferenceSession(str(FILES[name]), providers=["CPUExecutionProvider"])
+    (given,), (wanted,) = session.get_inputs(), session.get_outputs()
+    assert (given.name, given.type, given.shape[1]) == ("x", "tensor(float)", 784)
+    assert (wanted.name, wanted.type, wanted.shape[1]) == ("scores", "tensor(float)", 10)
     x = digits.load(digits.UNSEEN).x[:64]
     (whole,) = session.run(["scores"], {"x": x})
     np.testing.assert_allclose(whole.sum(axis=1), 1.0, atol=1e-4)
@@ -69,11 +62,7 @@ def test_any_batch_gives_the_same_probabilities(name: str) -> None:
 
 def test_accuracy_spreads_as_documented() -> None:
     unseen = digits.load(digits.UNSEEN)
-    accuracy = {}
-    for name, path in FILES.items():
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        (scores,) = session.run(["scores"], {"x": unseen.x})
-        accuracy[name] = float((scores.argmax(1) == unseen.y).mean())
+    accuracy = {name: (scores_of(path, unseen.x).argmax(1) == unseen.y).mean() for name, path in FILES.items()}
     assert min(accuracy.values()) > 0.87
     assert max(accuracy.values()) > 0.985
     assert accuracy["logreg"] < accuracy["mlp-l"] < accuracy["cnn-s"] < accuracy["cnn-m"]
@@ -81,7 +70,7 @@ def test_accuracy_spreads_as_documented() -> None:
 
 def test_a_model_its_validation_set_and_unseen_pictures(tmp_path: Path) -> None:
     model, validation, pictures = write(tmp_path / "new")
-    assert model.read_bytes() == digits.models()["cnn-m"].read_bytes()
+    assert model.read_bytes() == FILES["cnn-m"].read_bytes()
     with np.load(validation) as stored:
         assert stored["x"].shape == (750, 784)
         assert stored["y"].shape == (750,)
@@ -92,7 +81,6 @@ def test_a_model_its_validation_set_and_unseen_pictures(tmp_path: Path) -> None:
 
 
 # -- The parts of the demo of several models that need no system: the wrong version, the pictures, the figures.
-SMALL = digits.models()["logreg"]
 MODELS = ["a", "b"]
 ROWS = [[(0.0, 0.9), (1.0, 0.01), (0.0, 0.8)], [(0.2, 0.1), (0.1, 0.99), (0.3, 0.2)]]
 PARTS: list[dict[str, Any]] = [
@@ -104,10 +92,7 @@ THIRDS = [0.0, 3.0, 6.0, 9.0]
 
 
 def reply(at: float, *, wrong: bool) -> DemoReply:
-    said = Answer(
-        id="q", model="", version="", variant="", hardware="", worker="", accuracy=None, latency_ms=1.0, queue_ms=0.0, compute_ms=1.0, batch=0,
-        cached=False, simulated=False, cost=0.0, missed=[], confidence=0.5, tensors={"scores": np.eye(10)[[int(wrong)]].tolist()},
-    )  # fmt: skip
+    said = answer(confidence=0.5, tensors={"scores": np.eye(10)[[int(wrong)]].tolist()})
     return DemoReply("a digit", np.array([0]), np.array([0]), said, at, 1.0, at)
 
 
@@ -117,49 +102,26 @@ ANSWERS = [reply(n + 0.5, wrong=n in (3, 4)) for n in range(9)]
 def result() -> dict[str, Any]:
     phases = [{"name": name, **one} for name, one in zip(PHASES, intervals(ANSWERS, PARTS, THIRDS), strict=True)]
     (whole,) = intervals(ANSWERS, [{**PARTS[3], "error": 0.2, "n": 9}], [0.0, 9.0])
-    names = {
-        "app": "digits",
-        "switched": "a",
-        "policy": "exp4",
-        "eta": 0.5,
-        "pictures": 5,
-        "queries": 9,
-        "feedbacks": 9,
-        "refused": {},
-    }
-    return {
-        **names,
-        "answered": 9,
-        "error": whole["error"],
-        "best": whole["best"],
-        "phases": phases,
-        "series": phases,
-        "picture": None,
-    }
+    numbers = {"eta": 0.5, "pictures": 5, "queries": 9, "feedbacks": 9, "answered": 9, "refused": {}}
+    found = {"error": whole["error"], "best": whole["best"], "phases": phases, "series": phases, "picture": None}
+    return {"app": "digits", "switched": "a", "policy": "exp4", **numbers, **found}
 
 
-def scores(path: Path, x: np.ndarray) -> np.ndarray:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return session.run(None, {session.get_inputs()[0].name: x})[0]
-
-
-@pytest.mark.parametrize("model", list(digits.models()))
+@pytest.mark.parametrize("model", FILES)
 def test_the_wrong_version_says_the_next_class(model: str, tmp_path: Path) -> None:
     unseen = digits.load(digits.UNSEEN)
-    path = digits.models()[model]
-    right = scores(path, unseen.x)
-    wrong = scores(permuted(path, tmp_path / "wrong.onnx"), unseen.x)
-    np.testing.assert_array_equal(wrong, np.roll(right, 1, axis=1))
+    wrong = scores_of(permuted(FILES[model], tmp_path / "wrong.onnx"), unseen.x)
+    np.testing.assert_array_equal(wrong, np.roll(scores_of(FILES[model], unseen.x), 1, axis=1))
 
 
 def test_pictures_are_those_of_which_not_all_models_say_the_same() -> None:
     unseen = digits.load(digits.UNSEEN)
-    two = {model: digits.models()[model] for model in ("logreg", "cnn-l")}
-    said = [scores(path, unseen.x).argmax(axis=1) for path in two.values()]
+    two = {model: FILES[model] for model in ("logreg", "cnn-l")}
+    said = [scores_of(path, unseen.x).argmax(axis=1) for path in two.values()]
     found = disagreed(two, unseen)
     assert len(found) == (said[0] != said[1]).sum() > 0
     np.testing.assert_array_equal(found.y, unseen.y[said[0] != said[1]])
-    assert len(disagreed({"logreg": SMALL}, unseen)) == 0
+    assert len(disagreed({"logreg": FILES["logreg"]}, unseen)) == 0
 
 
 def test_figures_are_of_the_thirds_and_of_the_whole() -> None:

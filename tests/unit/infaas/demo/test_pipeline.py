@@ -44,26 +44,13 @@ from infaas.demo.stages import (
 from infaas.errors import Refused
 from services.core.pipelines.checks import pipeline_errors
 from services.simulation.scenario.pipelines import read_pipeline
+from tests.unit.infaas.demo import test_results
 
 PICTURES = load(UNSEEN)
 SECONDS = 100.0
-STAGE = {
-    "batch": 1,
-    "replicas": 1,
-    "scale": 1.0,
-    "service_ms": 1.0,
-    "rho": 0.1,
-    "accuracy": 0.9,
-    "variant": f"{ACCURATE}-v1-ort",
-}
-PLAN = {
-    "policy": "inferline",
-    "status": "optimal",
-    "rate": 10.0,
-    "cost_per_s": 1e-5,
-    "p99_ms": 5.0,
-    "vertices": dict.fromkeys(VERTICES, STAGE),
-}
+STAGE = {"batch": 1, "replicas": 1, "scale": 1.0, "service_ms": 1.0, "rho": 0.1, "accuracy": 0.9, "variant": "exact"}
+PLAN = {"policy": "inferline", "status": "optimal", "rate": 10.0, "cost_per_s": 1e-5, "p99_ms": 5.0}
+PLAN |= {"vertices": dict.fromkeys(VERTICES, STAGE)}
 SERVED: dict[str, dict[str, Any]] = {
     "quick": {"visits": 4, "variants": ["a", "b"], "batch": 2.0, "cost": 1.5e-9, "p50_ms": 1.0, "p99_ms": 2.0},
     "check": {"visits": 4, "variants": ["d"], "batch": 1.0, "cost": 5e-9, "p50_ms": 1.0, "p99_ms": 2.0},
@@ -76,13 +63,8 @@ SERVING = [(1000.0, dict.fromkeys(VERTICES, 1)), (1060.0, dict.fromkeys(VERTICES
 
 
 def answer(scores: np.ndarray, *members: str, agreed: float = 0.9, **other: Any) -> Answer:
-    verdict = np.array([[1.0 - agreed, agreed]], np.float32)
-    fields: dict[str, Any] = {
-        "id": "q", "model": "", "version": "", "variant": "", "hardware": "", "worker": "", "accuracy": None, "latency_ms": 1.0, "queue_ms": 0.0,
-        "compute_ms": 1.0, "batch": 0, "cached": False, "simulated": False, "cost": 0.0, "missed": [], "members": list(members),
-        "tensors": {"scores": scores.tolist(), "verdict": verdict.tolist()},
-    }  # fmt: skip
-    return Answer(**{**fields, **other})
+    tensors = {"scores": scores.tolist(), "verdict": [[1.0 - agreed, agreed]]}
+    return test_results.answer(members=list(members), tensors=tensors, **other)
 
 
 def replies() -> list[DemoReply]:

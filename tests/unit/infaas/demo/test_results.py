@@ -25,25 +25,10 @@ IMPOSSIBLE = QueryKind(name="impossible", needs={"accuracy": 0.999}, possible=Fa
 
 def answer(items: int = 2, **changes: Any) -> Answer:
     scores = changes.pop("scores", np.eye(10, dtype=np.float32)[:items])
-    fields: dict[str, Any] = {
-        "id": "q",
-        "model": "cnn",
-        "version": "1",
-        "variant": "cnn-1",
-        "hardware": "cpu",
-        "worker": "w0",
-        "accuracy": 0.98,
-        "latency_ms": 1.0,
-        "queue_ms": 0.2,
-        "compute_ms": 0.5,
-        "batch": items,
-        "cached": False,
-        "simulated": False,
-        "cost": 0.000008,
-        "missed": [],
-        "tensors": {"scores": from_array(scores)},
-    }
-    return Answer(**{**fields, **changes})
+    fields: dict[str, Any] = {"id": "q", "model": "cnn", "version": "1", "variant": "cnn-1", "hardware": "cpu"}
+    fields |= {"worker": "w0", "accuracy": 0.98, "latency_ms": 1.0, "queue_ms": 0.2, "compute_ms": 0.5, "batch": items}
+    fields |= {"cached": False, "simulated": False, "cost": 0.000008, "missed": []}
+    return Answer(**fields | {"tensors": {"scores": from_array(scores)}} | changes)
 
 
 def problem_of(kind: QueryKind, **changes: Any) -> str:

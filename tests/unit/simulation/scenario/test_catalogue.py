@@ -4,13 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.codec import encode
 from bus.messages.catalog import BatchingRule
 from bus.messages.public import Requirements
-from services.core.catalog import Catalog, key_of
 from services.core.cost import LatencyTable, instance_price_per_s, price_per_hour
 from services.simulation.scenario.catalogue import ServingVariant, link
 from services.simulation.scenario.model import FaultSpec, JobSpec, WorkloadSpec
+from tests.support.data.events import catalog_of
 from tests.support.data.examples import examples
 from tests.support.data.small_scenarios import SOUND, changed, read
 from tests.support.simulated.fleet import variant
@@ -128,9 +127,7 @@ def test_every_app_is_served_by_its_variants_and_no_others(given_to):
 
 def test_the_catalogue_of_a_scenario_serves_each_app(tmp_path):
     scenario = read(tmp_path, changed())
-    catalog = Catalog()
-    for record in (*scenario.variants, *scenario.models, *scenario.apps):
-        catalog.apply(key_of(record), encode(record))
+    catalog = catalog_of(*scenario.variants, *scenario.models, *scenario.apps)
     assert not catalog.unreadable
     assert {app.app: {one.variant for one in catalog.variants_of(app.app)} for app in scenario.apps} == {
         "faces": {"A", "B"},
@@ -214,17 +211,7 @@ def test_faults_befall_workers_that_some_policy_has_or_may_order(tmp_path, worke
 
 @pytest.mark.parametrize(
     "process",
-    [
-        "d-0",
-        "vm-0",
-        "vm-1",
-        "jobs-0",
-        "cpu-0",
-        "cpu-0/cpu",
-        "monitor-cpu-0",
-        "model-gpu-1-2",
-        "offline-cpu-0",
-    ],
+    ["d-0", "vm-0", "vm-1", "jobs-0", "cpu-0", "cpu-0/cpu", "monitor-cpu-0", "model-gpu-1-2", "offline-cpu-0"],
 )
 def test_faults_befall_processes(tmp_path, process):
     fault = {"kind": "process-dies", "at_s": 6, "process": process}
