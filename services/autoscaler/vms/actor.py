@@ -411,7 +411,7 @@ class Controller(TableActor):
                 removal(
                     workers,
                     self._limits,
-                    lambda name: self._drain.spared(name, turn.now) or self._planner.keeps(name, turn.now),
+                    lambda name: self._drain.spared(name, turn.now) or bool(self._planner.kept_only_on(name, turn.now)),
                 )
                 if idle
                 else None
