@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
+from bus.fields import filled
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import CostEvent, InstanceEventSample, ScalingEvent, StateEvent, WorkerEvent, WorkerSample
 from bus.messages.fleet import (
@@ -249,21 +250,18 @@ class MonitorEffects:
             host_used_mb=device.host_used_mb,
         )
         rows = [
-            InstanceEventSample(
+            filled(
+                InstanceEventSample,
+                instance,
+                instance.record,
                 time=now,
                 worker=self._worker,
-                device=instance.device,
                 app=app,
-                model=instance.record.model,
-                variant=instance.record.variant,
                 instance=instance.id,
                 utilisation=utilisation,
-                memory_mb=instance.memory_mb,
                 load=load,
                 queue=instance.queued,
                 latency_ms=instance.latency_s * 1000.0,
-                mean_batch=instance.mean_batch,
-                reclaimable=instance.reclaimable,
             )
             for instance in present
             for app, load, utilisation in instance.by_app(now - seconds)
