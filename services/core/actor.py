@@ -187,6 +187,18 @@ class Actor(Protocol):
     def handle(self, envelope: Envelope) -> Iterable[Effect]: ...
 
 
+class TableActor:
+    """An actor that is a table. inlets, watches: what it listens to and follows, all its life."""
+
+    inlets: tuple[Inlet, ...] = ()
+    watches: tuple[Watch, ...] = ()
+    _on: dict[type, Handler]
+
+    def handle(self, envelope: Envelope) -> Iterable[Effect]:
+        """Take one message."""
+        return self._on[type(envelope.message)](envelope)
+
+
 class Edge(Protocol):
     """Carries out an actor's commands. `perform` carries out one, off the decision path.
 

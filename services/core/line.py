@@ -148,21 +148,15 @@ class Line:
         return now if now <= self.fresh_until else self._heard
 
 
-class Hold:
+class Hold(Struct, eq=False):
     """What a process would say that has not heard itself for too long waits until its echo is back, and with it all that may change what it says.
     handle: of the actor. never: whether a message does not wait, although others of its type do.
     """
 
-    def __init__(
-        self,
-        line: Line,
-        handle: Callable[[Envelope], Iterable[Effect]],
-        never: Callable[[Any], bool] = lambda _: False,
-    ) -> None:
-        self.held: list[Envelope] = []
-        self._line = line
-        self._handle = handle
-        self._never = never
+    line: Line
+    handle: Callable[[Envelope], Iterable[Effect]]
+    never: Callable[[Any], bool] = lambda _: False
+    held: list[Envelope] = []
 
     def guard(self, table: dict[type, Handler], kinds: Iterable[type]) -> None:
         """Messages of these types wait."""
@@ -170,10 +164,10 @@ class Hold:
             table[kind] = self._guarded(table[kind])
 
     def _guarded(self, handler: Handler) -> Handler:
-        line = self._line
+        line = self.line
 
         def guarded(envelope: Envelope) -> Iterable[Effect]:
-            if envelope.now > line.fresh_until and line.waits(envelope.now) and not self._never(envelope.message):
+            if envelope.now > line.fresh_until and line.waits(envelope.now) and not self.never(envelope.message):
                 self.held.append(envelope)
                 return NOTHING
             return handler(envelope)
@@ -182,7 +176,7 @@ class Hold:
 
     def release(self, now: float) -> list[Effect]:
         """Handle what waited, unless it must wait on."""
-        if not self.held or self._line.waits(now):
+        if not self.held or self.line.waits(now):
             return []
         held, self.held = self.held, []
-        return [effect for each in held for effect in self._handle(replace(each, now=now))]
+        return [effect for each in held for effect in self.handle(replace(each, now=now))]

@@ -5,7 +5,7 @@ A service's metrics.py reads its actor's state when Prometheus asks. Nothing is 
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Protocol, Self
 
 MetricKind = Literal["counter", "gauge", "histogram"]
@@ -64,6 +64,12 @@ class MetricFamily:
 
     def add(self, value: float | Histogram, **labels: str) -> Self:
         self.samples.append((labels, value))
+        return self
+
+    def add_all(self, values: Mapping[Any, float], *labels: str) -> Self:
+        """A sample for each key: the value of its label, or a tuple with that of each."""
+        for key, value in values.items():
+            self.add(value, **dict(zip(labels, key if isinstance(key, tuple) else (key,), strict=True)))
         return self
 
 

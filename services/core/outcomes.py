@@ -3,7 +3,7 @@ dispatcher.
 """
 
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -72,6 +72,18 @@ def answered(
     )
 
 
+def _asked(route: Route) -> dict[str, Any]:
+    """What an outcome says of its query, whatever became of it."""
+    same = ("uid", "id", "app", "priority", "items", "policy", "context", "input_digest", "parent", "stage", "payer")
+    return {
+        "time": route.arrived,
+        "slo_ms": route.latency_ms,
+        "accuracy_required": route.accuracy,
+        "cost_limit": route.cost,
+        **{name: getattr(route, name) for name in same},
+    }
+
+
 def refused(
     route: Route,
     code: str,
@@ -88,10 +100,7 @@ def refused(
     Of a query with parts: cost: US$ of those that were computed. confidence, missing: as in the event.
     """
     return OutcomeEvent(
-        time=route.arrived,
-        uid=route.uid,
-        id=route.id,
-        app=route.app,
+        **_asked(route),
         outcome="default" if default else "error" if code in ("model_error", "internal") else "refused",
         model=route.model,
         variant=route.variant,
@@ -99,19 +108,8 @@ def refused(
         code=code,
         cost=cost,
         latency_ms=(now - route.arrived) * 1000.0,
-        slo_ms=route.latency_ms,
-        accuracy_required=route.accuracy,
-        cost_limit=route.cost,
-        priority=route.priority,
-        items=route.items,
-        policy=route.policy,
-        context=route.context,
-        input_digest=route.input_digest,
-        parent=route.parent,
-        stage=route.stage,
         confidence=confidence,
         missing=missing,
-        payer=route.payer,
         mistake=mistake,
     )
 
@@ -121,10 +119,7 @@ def joined(route: Route, answer: Answer, now: float) -> OutcomeEvent:
     latency_ms = (now - route.arrived) * 1000.0
     late = now > route.deadline or (route.latency_ms is not None and latency_ms > route.latency_ms)
     return OutcomeEvent(
-        time=route.arrived,
-        uid=route.uid,
-        id=route.id,
-        app=route.app,
+        **_asked(route),
         outcome="late" if late else "ok",
         model=answer.model or None,
         variant=answer.variant or None,
@@ -132,24 +127,13 @@ def joined(route: Route, answer: Answer, now: float) -> OutcomeEvent:
         worker=answer.worker or None,
         hardware=answer.hardware or None,
         latency_ms=latency_ms,
-        slo_ms=route.latency_ms,
         accuracy=answer.accuracy,
-        accuracy_required=route.accuracy,
-        cost_limit=route.cost,
-        priority=route.priority,
-        items=route.items,
         batch=answer.batch or None,
         cached=answer.cached,
         simulated=answer.simulated,
         cost=answer.cost,
-        policy=route.policy,
-        context=route.context,
-        input_digest=route.input_digest,
         confidence=None if answer.confidence is UNSET else answer.confidence,
         missing=answer.missing or 0,
-        parent=route.parent,
-        stage=route.stage,
-        payer=route.payer,
     )
 
 

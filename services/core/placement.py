@@ -15,6 +15,7 @@ from math import floor, inf
 
 from msgspec import Struct
 
+from bus.fields import filled
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus
 
@@ -151,14 +152,7 @@ def total(
 
 def device_of(status: DeviceStatus) -> Device:
     """The device that a heartbeat shows."""
-    return Device(
-        name=status.device,
-        kind=status.kind,
-        cores=status.cores,
-        memory_mb=status.memory_mb,
-        simulated=status.simulated,
-        arithmetic=status.arithmetic,
-    )
+    return filled(Device, status, name=status.device)
 
 
 def how_many_fit(

@@ -53,14 +53,11 @@ def goal_of(own: Any) -> Any:
 
 def policy_failures(failures: Mapping[str, int]) -> MetricFamily:
     """The metric of `GuardedPolicy.failures`. No samples where no user's own policy runs."""
-    family = MetricFamily(
+    return MetricFamily(
         "infaas_policy_failures_total",
         "counter",
         "Times that a user's own policy failed and the built-in one decided, by method.",
-    )
-    for method, count in failures.items():
-        family.add(count, method=method)
-    return family
+    ).add_all(failures, "method")
 
 
 class InvalidDecision(ValueError):

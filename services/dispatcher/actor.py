@@ -28,6 +28,7 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
+    TableActor,
     Undelivered,
     Watch,
 )
@@ -65,7 +66,7 @@ class CheckDue(msgspec.Struct, frozen=True):
     """Timer: find silent workers, and decide again on what waits."""
 
 
-class Dispatcher:
+class Dispatcher(TableActor):
     """Pure actor.
 
     name: unique id of this dispatcher's life. prices: US$ per hour by kind. new_uid: 16 fresh bytes. slo_target: of apps without a
@@ -138,11 +139,8 @@ class Dispatcher:
             PullDue: lambda due: self.central.due(due.message.variant, due.now),
         }
         self.silence.hold.guard(self._on, (HandBack, *self.composites.ending))
-
-    @property
-    def inlets(self) -> tuple[Inlet, ...]:
         s, name = self._subjects, self.name
-        return (
+        self.inlets = (
             Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat),
             Inlet(subject=s.exited(), message=ExecutorExited),
             Inlet(subject=s.done(name), message=DoneBatch),
@@ -159,10 +157,7 @@ class Dispatcher:
             *self.composites.inlets,
             Inlet(subject=s.query(), message=QueryHead, queue=DISPATCHERS, malformed=True),
         )
-
-    @property
-    def watches(self) -> tuple[Watch, ...]:
-        return (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.control_bucket))
+        self.watches = (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.control_bucket))
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
         effects = self._on[type(envelope.message)](envelope)

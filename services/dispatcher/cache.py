@@ -264,9 +264,7 @@ class CachedParts(Struct, eq=False):
         (app, digest, model, version), waiting = found
         if reply is None or reply.error is not None or reply.outputs_ref is not None:
             return [(part, None) for part in waiting]
-        source = PartSource(
-            reply.model, reply.version, reply.variant, reply.hardware, reply.worker, reply.accuracy, reply.simulated, reply.reason, reply.zeros
-        )  # fmt: skip
+        source = PartSource(*(getattr(reply, name) for name in PartSource._fields))
         cache = self.caches.get(app)
         if cache is not None:
             cache.put(digest, model, version, source, reply.outputs)
@@ -293,16 +291,4 @@ class CachedParts(Struct, eq=False):
 
 def _reply(source: PartSource, outputs: dict[str, Tensor]) -> PartReply:
     """The answer to a part for which nothing was computed."""
-    return PartReply(
-        outputs=outputs,
-        model=source.model,
-        version=source.version,
-        variant=source.variant,
-        hardware=source.hardware,
-        worker=source.worker,
-        accuracy=source.accuracy,
-        simulated=source.simulated,
-        reason=source.reason,
-        zeros=source.zeros,
-        cached=True,
-    )
+    return PartReply(outputs=outputs, cached=True, **source._asdict())

@@ -116,32 +116,12 @@ def refuse_part(query: Query, error: Error, now: float) -> Iterable[Effect]:
     return NOTHING if part is None else part.join.kind.refused(part, error, now)
 
 
+_BOTH = [name for name in PartReply.__struct_fields__ if name in Answer.__struct_fields__]
+
+
 def _reply_of(answer: Answer) -> PartReply:
-    ref = answer.outputs_ref
-    return PartReply(
-        outputs=answer.outputs,
-        outputs_ref=None if ref is UNSET else ref,
-        model=answer.model,
-        version=answer.version,
-        variant=answer.variant,
-        hardware=answer.hardware,
-        worker=answer.worker,
-        accuracy=answer.accuracy,
-        queue_ms=answer.queue_ms,
-        compute_ms=answer.compute_ms,
-        batch=answer.batch,
-        cached=answer.cached,
-        simulated=answer.simulated,
-        cost=answer.cost,
-        missed=answer.missed,
-        reason="" if answer.reason is UNSET else answer.reason,
-        zeros=answer.zeros is True,
-        labels=answer.labels or [],
-        members=answer.members or [],
-        missing=None if answer.missing is UNSET else answer.missing,
-        confidence=None if answer.confidence is UNSET else answer.confidence,
-        confidences=answer.confidences or [],
-    )
+    said = {name: value for name in _BOTH if (value := getattr(answer, name)) is not UNSET}
+    return PartReply(**said)
 
 
 def _computed(part: QueryPart) -> bool:

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from bus.messages.catalog import Ensemble
 from bus.messages.events import FeedbackEvent, SelectionEvent
@@ -92,23 +92,20 @@ class ContextWrites:
         return any(mark in self.known or self.older.has(mark) for mark in marks)
 
 
-class Learning:
+class Learning(Struct, eq=False):
     """log: counts the dispatcher's events. ended: feedbacks by app and how they ended, `accepted` or the code of the refusal."""
 
-    def __init__(self, contexts: Contexts, log: OutcomeLog) -> None:
-        self.ended: Counter[tuple[str, str]] = Counter()
-        self.open = 0  # updates that are not stored yet
-        self.repeated: list[FeedbackUpdate] = []  # applied before, by whom is not known here; the owner takes them
-        self.sought: list[
-            tuple[FeedbackUpdate, bool]
-        ] = []  # what has not counted, as far as is known; whether all is known
-        self._contexts = contexts
-        self._log = log
-        self._writes: dict[str, ContextWrites] = {}
-        self._unsaid: deque[tuple[int, Sender]] = (
-            deque()
-        )  # who is told `Accepted` when events up to this number are on disk
-        self._applied: OrderedDict[bytes, int] = OrderedDict()
+    contexts: Contexts
+    log: OutcomeLog
+    ended: Counter[tuple[str, str]] = field(default_factory=Counter)
+    open: int = 0  # updates that are not stored yet
+    repeated: list[FeedbackUpdate] = []  # applied before, by whom is not known here; the owner takes them
+    sought: list[tuple[FeedbackUpdate, bool]] = []  # what has not counted, as far as is known; whether all is known
+    _writes: dict[str, ContextWrites] = {}
+    _unsaid: deque[tuple[int, Sender]] = field(
+        default_factory=deque
+    )  # who is told `Accepted` when events up to this number are on disk
+    _applied: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
 
     # -- an update comes
 
@@ -132,14 +129,14 @@ class Learning:
 
     def record(self, event: FeedbackEvent, marks: Sequence[bytes], sender: Sender) -> list[Effect]:
         """Keep a feedback that teaches nothing, or has taught already; its sender is told when it is on disk."""
-        effects: list[Effect] = [self._log.record(event)]
+        effects: list[Effect] = [self.log.record(event)]
         self._remember(marks)
-        return [*effects, *self._accept(self._log.recorded, sender)]
+        return [*effects, *self._accept(self.log.recorded, sender)]
 
     def stored(self) -> list[Effect]:
         """More of the log's events are on disk."""
         effects: list[Effect] = []
-        while self._unsaid and self._log.on_disk(self._unsaid[0][0]):
+        while self._unsaid and self.log.on_disk(self._unsaid[0][0]):
             effects.extend(self.tell(self._unsaid.popleft()[1], Accepted()))
         return effects
 
@@ -158,9 +155,9 @@ class Learning:
         if not writes.waiting:
             self._writes.pop(writes.key, None)
             return []
-        held = self._contexts.held(writes.app, writes.ensemble, writes.context)
+        held = self.contexts.held(writes.app, writes.ensemble, writes.context)
         if held is None or (held.revision == UNREAD and not read):
-            return list(self._contexts.read(writes.app, writes.ensemble, writes.context))
+            return list(self.contexts.read(writes.app, writes.ensemble, writes.context))
         if held.revision == UNREAD:
             del self._writes[writes.key]
             return self._turn_away(writes, writes.waiting)
@@ -172,7 +169,7 @@ class Learning:
         """What the batch makes of this value."""
         value = held.value
         assert value is not None, "a context that was loaded has a value"
-        older = self._contexts.counted.get(writes.key, value.moved)
+        older = self.contexts.counted.get(writes.key, value.moved)
         if older is None:
             return [Do(("counted", writes.key), ReadContext(counted_key(writes.key)), READ_S)]
         value = value.beside(older)
@@ -214,7 +211,7 @@ class Learning:
     def _step(self, writes: ContextWrites) -> list[Effect]:
         """Compute what is left of the batch, then write it."""
         effects: list[Effect] = []
-        policy = self._contexts.policy(writes.app, writes.ensemble) if writes.ensemble.policy else None
+        policy = self.contexts.policy(writes.app, writes.ensemble) if writes.ensemble.policy else None
         assert writes.value is not None
         while writes.todo:
             update = writes.todo.popleft()
@@ -310,17 +307,17 @@ class Learning:
         key = done.id[1]
         writes = self._writes[key]
         if not isinstance(done, Done):
-            self._contexts.counted.drop(key)
+            self.contexts.counted.drop(key)
             writes.busy = False
             return [*self._turn_away(writes, writes.batch), *self._next(writes)]
         result: ContextWritten | StoredContext = done.result
-        held = self._contexts.held(writes.app, writes.ensemble, writes.context)
+        held = self.contexts.held(writes.app, writes.ensemble, writes.context)
         value = None if held is None else held.value
         moved = 0 if value is None else value.moved
         if isinstance(result, ContextWritten):
-            self._contexts.counted.put(key, writes.moving, result.revision, moved)
+            self.contexts.counted.put(key, writes.moving, result.revision, moved)
         else:  # they have been read, or another dispatcher has moved some
-            self._contexts.counted.put(key, result.value or b"", result.revision, moved)
+            self.contexts.counted.put(key, result.value or b"", result.revision, moved)
         if held is None or held.revision == UNREAD:  # forgotten meanwhile
             writes.waiting.extendleft(reversed(writes.batch))
             writes.batch, writes.busy = [], False
@@ -331,22 +328,22 @@ class Learning:
         """A write has ended."""
         writes = self._writes[done.id[1]]
         if not isinstance(done, Done):
-            self._contexts.drop(
+            self.contexts.drop(
                 writes.key
             )  # it may have been stored all the same: its marks say so when it is read again
             writes.busy = False
             return [*self._turn_away(writes, writes.batch), *self._next(writes)]
         result: ContextWritten | StoredContext = done.result
         if isinstance(result, StoredContext):
-            self._contexts.stored(writes.key, result)
-            held = self._contexts.held(writes.app, writes.ensemble, writes.context)
+            self.contexts.stored(writes.key, result)
+            held = self.contexts.held(writes.app, writes.ensemble, writes.context)
             assert held is not None, "it has just been put there"
             return self._compute(writes, held)
         assert writes.value is not None
-        effects: list[Effect] = [self._contexts.put(writes.app, writes.key, writes.value, result.revision)]
+        effects: list[Effect] = [self.contexts.put(writes.app, writes.key, writes.value, result.revision)]
         for update in writes.applied:
-            effects.append(self._log.record(update.event))
-            effects.extend(self._log.record(event) for event in _events(update, writes))
+            effects.append(self.log.record(update.event))
+            effects.extend(self.log.record(event) for event in _events(update, writes))
             if update.prediction is not None:
                 update.prediction.counted.add(update.item)
             self._remember(update.marks[:1])
@@ -375,7 +372,7 @@ class Learning:
 
     def _remember(self, marks: Sequence[bytes]) -> None:
         for mark in marks:
-            self._applied.setdefault(mark, self._log.recorded)
+            self._applied.setdefault(mark, self.log.recorded)
         while len(self._applied) > APPLIED:
             self._applied.popitem(last=False)
 
@@ -385,9 +382,9 @@ class Learning:
         return [Publish(sender.reply, message)] if sender.reply else []
 
     def _accept(self, number: int, sender: Sender) -> list[Effect]:
-        if self._log.on_disk(number):
+        if self.log.on_disk(number):
             return self.tell(sender, Accepted())
-        self._unsaid.append((self._log.recorded, sender))
+        self._unsaid.append((self.log.recorded, sender))
         return []
 
 

@@ -20,6 +20,27 @@ from services.core.selection.instances import Worker
 from services.core.validation import WrongField, check_name
 from services.dispatcher.stages import service_seconds
 
+# Fields that an item has as its record does.
+APP = ("app", "latency_ms", "accuracy", "default_output", "min_instances", "replicas", "created")
+MODEL = ("model", "version", "task", "metric", "labels", "format", "created")
+VARIANT = (
+    "model", "version", "variant", "hardware", "framework", "precision", "threads", "max_batch", "alone", "arithmetic", "accuracy",
+    "accuracy_low", "accuracy_high", "model_accuracy", "metric", "contexts", "agreement", "differing", "dominated", "simulated",
+)  # fmt: skip
+PROFILE = ("load_ms", "init_ms", "transfer_ms", "host_mb", "provenance", "memory_mb", "saturation_qps")
+DEVICE = (
+    "device", "kind", "alive", "cores", "cores_used", "memory_mb", "memory_used_mb", "cores_reclaimable", "memory_reclaimable_mb",
+    "utilisation", "foreign_use", "host_used_mb", "price_per_hour", "simulated",
+)  # fmt: skip
+INSTANCE = ("state", "reclaimable", "load", "latency_ms", "mean_batch", "batching")
+PLAN = ("policy", "status", "cost_per_s", "p99_ms", "percentile", "rate", "latency_ms", "hop_ms")
+STAGE = ("variant", "hardware", "batch", "replicas", "scale", "rho", "accuracy")
+
+
+def _of(record: object, names: tuple[str, ...]) -> dict[str, Any]:
+    """These fields of a record; all None where there is none."""
+    return {name: None if record is None else getattr(record, name) for name in names}
+
 
 def listing(
     what: str,
@@ -66,16 +87,11 @@ def _apps(
             stages.setdefault(vertex.app, set()).add(app.app)
     return [
         {
-            "app": app.app,
+            **_of(app, APP),
             "models": sorted(app.links),
             "versions": dict(app.links),
             "variants": len(catalog.variants_of(app.app)),
-            "latency_ms": app.latency_ms,
             "slo_target": target_of(app, slo_target),
-            "accuracy": app.accuracy,
-            "default_output": app.default_output,
-            "min_instances": app.min_instances,
-            "replicas": app.replicas,
             "selection": None if app.selection is None else asdict(app.selection),
             "pipeline": None if app.pipeline is None else msgspec.to_builtins(app.pipeline),
             "unserved": unserved(app.app) or None,
@@ -83,7 +99,6 @@ def _apps(
             "inputs": _specs(app.signature.inputs) if app.signature else [],
             "outputs": _specs(app.signature.outputs) if app.signature else [],
             "labels": catalog.classes_of(app),
-            "created": app.created,
         }
         for app in sorted(catalog.apps, key=lambda app: app.app)
         if ask.app in (None, app.app) and (ask.model is None or ask.model in app.links)
@@ -104,20 +119,14 @@ def _models(ask: ListRequest, catalog: Catalog) -> list[dict[str, Any]]:
         serving = [a for a in apps if (record := catalog.app(a)) and record.links[model.model] == model.version]
         items.append(
             {
-                "model": model.model,
-                "version": model.version,
+                **_of(model, MODEL),
                 "app": None if model.app == WITHOUT_APP else model.app,
                 "apps": apps,
                 "serving": serving,
-                "task": model.task,
-                "metric": model.metric,
                 "inputs": _specs(model.signature.inputs),
                 "outputs": _specs(model.signature.outputs),
-                "labels": model.labels,
-                "format": model.format,
                 "functions": "" if model.functions is None else model.functions.words,
                 "variants": len(catalog.variants_at(model.model, model.version)),
-                "created": model.created,
             }
         )
     return items
@@ -147,48 +156,23 @@ def _variants(ask: ListRequest, view: ClusterView, hops: Mapping[str, MeasuredHo
             items.append(
                 {
                     "app": name,
-                    "model": record.model,
-                    "version": record.version,
-                    "variant": record.variant,
-                    "hardware": record.hardware,
-                    "framework": record.framework,
+                    **_of(record, VARIANT),
                     "engine": record.profile.host.get("engine"),
-                    "precision": record.precision,
-                    "threads": record.threads,
-                    "max_batch": record.max_batch,
-                    "alone": record.alone,
                     "functions": "" if record.functions is None else record.functions.words,
-                    "arithmetic": record.arithmetic,
                     "batching": "+".join(sorted({one.status.batching for one in instances})) or record.batching,
-                    "accuracy": record.accuracy,
-                    "accuracy_low": record.accuracy_low,
-                    "accuracy_high": record.accuracy_high,
-                    "model_accuracy": record.model_accuracy,
-                    "metric": record.metric,
                     "error": error_of(record.accuracy, record.metric),
                     "unit": record.signature.target[1],
-                    "contexts": record.contexts,
-                    "agreement": record.agreement,
-                    "differing": record.differing,
-                    "load_ms": record.profile.load_ms,
-                    "init_ms": record.profile.init_ms,
-                    "transfer_ms": record.profile.transfer_ms,
-                    "host_mb": record.profile.host_mb,
+                    **_of(record.profile, PROFILE),
                     "latency_ms": group.table.seconds(1) * 1000.0,
                     "batch_latency_ms": _by_batch(group),
                     "hop_ms": None if hop is None else hop.ms,
                     "hop_quantiles_ms": None if hop is None else hop.quantiles_ms,
-                    "provenance": record.profile.provenance,
-                    "memory_mb": record.profile.memory_mb,
-                    "saturation_qps": record.profile.saturation_qps,
                     "price_per_hour": hourly,
                     "cost_per_1000": float(app.cost[i]),
                     "state": state_of(group, app, view),
                     "quarantined": view.quarantines(record.variant),
                     "instances": len(instances),
                     "reclaimable": sum(one.status.reclaimable for one in instances),
-                    "dominated": record.dominated,
-                    "simulated": record.simulated,
                 }
             )
     return items
@@ -208,13 +192,12 @@ def _pipelines(
         if app.pipeline is None or ask.app not in (None, app.app):
             continue
         plan = app.plan
-        summary = ("policy", "status", "cost_per_s", "p99_ms", "percentile", "rate", "latency_ms", "hop_ms")
         found.append(
             {
                 "app": app.app,
                 "latency_ms": app.latency_ms,
                 "slo_target": target_of(app, slo_target),
-                "plan": None if plan is None else {name: getattr(plan, name) for name in summary},
+                "plan": None if plan is None else _of(plan, PLAN),
                 "plan_ended": app.plan_ended or None,
                 "vertices": _stages(app, app.pipeline, view, kept.get(app.app)),
                 "edges": msgspec.to_builtins(app.pipeline.edges),
@@ -255,16 +238,10 @@ def _stages(
                 "app": vertex.app,
                 "inputs": vertex.inputs,
                 "accuracy_required": vertex.accuracy,
-                "variant": None if stage is None else stage.variant,
-                "hardware": None if stage is None else stage.hardware,
-                "batch": None if stage is None else stage.batch,
-                "replicas": None if stage is None else stage.replicas,
+                **_of(stage, STAGE),
                 "wanted": None if stage is None or kept is None else kept.replicas.get(name),
                 "missing": None if stage is None or kept is None else kept.missing.get(name),
-                "scale": None if stage is None else stage.scale,
                 "service_ms": 1000.0 * service[name] or None if stage is None else stage.service_ms,
-                "rho": None if stage is None else stage.rho,
-                "accuracy": None if stage is None else stage.accuracy,
                 "share": service[name] / longest if longest else None,
                 "instances": len(instances),
                 "loading": sum(len(group.loading) for group in groups),
@@ -284,37 +261,14 @@ def _workers(now: float, view: ClusterView) -> list[dict[str, Any]]:
             "incarnation": worker.incarnation,
             "last_seen_s": round(now - worker.seen, 3),
             "clock_skew_ms": round(worker.skew * 1000.0, 3),
-            "devices": [
-                {
-                    "device": d.device,
-                    "kind": d.kind,
-                    "alive": d.alive,
-                    "cores": d.cores,
-                    "cores_used": d.cores_used,
-                    "memory_mb": d.memory_mb,
-                    "memory_used_mb": d.memory_used_mb,
-                    "cores_reclaimable": d.cores_reclaimable,
-                    "memory_reclaimable_mb": d.memory_reclaimable_mb,
-                    "utilisation": d.utilisation,
-                    "foreign_use": d.foreign_use,
-                    "host_used_mb": d.host_used_mb,
-                    "price_per_hour": d.price_per_hour,
-                    "simulated": d.simulated,
-                }
-                for d in worker.devices.values()
-            ],
+            "devices": [_of(device, DEVICE) for device in worker.devices.values()],
             "instances": [
                 {
                     "instance": i.id,
                     "variant": i.record.variant,
                     "device": i.device,
-                    "state": i.status.state,
-                    "reclaimable": i.status.reclaimable,
+                    **_of(i.status, INSTANCE),
                     "queued": i.own + i.others,
-                    "load": i.status.load,
-                    "latency_ms": i.status.latency_ms,
-                    "mean_batch": i.status.mean_batch,
-                    "batching": i.status.batching,
                     "batch_limit": i.most,
                     "contexts": i.contexts,
                     "factor": i.factor,

@@ -1,7 +1,7 @@
 """A dispatcher's metrics: queries in flight, its view of the fleet, how long decisions take. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from services.core.metric import Histogram, MetricFamily
 from services.core.policy import policy_failures
@@ -41,13 +41,6 @@ class SampledPolicy(SelectionPolicy):
         return decision
 
 
-def _by_member(name: str, help: str, counts: Mapping[tuple[str, str], int]) -> MetricFamily:
-    family = MetricFamily(name, "counter", help)
-    for (app, member), count in counts.items():
-        family.add(count, app=app, member=member)
-    return family
-
-
 class DispatcherMetrics:
     """decisions: seconds, where they are timed."""
 
@@ -55,87 +48,63 @@ class DispatcherMetrics:
         self._decisions = decisions
 
     def families(self, actor: Dispatcher) -> Iterable[MetricFamily]:
-        in_flight = MetricFamily(
-            "infaas_dispatcher_queries",
-            "gauge",
-            "Queries taken and not yet ended: with an executor, waiting, retrying alone, or joining parts.",
-        )
-        parts = MetricFamily(
-            "infaas_dispatcher_parts",
-            "gauge",
-            "Parts of queries under way, by where they are; not in infaas_dispatcher_queries.",
-        )
         open_ = actor.composites.joins.open.values()
-        several = bool(actor.composites.joins.parts)
+        joining = sum(join.query.part is None for join in open_)
+        whole, parts = {"joining": joining}, {"joining": len(open_) - joining}
         for place, queries in (
             ("executor", actor.in_flight.dispatched.values()),
             ("waiting", actor.in_flight.waiting.values()),
             ("retrying", actor.in_flight.retries.values()),
         ):
-            ours = sum(query.part is not None for query in queries) if several else 0
-            in_flight.add(len(queries) - ours, place=place)
-            parts.add(ours, place=place)
-        joining = sum(join.query.part is None for join in open_)
-        in_flight.add(joining, place="joining")
-        parts.add(len(open_) - joining, place="joining")
-        members = [
-            _by_member(
-                "infaas_members_asked_total", "Times that a member was asked.", actor.composites.ensembles.asked
-            ),
-            _by_member(
-                "infaas_members_missing_total",
-                "Answers without the member's output.",
-                actor.composites.ensembles.missing,
-            ),
-            _by_member(
-                "infaas_members_late_total",
-                "Outputs of the member that came after their answer.",
-                actor.composites.ensembles.late,
-            ),
-        ]
-        feedback = MetricFamily(
-            "infaas_feedback_total", "counter", "Feedbacks of all apps: accepted, or the refusal's code."
-        )
-        for (app, outcome), count in actor.composites.feedback.ended.items():
-            feedback.add(count, app=app, outcome=outcome)
-        workers = MetricFamily("infaas_dispatcher_workers", "gauge", "Workers that this dispatcher hears.")
-        workers.add(len(actor.view.workers))
-        instances = MetricFamily("infaas_dispatcher_instances", "gauge", "Instances that this dispatcher knows of.")
-        instances.add(len(actor.view.instances))
-        crossed = MetricFamily(
-            "infaas_crossed_replies_total",
-            "counter",
-            "Replies of executors after the refusal of their dispatcher, which is recorded.",
-        )
-        for app, count in actor.silence.crossings.items():
-            crossed.add(count, app=app)
-        resent = MetricFamily(
-            "infaas_resent_queries_total",
-            "counter",
-            "Queries that came again: said (the same reply), had (by another process) or taken (nobody had it).",
-        )
-        for how, count in actor.resent.ends.items():
-            resent.add(count, how=how)
-        alarms = MetricFamily(
-            "infaas_app_unserved",
-            "gauge",
-            "1 while no query of the app can be answered, whatever it asks for; `infaas status` says why.",
-        )
-        for app in actor.view.apps:
-            if not app.startswith("_"):
-                alarms.add(int(bool(unserved(app, actor.apps))), app=app)
-        own = policy_failures(actor.policy_failures)
+            parts[place] = sum(query.part is not None for query in queries) if actor.composites.joins.parts else 0
+            whole[place] = len(queries) - parts[place]
+        apps = [app for app in actor.view.apps if not app.startswith("_")]
+        ensembles = actor.composites.ensembles
         families = (
-            in_flight,
-            parts,
-            *members,
-            feedback,
-            workers,
-            instances,
-            crossed,
-            resent,
-            alarms,
-            own,
+            MetricFamily(
+                "infaas_dispatcher_queries",
+                "gauge",
+                "Queries taken and not yet ended: with an executor, waiting, retrying alone, or joining parts.",
+            ).add_all(whole, "place"),
+            MetricFamily(
+                "infaas_dispatcher_parts",
+                "gauge",
+                "Parts of queries under way, by where they are; not in infaas_dispatcher_queries.",
+            ).add_all(parts, "place"),
+            MetricFamily("infaas_members_asked_total", "counter", "Times that a member was asked.").add_all(
+                ensembles.asked, "app", "member"
+            ),
+            MetricFamily("infaas_members_missing_total", "counter", "Answers without the member's output.").add_all(
+                ensembles.missing, "app", "member"
+            ),
+            MetricFamily(
+                "infaas_members_late_total", "counter", "Outputs of the member that came after their answer."
+            ).add_all(ensembles.late, "app", "member"),
+            MetricFamily(
+                "infaas_feedback_total", "counter", "Feedbacks of all apps: accepted, or the refusal's code."
+            ).add_all(actor.composites.feedback.ended, "app", "outcome"),
+            MetricFamily("infaas_dispatcher_workers", "gauge", "Workers that this dispatcher hears.").add(
+                len(actor.view.workers)
+            ),
+            MetricFamily("infaas_dispatcher_instances", "gauge", "Instances that this dispatcher knows of.").add(
+                len(actor.view.instances)
+            ),
+            MetricFamily(
+                "infaas_crossed_replies_total",
+                "counter",
+                "Replies of executors after the refusal of their dispatcher, which is recorded.",
+            ).add_all(actor.silence.crossings, "app"),
+            MetricFamily(
+                "infaas_resent_queries_total",
+                "counter",
+                "Queries that came again: said (the same reply), had (by another process) or taken (nobody had it).",
+            ).add_all(actor.resent.ends, "how"),
+            MetricFamily(
+                "infaas_app_unserved",
+                "gauge",
+                "1 while no query of the app can be answered, whatever it asks for; `infaas status` says why.",
+            ).add_all({app: int(bool(unserved(app, actor.apps))) for app in apps}, "app"),
+            policy_failures(actor.policy_failures),
             *_kept(actor),
             *_pipelines(actor),
         )
@@ -144,8 +113,7 @@ class DispatcherMetrics:
         seconds = MetricFamily(
             "infaas_decision_seconds", "histogram", "Selection of one query; at most 20 a second are timed."
         )
-        seconds.add(self._decisions)
-        return (*families, seconds)
+        return (*families, seconds.add(self._decisions))
 
     def missing(self, actor: Dispatcher, now: float) -> str:
         del now
@@ -176,16 +144,17 @@ def _kept(actor: Dispatcher) -> Iterable[MetricFamily]:
 
 
 def _pipelines(actor: Dispatcher) -> Iterable[MetricFamily]:
-    visits = MetricFamily("infaas_pipeline_visits_total", "counter", "Times that a vertex of a pipeline was asked.")
-    for (pipeline, vertex), count in actor.composites.pipelines.visits.items():
-        visits.add(count, pipeline=pipeline, vertex=vertex)
-    queries = MetricFamily("infaas_pipeline_queries", "gauge", "Queries of pipelines taken and not yet ended.")
-    open_ = Counter(join.query.app for join in actor.composites.joins.open.values() if join.query.pipeline is not None)
-    for pipeline in {name for name, _ in actor.composites.pipelines.visits} | open_.keys():
-        queries.add(open_[pipeline], pipeline=pipeline)
-    queue = MetricFamily(
-        "infaas_pipeline_queue_items", "gauge", "Items in the queue for the instances of a planned variant."
+    pipelines = actor.composites.pipelines
+    open_ = dict.fromkeys((name for name, _ in pipelines.visits), 0)
+    open_ |= Counter(join.query.app for join in actor.composites.joins.open.values() if join.query.pipeline is not None)
+    return (
+        MetricFamily("infaas_pipeline_visits_total", "counter", "Times that a vertex of a pipeline was asked.").add_all(
+            pipelines.visits, "pipeline", "vertex"
+        ),
+        MetricFamily("infaas_pipeline_queries", "gauge", "Queries of pipelines taken and not yet ended.").add_all(
+            open_, "pipeline"
+        ),
+        MetricFamily(
+            "infaas_pipeline_queue_items", "gauge", "Items in the queue for the instances of a planned variant."
+        ).add_all(actor.central.depths(), "variant"),
     )
-    for variant, items in actor.central.depths().items():
-        queue.add(items, variant=variant)
-    return visits, queries, queue

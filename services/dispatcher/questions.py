@@ -6,6 +6,7 @@ from operator import itemgetter
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
+from bus.fields import filled
 from bus.messages.catalog import Ensemble, PipelineEdge, error_of, in_metric, is_error, value_of
 from bus.messages.public import (
     Candidate,
@@ -307,22 +308,17 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
         seconds = best.predict(ask.items, ask.length, ask.deadline, now)
         worker = best.worker.name
         load_ms = max(0.0, best.ready_at - now) * 1000.0 if not group.active else 0.0
-    return Candidate(
-        model=record.model,
-        version=record.version,
-        variant=record.variant,
-        hardware=record.hardware,
+    return filled(
+        Candidate,
+        record,
         worker=worker,
         state=state_of(group, app, view),
-        accuracy=record.accuracy,
-        metric=record.metric,
         error=error_of(record.accuracy, record.metric),
         unit=record.signature.target[1],
         latency_ms=(seconds + app.way) * 1000.0,
         load_ms=load_ms,
         cost_per_1000=float(app.cost[i]),
         cost=float(app.charge(ask.items, ask.length)[i]),
-        simulated=record.simulated,
         why_not=why_not,
         fits=bool(group.active) and not _unmet(i, app, ask, now),
         functions="" if record.functions is None else record.functions.words,

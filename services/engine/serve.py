@@ -89,11 +89,12 @@ async def _pages(settings: Settings, proxy: Proxy) -> HttpListener | None:
 
 def families(proxy: Proxy) -> Iterable[MetricFamily]:
     """The proxy's own metrics."""
-    requests = MetricFamily(
-        "infaas_engine_requests_total", "counter", "Requests to the engine proxy, by what became of them."
+    ended = {"passed": proxy.passed, "refused": proxy.refused, "failed": proxy.failed}
+    return (
+        MetricFamily(
+            "infaas_engine_requests_total", "counter", "Requests to the engine proxy, by what became of them."
+        ).add_all(ended, "outcome"),
+        MetricFamily("infaas_engine_label_changes_total", "counter", "Nodes whose labels were changed.").add(
+            proxy.changes
+        ),
     )
-    for outcome, count in (("passed", proxy.passed), ("refused", proxy.refused), ("failed", proxy.failed)):
-        requests.add(count, outcome=outcome)
-    changes = MetricFamily("infaas_engine_label_changes_total", "counter", "Nodes whose labels were changed.")
-    changes.add(proxy.changes)
-    return requests, changes

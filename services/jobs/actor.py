@@ -39,6 +39,7 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
+    TableActor,
     Tick,
     TimedOut,
     Watch,
@@ -59,7 +60,7 @@ COMMAND_S = 10.0
 ACCEPT_S = 30.0
 
 
-class Coordinator:
+class Coordinator(TableActor):
     """name: different for each process. prices: US$ an hour by device kind. new_id: makes job ids where the client gave none.
 
     simulated: the whole system is simulated.
@@ -110,11 +111,8 @@ class Coordinator:
             Stopping: lambda _: (self._heartbeat(leaving=True),),
             Recorded: lambda _: NOTHING,
         }
-
-    @property
-    def inlets(self) -> tuple[Inlet, ...]:
         s = self._subjects
-        return (
+        self.inlets = (
             Inlet(subject=s.offline("alive"), message=JobsHeartbeat),
             Inlet(subject=s.offline("part"), message=PartStored),
             Inlet(subject=s.offline("note"), message=RunnerNote),
@@ -123,14 +121,7 @@ class Coordinator:
             Inlet(subject=s.list("jobs"), message=ListRequest, queue=JOBS),
             Inlet(subject=s.job(), message=SubmitJob, queue=JOBS),
         )
-
-    @property
-    def watches(self) -> tuple[Watch, ...]:
-        return (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.jobs_bucket))
-
-    def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        """Take one message; see services.core.actor."""
-        return self._on[type(envelope.message)](envelope)
+        self.watches = (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.jobs_bucket))
 
     # -- requests
 
@@ -398,10 +389,12 @@ def make_coordinator(
 
 
 def families(actor: Coordinator) -> Iterable[MetricFamily]:
-    jobs = MetricFamily("infaas_jobs", "gauge", "Offline jobs that are remembered, by their state.")
-    for state, count in Counter(record.status.state for record in actor._records.values()).items():
-        jobs.add(count, state=state)
-    return (jobs,)
+    states = Counter(record.status.state for record in actor._records.values())
+    return (
+        MetricFamily("infaas_jobs", "gauge", "Offline jobs that are remembered, by their state.").add_all(
+            states, "state"
+        ),
+    )
 
 
 def missing(actor: Coordinator, now: float) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -152,7 +151,7 @@ class JobsEdge:
             await (await self._bus.object_store(place.bucket, create=False)).get_to(place.key, path)
         else:
             part = path.with_suffix(".fetching")
-            await asyncio.to_thread(s3_download, place.bucket, place.key, part)
+            await asyncio.to_thread(s3_transfer, "download_file", place.bucket, place.key, str(part))
             part.replace(path)
 
     async def _read(self, command: Read) -> WasRead | Broken:
@@ -236,7 +235,7 @@ class JobsEdge:
                     create = place.bucket != self._subjects.uploads_bucket
                     await (await self._bus.object_store(place.bucket, create=create)).put(place.key, path)
                 else:
-                    await asyncio.to_thread(s3_upload, place.bucket, place.key, path)
+                    await asyncio.to_thread(s3_transfer, "upload_file", str(path), place.bucket, place.key)
             await self._discard(route)
         except (BadFile, OSError) as error:
             return Broken(named(error, "output"))
@@ -354,17 +353,8 @@ def s3_exists(bucket: str, key: str) -> bool:
     return True
 
 
-def s3_download(bucket: str, key: str, path: Path) -> None:
-    """Write the object to a file, in pieces; raises OSError."""
-    _s3_transfer("download_file", bucket, key, str(path))
-
-
-def s3_upload(bucket: str, key: str, path: Path) -> None:
-    """Store a file, in pieces; raises OSError."""
-    _s3_transfer("upload_file", str(path), bucket, key)
-
-
-def _s3_transfer(what: str, *arguments: str) -> None:
+def s3_transfer(what: str, *arguments: str) -> None:
+    """boto3's `download_file` or `upload_file`, in pieces; raises OSError."""
     errors = import_module("botocore.exceptions")
     try:
         getattr(_s3_client(), what)(*arguments)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from bus.fields import filled
 from bus.messages.catalog import AppRecord, Signature, VariantRecord, value_of
 from bus.messages.jobs import JobRecord, JobStatus, SubmitJob
 from bus.messages.public import Closest, Error, Requirements
@@ -138,14 +139,8 @@ class JobPolicy(Struct, eq=False):
         if not candidates:
             return Error(code="unsatisfiable", message=f"{app} has no variant that really computes yet")
         best = max(candidates, key=accuracy_of)
-        nearest = Closest(
-            model=best.model,
-            variant=best.variant,
-            accuracy=best.accuracy,
-            latency_ms=latency_ms(best, 1),
-            cost=cost_per_item(best, best.max_batch, self.prices) * 1000.0,
-            metric=best.metric,
-        )
+        cost = cost_per_item(best, best.max_batch, self.prices) * 1000.0
+        nearest = filled(Closest, best, latency_ms=latency_ms(best, 1), cost=cost)
         wanted, metric = ask.accuracy or 0.0, best.metric
         text = f"{ask.metric or 'accuracy'}: no variant reaches {value_of(wanted, metric):g}, the most accurate one has {value_of(accuracy_of(best), metric):g}"
         return Error(code="unsatisfiable", message=text, closest=nearest)
@@ -164,17 +159,8 @@ class JobPolicy(Struct, eq=False):
 
     def record_of(self, app: str, ask: SubmitJob, job: str, owner: str, now: float) -> JobRecord:
         """The job as it is kept when it begins."""
-        status = JobStatus(
-            job=job,
-            app=app,
-            state="accepted",
-            input=ask.input,
-            output=ask.output,
-            accuracy=ask.accuracy,
-            model=ask.model,
-            variant=ask.variant,
-            created=now,
-            step="reading the input",
+        status = filled(
+            JobStatus, ask, job=job, app=app, state="accepted", cost=0.0, created=now, step="reading the input"
         )
         settings = self.settings
         items = chunk_items(self._eligible(app, ask), self.prices, settings.chunk_items, settings.batch_ms / 1000.0)

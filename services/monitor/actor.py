@@ -42,6 +42,7 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
+    TableActor,
     Tick,
     TimedOut,
     Watch,
@@ -61,7 +62,7 @@ SAMPLE_TIMEOUT_S = 5.0  # s that a sample of the machine may take
 STARTUP_S = 1.0  # s after its start in which a monitor waits for its executors, which report every 0.5 s
 
 
-class MonitorActor:
+class MonitorActor(TableActor):
     """One worker's monitor. Raises UnknownPrice if a device's kind has no price.
 
     hardware: as lists and tables name it; kind: of machine, as heartbeats name it, empty: the hardware. devices: what the worker
@@ -120,11 +121,8 @@ class MonitorActor:
             Stopping: self._stop,
             Recorded: lambda _: NOTHING,
         }
-
-    @property
-    def inlets(self) -> tuple[Inlet, ...]:
         worker, subjects = self._worker, self._subjects
-        return (
+        self.inlets = (
             Inlet(subject=subjects.worker(worker, "load"), message=EnsureLoaded),
             Inlet(subject=subjects.worker(worker, "release"), message=Release),
             Inlet(subject=subjects.worker(worker, "drain"), message=Drain),
@@ -135,10 +133,7 @@ class MonitorActor:
             Inlet(subject=subjects.monitor(worker, "report"), message=ExecutorReport),
             Inlet(subject=subjects.exited(worker), message=ExecutorExited),
         )
-
-    @property
-    def watches(self) -> tuple[Watch, ...]:
-        return (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.control_bucket))
+        self.watches = (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.control_bucket))
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
         effects = self._on[type(envelope.message)](envelope)
@@ -366,18 +361,16 @@ def families(actor: MonitorActor) -> Iterable[MetricFamily]:
         memory.add(status.memory_mb * MB, **where)
         promised.add(status.memory_used_mb * MB, **where)
         price.add(status.price_per_hour, **where)
-    states = MetricFamily("infaas_instances", "gauge", "Instances of a variant by their state.")
-    for (device, variant, state), count in Counter(
-        (instance.device, instance.record.variant, instance.state) for instance in actor._table.instances.values()
-    ).items():
-        states.add(count, worker=worker, device=device, variant=variant, state=state)
+    states = Counter((worker, one.device, one.record.variant, one.state) for one in actor._table.instances.values())
+    instances = MetricFamily("infaas_instances", "gauge", "Instances of a variant by their state.")
+    instances.add_all(states, "worker", "device", "variant", "state")
     quarantined = MetricFamily(
         "infaas_quarantined_variants", "gauge", "Variants that are not loaded here until they are released."
     )
     quarantined.add(len(actor._table.failures.quarantined), worker=worker)
     draining = MetricFamily("infaas_worker_draining", "gauge", "1 while the worker takes nothing new.")
     draining.add(int(actor._orders.draining), worker=worker)
-    return alive, utilisation, foreign, memory, promised, price, states, quarantined, draining
+    return alive, utilisation, foreign, memory, promised, price, instances, quarantined, draining
 
 
 def missing(actor: MonitorActor, now: float) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
+from bus.fields import filled
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import CostEvent, InstanceEventSample, ScalingEvent, StateEvent, WorkerEvent, WorkerSample
 from bus.messages.fleet import (
@@ -68,28 +69,26 @@ class MonitorEffects:
 
     # -- to executors
 
+    def _order(self, device: str, what: str, order: Struct) -> Effect:
+        return Publish(self._subjects.executor(self._worker, device, what), order)
+
     def order_load(self, instance: MonitoredInstance, price_per_s: float) -> Effect:
-        subject = self._subjects.executor(self._worker, instance.device, "load")
         tier: Tier = instance.goes or "device"
         order = LoadInstance(instance=instance.id, variant=instance.record, price_per_s=price_per_s, tier=tier)
-        return Publish(subject, order)
+        return self._order(instance.device, "load", order)
 
     def order_demote(self, instance: MonitoredInstance) -> Effect:
-        subject = self._subjects.executor(self._worker, instance.device, "demote")
-        return Publish(subject, DemoteInstance(instance=instance.id))
+        return self._order(instance.device, "demote", DemoteInstance(instance=instance.id))
 
     def order_unload(self, instance: str, device: str) -> Effect:
-        subject = self._subjects.executor(self._worker, device, "unload")
-        return Publish(subject, UnloadInstance(instance=instance))
+        return self._order(device, "unload", UnloadInstance(instance=instance))
 
     def order_drop(self, instance: MonitoredInstance) -> Effect:
         """Only its copy in host memory goes."""
-        subject = self._subjects.executor(self._worker, instance.device, "unload")
-        return Publish(subject, UnloadInstance(instance=instance.id, tier="host"))
+        return self._order(instance.device, "unload", UnloadInstance(instance=instance.id, tier="host"))
 
     def order_move(self, instance: MonitoredInstance, cores: list[int]) -> Effect:
-        subject = self._subjects.executor(self._worker, instance.device, "move")
-        return Publish(subject, MoveInstance(instance=instance.id, cores=cores))
+        return self._order(instance.device, "move", MoveInstance(instance=instance.id, cores=cores))
 
     # -- to all services
 
@@ -251,21 +250,18 @@ class MonitorEffects:
             host_used_mb=device.host_used_mb,
         )
         rows = [
-            InstanceEventSample(
+            filled(
+                InstanceEventSample,
+                instance,
+                instance.record,
                 time=now,
                 worker=self._worker,
-                device=instance.device,
                 app=app,
-                model=instance.record.model,
-                variant=instance.record.variant,
                 instance=instance.id,
                 utilisation=utilisation,
-                memory_mb=instance.memory_mb,
                 load=load,
                 queue=instance.queued,
                 latency_ms=instance.latency_s * 1000.0,
-                mean_batch=instance.mean_batch,
-                reclaimable=instance.reclaimable,
             )
             for instance in present
             for app, load, utilisation in instance.by_app(now - seconds)

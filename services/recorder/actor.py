@@ -26,6 +26,7 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
+    TableActor,
     Tick,
     TimedOut,
     Watch,
@@ -84,15 +85,15 @@ MAINTAIN = "maintain"
 _COMMANDS = {TIDY: Tidy(), MAINTAIN: Maintain(), **{stream: Ingest(stream) for stream in STREAMS}}
 
 
-class Recorder:
+class Recorder(TableActor):
     """Keeps both streams flowing and the database's copy of the catalogue up to date, and tells the controller of earlier demand.
 
     written: messages by stream. differing: as of `Ingested`.
     """
 
     def __init__(self, subjects: Subjects) -> None:
-        self._inlets = (Inlet(subject=subjects.recorder("demand"), message=AskForHistory, queue=RECORDERS),)
-        self._watches = (Watch(bucket=subjects.catalog_bucket),)
+        self.inlets = (Inlet(subject=subjects.recorder("demand"), message=AskForHistory, queue=RECORDERS),)
+        self.watches = (Watch(bucket=subjects.catalog_bucket),)
         self.written = dict.fromkeys(STREAMS, 0)
         self.differing = 0
         self._failures: dict[str, int] = {}  # in a row
@@ -114,18 +115,6 @@ class Recorder:
             Started: self._started,
             Stopping: self._stop,
         }
-
-    @property
-    def inlets(self) -> tuple[Inlet, ...]:
-        return self._inlets
-
-    @property
-    def watches(self) -> tuple[Watch, ...]:
-        return self._watches
-
-    def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        """Take one message; see services.core.actor."""
-        return self._on[type(envelope.message)](envelope)
 
     def _started(self, _: Envelope) -> Iterable[Effect]:
         timers = (After(TIDY, TIDY_FIRST, Tick(TIDY)), After(MAINTAIN, MAINTAIN_EVERY, Tick(MAINTAIN)))
@@ -238,23 +227,20 @@ def make_recorder(subjects: Subjects) -> Recorder:
 
 
 def families(actor: Recorder) -> Iterable[MetricFamily]:
-    failing = MetricFamily(
-        "infaas_recorder_failures_in_a_row", "gauge", "Tries since the last success, by what is tried."
+    failures = dict.fromkeys(STREAMS, 0) | actor._failures
+    return (
+        MetricFamily(
+            "infaas_recorder_failures_in_a_row", "gauge", "Tries since the last success, by what is tried."
+        ).add_all(failures, "what"),
+        MetricFamily(
+            "infaas_recorder_batches_total", "counter", "Batches of events that are in the database, by stream."
+        ).add_all(actor.written, "stream"),
+        MetricFamily(
+            "infaas_differing_outcomes_total",
+            "counter",
+            "Outcomes that say something else than the one of the same query that is in the database, which stays.",
+        ).add(actor.differing),
     )
-    for what in {*STREAMS, *actor._failures}:
-        failing.add(actor._failures.get(what, 0), what=what)
-    written = MetricFamily(
-        "infaas_recorder_batches_total", "counter", "Batches of events that are in the database, by stream."
-    )
-    for stream, count in actor.written.items():
-        written.add(count, stream=stream)
-    differing = MetricFamily(
-        "infaas_differing_outcomes_total",
-        "counter",
-        "Outcomes that say something else than the one of the same query that is in the database, which stays.",
-    )
-    differing.add(actor.differing)
-    return failing, written, differing
 
 
 def missing(actor: Recorder, now: float) -> str:

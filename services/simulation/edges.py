@@ -15,11 +15,9 @@ from bus.messages.scaling import LeaderRecord, StartMachine
 from services.autoscaler.vms.commands import (
     LEADER,
     ClaimLease,
-    DeleteRecord,
-    DeleteReplicas,
     FleetSolved,
     LeaseClaimed,
-    SaveRecord,
+    SaveMachine,
     SaveReplicas,
     SolveFleet,
     Start,
@@ -275,7 +273,7 @@ class SimulatedMonitorEdge(Struct, eq=False):
 class SimulatedControllerEdge(Struct, eq=False):
     """The VM-autoscaler's edge: the control bucket, and functions that start and stop machines."""
 
-    remote = frozenset((ClaimLease, SaveRecord, DeleteRecord, SaveReplicas, DeleteReplicas))
+    remote = frozenset((ClaimLease, SaveMachine, SaveReplicas))
 
     environment: Environment
     bucket: str
@@ -286,14 +284,10 @@ class SimulatedControllerEdge(Struct, eq=False):
         match command:
             case ClaimLease():
                 return STORE, self._claim(command)
-            case SaveRecord():
-                self.environment.put(self.bucket, machine_key(command.record.worker), encode(command.record))
-            case DeleteRecord():
-                self.environment.put(self.bucket, machine_key(command.worker), None)
+            case SaveMachine():
+                self._save(machine_key(command.worker), command.record)
             case SaveReplicas():
-                self.environment.put(self.bucket, replicas_key(command.record.pipeline), encode(command.record))
-            case DeleteReplicas():
-                self.environment.put(self.bucket, replicas_key(command.pipeline), None)
+                self._save(replicas_key(command.pipeline), command.record)
             case Start():
                 self.start(command.order)
             case Stop():
@@ -303,6 +297,9 @@ class SimulatedControllerEdge(Struct, eq=False):
             case _:
                 return 0.0, ValueError(f"simulated controllers cannot {type(command).__name__}")
         return STORE, None
+
+    def _save(self, key: str, record: Struct | None) -> None:
+        self.environment.put(self.bucket, key, None if record is None else encode(record))
 
     def _claim(self, claim: ClaimLease) -> LeaseClaimed:
         present: LeaderRecord | None = decode_kept(LeaderRecord, self.environment.get(self.bucket, LEADER))

@@ -7,7 +7,6 @@ services/jobs/edge.py and services/jobs/runner/edge.py do with JetStream, object
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from heapq import heappop, heappush
 from typing import Any
 
 from msgspec import Raw
@@ -53,7 +52,6 @@ class WorkQueue:
         self._chunks: dict[int, Chunk] = {}
         self._waiting: deque[int] = deque()
         self._back: dict[int, float] = {}  # of delivered chunks: when they return
-        self._due: list[tuple[float, int]] = []  # the same, soonest first; some entries are outdated
         self._number = 0
 
     def __len__(self) -> int:
@@ -74,17 +72,15 @@ class WorkQueue:
         return number, self._chunks[number]
 
     def _next(self, now: float) -> int | None:
-        while self._due and self._due[0][0] <= now:
-            at, number = heappop(self._due)
-            if self._back.get(number) == at:
-                return number
+        back = min(((at, number) for number, at in self._back.items() if at <= now), default=None)
+        if back is not None:
+            return back[1]
         return self._waiting.popleft() if self._waiting else None
 
     def hold(self, number: int, until: float) -> None:
         """Deliver it to no other runner before `until`."""
         if number in self._chunks:
             self._back[number] = until
-            heappush(self._due, (until, number))
 
     def done(self, number: int) -> None:
         self._chunks.pop(number, None)

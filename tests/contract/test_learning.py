@@ -14,10 +14,8 @@ from bus.port import Bus
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import (
     ClaimLease,
-    DeleteRecord,
-    DeleteReplicas,
     LeaseClaimed,
-    SaveRecord,
+    SaveMachine,
     SaveReplicas,
     Start,
 )
@@ -211,17 +209,18 @@ async def test_notes_are_kept_and_dropped(buses: Buses, connect: Connects) -> No
     bus = await connect()
     edge = ControllerEdge(bus, Subjects(buses.prefix), None)
     note = MachineRecord(worker="cpu-1-1", kind="cpu", epoch=1, state="Booting", at=5.0)
-    await edge.perform(SaveRecord(record=note))
+    await edge.perform(SaveMachine(worker="cpu-1-1", record=note))
     bucket = await bus.key_value(Subjects(buses.prefix).control_bucket)
     assert (await bucket.get("machine.cpu-1-1")).value == encode(note)
-    await edge.perform(DeleteRecord(worker="cpu-1-1"))
+    await edge.perform(SaveMachine(worker="cpu-1-1"))
     assert await bucket.keys() == []
 
 
-def kept(epoch: int, at: float) -> PipelineReplicas:
-    return PipelineReplicas(
+def saved(epoch: int, at: float) -> SaveReplicas:
+    record = PipelineReplicas(
         pipeline="p", epoch=epoch, plan="d", replicas={"a": int(at)}, variants={"a": "v"}, lambda_max=5.0, at=at
     )
+    return SaveReplicas(pipeline="p", epoch=epoch, at=at, record=record)
 
 
 async def test_replicas_of_a_pipeline_are_those_of_the_latest_leader(buses: Buses, connect: Connects) -> None:
@@ -229,17 +228,17 @@ async def test_replicas_of_a_pipeline_are_those_of_the_latest_leader(buses: Buse
     edge = ControllerEdge(bus, Subjects(buses.prefix), None)
     bucket = await bus.key_value(Subjects(buses.prefix).control_bucket)
     for epoch, at, expected in ((2, 5.0, 5.0), (2, 6.0, 6.0), (1, 9.0, 6.0), (3, 7.0, 7.0), (3, 6.5, 7.0)):
-        await edge.perform(SaveReplicas(record=kept(epoch, at)))
+        await edge.perform(saved(epoch, at))
         assert decode(PipelineReplicas, (await bucket.get("pipeline.p")).value or b"").at == expected
     for epoch, at in ((2, 99.0), (3, 6.0)):
-        await edge.perform(DeleteReplicas(pipeline="p", epoch=epoch, at=at))
+        await edge.perform(SaveReplicas(pipeline="p", epoch=epoch, at=at))
         assert await bucket.keys() == ["pipeline.p"]
     for _ in range(2):
-        await edge.perform(DeleteReplicas(pipeline="p", epoch=3, at=8.0))
+        await edge.perform(SaveReplicas(pipeline="p", epoch=3, at=8.0))
         assert await bucket.keys() == []
-    await edge.perform(SaveReplicas(record=kept(1, 1.0)))
+    await edge.perform(saved(1, 1.0))
     await bucket.put("pipeline.p", b"\xc1")
-    await edge.perform(SaveReplicas(record=kept(4, 2.0)))
+    await edge.perform(saved(4, 2.0))
     assert decode(PipelineReplicas, (await bucket.get("pipeline.p")).value or b"").at == 2.0
 
 

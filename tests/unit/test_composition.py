@@ -37,7 +37,10 @@ def actors(path: Path) -> list[str]:
         node.name
         for node in tree(path).body
         if isinstance(node, ast.ClassDef)
-        and any(isinstance(one, ast.FunctionDef) and one.name == "handle" for one in node.body)
+        and (
+            any(isinstance(one, ast.FunctionDef) and one.name == "handle" for one in node.body)
+            or any(isinstance(base, ast.Name) and base.id == "TableActor" for base in node.bases)
+        )
     ]
 
 

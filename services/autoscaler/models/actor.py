@@ -30,6 +30,7 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
+    TableActor,
     Tick,
     Undelivered,
     Watch,
@@ -61,7 +62,7 @@ class SeenLoad(Struct, frozen=True):
     records: Mapping[str, VariantRecord]
 
 
-class ModelAutoscaler:
+class ModelAutoscaler(TableActor):
     """One worker's. prices: US$ per hour by device kind. monitor: as this worker's monitor admits loads."""
 
     def __init__(
@@ -100,23 +101,14 @@ class ModelAutoscaler:
             Undelivered: lambda _: NOTHING,
             Recorded: lambda _: NOTHING,
         }
-
-    @property
-    def inlets(self) -> tuple[Inlet, ...]:
         s, worker = self._subjects, self._worker
-        return (
+        self.inlets = (
             Inlet(subject=s.worker_heartbeat(worker), message=WorkerHeartbeat),
             Inlet(subject=s.loads(self._name), message=LoadReply),
             Inlet(subject=s.worker(worker, "demand"), message=DemandReport),
             Inlet(subject=s.controller("objectives"), message=ObjectiveReport),
         )
-
-    @property
-    def watches(self) -> tuple[Watch, ...]:
-        return (Watch(bucket=self._subjects.catalog_bucket),)
-
-    def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        return self._on[type(envelope.message)](envelope)
+        self.watches = (Watch(bucket=self._subjects.catalog_bucket),)
 
     # -- what is known
 
@@ -339,12 +331,11 @@ def make_model_autoscaler(
 
 def families(actor: ModelAutoscaler) -> Iterable[MetricFamily]:
     load = MetricFamily("infaas_autoscaler_load_items_per_second", "gauge", "Load of this worker when last looked at.")
-    load.add(sum(one.rate for one in actor._demand.loads()), worker=actor._worker)
     barred = MetricFamily(
         "infaas_autoscaler_barred_variants", "gauge", "Variants that were refused here, planned without for now."
     )
-    barred.add(len(actor._barred), worker=actor._worker)
-    return load, barred
+    rate, worker = sum(one.rate for one in actor._demand.loads()), actor._worker
+    return load.add(rate, worker=worker), barred.add(len(actor._barred), worker=worker)
 
 
 def missing(actor: ModelAutoscaler, now: float) -> str:

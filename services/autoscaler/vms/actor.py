@@ -57,6 +57,7 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
+    TableActor,
     TimedOut,
     Undelivered,
     Watch,
@@ -86,7 +87,7 @@ class RegistrationProgress(Struct, frozen=True):
     worker: str
 
 
-class Controller:
+class Controller(TableActor):
     """One candidate for the lead.
 
     name: "vm-...", of this process's life only. monitor: as the workers' monitors admit loads. policy: a user's own.
@@ -154,19 +155,12 @@ class Controller:
             Stopping: self._stop,
             Recorded: lambda _: NOTHING,
         }
-
-    def _threads(self, variant: str) -> int:
-        record = self._catalog.variant(variant)
-        return max(1, record.threads) if record is not None else 1
-
-    @property
-    def inlets(self) -> tuple[Inlet, ...]:
         s = self._subjects
         plan = (
             Inlet(subject=s.demand(), message=DemandReport),
             Inlet(subject=s.controller(f"history.{self._name}"), message=DemandHistory),
         )
-        return (
+        self.inlets = (
             Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat),
             Inlet(subject=s.controller("ask"), message=AskToMove),
             *(plan if self._plans else ()),
@@ -178,13 +172,11 @@ class Controller:
             ),
             Inlet(subject=s.controller(f"reply.{self._name}.*"), message=LoadReply),
         )
+        self.watches = (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.control_bucket))
 
-    @property
-    def watches(self) -> tuple[Watch, ...]:
-        return (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.control_bucket))
-
-    def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        return self._on[type(envelope.message)](envelope)
+    def _threads(self, variant: str) -> int:
+        record = self._catalog.variant(variant)
+        return max(1, record.threads) if record is not None else 1
 
     @property
     def objectives(self) -> list[AppObjective]:
@@ -419,7 +411,7 @@ class Controller:
                 removal(
                     workers,
                     self._limits,
-                    lambda name: self._drain.spared(name, turn.now) or self._planner.keeps(name, turn.now),
+                    lambda name: self._drain.spared(name, turn.now) or bool(self._planner.kept_only_on(name, turn.now)),
                 )
                 if idle
                 else None

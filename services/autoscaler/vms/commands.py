@@ -44,38 +44,29 @@ class LeaseClaimed(Struct, frozen=True, kw_only=True):
     present: LeaderRecord | None = None
 
 
-class SaveRecord(Struct, frozen=True, kw_only=True):
-    """Write the record of a machine, for the next leader."""
-
-    record: MachineRecord
-
-
-class DeleteRecord(Struct, frozen=True, kw_only=True):
-    """Delete the record of a machine that is gone."""
+class SaveMachine(Struct, frozen=True, kw_only=True):
+    """Write the record of a machine, for the next leader. None: delete it, because the machine is gone."""
 
     worker: str
+    record: MachineRecord | None = None
 
 
 class SaveReplicas(Struct, frozen=True, kw_only=True):
-    """Write what is kept for a pipeline, for the next leader, unless a later one has written it already."""
+    """Write what is kept for a pipeline, for the next leader, unless a later one has written it already.
 
-    record: PipelineReplicas
-
-    def allows(self, present: PipelineReplicas | None) -> bool:
-        """Whether this record may be replaced."""
-        return present is None or (present.epoch, present.at) <= (self.record.epoch, self.record.at)
-
-
-class DeleteReplicas(Struct, frozen=True, kw_only=True):
-    """Delete the record of a pipeline that is no longer deployed, unless it has been written since. at: when that was found."""
+    record: None: delete it, because the pipeline is no longer deployed. epoch, at: of the record, or when that was found.
+    """
 
     pipeline: str
     epoch: int
     at: float
+    record: PipelineReplicas | None = None
 
     def allows(self, present: PipelineReplicas | None) -> bool:
-        """Whether this record may be deleted."""
-        return present is not None and (present.epoch, present.at) <= (self.epoch, self.at)
+        """Whether this record may be replaced."""
+        if present is None:
+            return self.record is not None
+        return (present.epoch, present.at) <= (self.epoch, self.at)
 
 
 class Start(Struct, frozen=True, kw_only=True):
@@ -198,10 +189,10 @@ class ControllerEffects:
         return self._subjects.controller(f"reply.{self.name}.{self._replies}")
 
     def save(self, record: MachineRecord) -> Effect:
-        return Do(("save", record.worker), SaveRecord(record=record), STORE_S)
+        return Do(("save", record.worker), SaveMachine(worker=record.worker, record=record), STORE_S)
 
     def delete(self, worker: str) -> Effect:
-        return Do(("delete", worker), DeleteRecord(worker=worker), STORE_S)
+        return Do(("delete", worker), SaveMachine(worker=worker), STORE_S)
 
     def scaling(self, now: float, action: str, worker: str | None, reason: str, count: int = 1) -> Effect:
         return Record(

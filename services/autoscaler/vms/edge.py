@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from bus.codec import decode_kept, encode
 from bus.messages.scaling import LeaderRecord, PipelineReplicas
@@ -11,12 +13,10 @@ from bus.subjects import Subjects
 from services.autoscaler.vms.commands import (
     LEADER,
     ClaimLease,
-    DeleteRecord,
-    DeleteReplicas,
     FleetSolved,
     LeaseClaimed,
     ListMachines,
-    SaveRecord,
+    SaveMachine,
     SaveReplicas,
     SolveFleet,
     Start,
@@ -33,6 +33,7 @@ from services.shell.policies import own_object
 SEARCH_S = (
     0.45  # s for each of the two plans; what HiGHS has found by then is within 1 % of the best (benches/planning.py)
 )
+T = TypeVar("T")
 
 
 class ControllerEdge:
@@ -51,14 +52,12 @@ class ControllerEdge:
         match command:
             case ClaimLease():
                 return await _claim(self._bucket, command)
-            case SaveRecord():
-                await self._bucket.put(machine_key(command.record.worker), encode(command.record))
-            case DeleteRecord():
-                await self._bucket.delete(machine_key(command.worker))
+            case SaveMachine(worker=worker, record=None):
+                await self._bucket.delete(machine_key(worker))
+            case SaveMachine(worker=worker, record=record):
+                await self._bucket.put(machine_key(worker), encode(record))
             case SaveReplicas():
-                await _replace(self._bucket, replicas_key(command.record.pipeline), command, encode(command.record))
-            case DeleteReplicas():
-                await _replace(self._bucket, replicas_key(command.pipeline), command, None)
+                await _replace(self._bucket, command)
             case Start() if self._provider is not None:
                 await self._provider.start(command.order)
             case Stop() if self._provider is not None:
@@ -93,41 +92,41 @@ def load_forecaster(settings: AutoscalerSettings) -> None:
 
 
 async def _claim(bucket: KeyValue, claim: ClaimLease) -> LeaseClaimed:
-    present, revision = await _present(bucket)
+    present, revision = await _present(bucket, LEADER, LeaderRecord)
     if claim.allows(present):
-        body = encode(claim.record)
         try:
-            if revision:
-                await bucket.update(LEADER, body, revision)
-            else:
-                await bucket.create(LEADER, body)
+            await _write(bucket, LEADER, claim.record, revision)
         except WrongRevision:
-            present, _ = await _present(bucket)
+            present, _ = await _present(bucket, LEADER, LeaderRecord)
         else:
             return LeaseClaimed(ok=True)
     return LeaseClaimed(ok=False, present=present)
 
 
-async def _replace(bucket: KeyValue, key: str, command: SaveReplicas | DeleteReplicas, value: bytes | None) -> None:
-    """Write the value (None: delete it) if the command allows it. Raises WrongRevision if another has written meanwhile."""
+async def _replace(bucket: KeyValue, command: SaveReplicas) -> None:
+    """Write or delete the record if the command allows it. Raises WrongRevision if another has written meanwhile."""
+    key = replicas_key(command.pipeline)
+    present, revision = await _present(bucket, key, PipelineReplicas)
+    if not command.allows(present):
+        return
+    if command.record is None:
+        await bucket.delete(key)
+    else:
+        await _write(bucket, key, command.record, revision)
+
+
+async def _write(bucket: KeyValue, key: str, record: Struct, revision: int) -> None:
+    """Write the record in place of that revision; 0: there is none. Raises WrongRevision."""
+    if revision:
+        await bucket.update(key, encode(record), revision)
+    else:
+        await bucket.create(key, encode(record))
+
+
+async def _present(bucket: KeyValue, key: str, kind: type[T]) -> tuple[T | None, int]:
+    """A record and its revision. One that cannot be read counts as none and may be replaced."""
     try:
         entry = await bucket.get(key)
     except NotFound:
-        entry = None
-    if not command.allows(decode_kept(PipelineReplicas, entry.value) if entry is not None else None):
-        return
-    if value is None:
-        await bucket.delete(key)
-    elif entry is not None and entry.revision:
-        await bucket.update(key, value, entry.revision)
-    else:
-        await bucket.create(key, value)
-
-
-async def _present(bucket: KeyValue) -> tuple[LeaderRecord | None, int]:
-    """The leader's record and its revision. A record that cannot be read counts as none and may be replaced."""
-    try:
-        entry = await bucket.get(LEADER)
-    except NotFound:
         return None, 0
-    return decode_kept(LeaderRecord, entry.value), entry.revision
+    return decode_kept(kind, entry.value), entry.revision

@@ -17,7 +17,6 @@ from bus.messages.events import PipelineEvent
 from bus.messages.scaling import PipelineArrivals, PipelineReplicas
 from services.autoscaler.vms.commands import (
     STORE_S,
-    DeleteReplicas,
     SaveReplicas,
     Turn,
 )
@@ -284,17 +283,14 @@ class PipelineReplication:
         return found
 
     def _save(self, turn: Turn) -> list[Effect]:
-        found: list[Effect] = []
+        saves: list[SaveReplicas] = []
         for name, one in self.deployed.items():
             if one.saved != one.state:
-                one.saved = one.state
-                found.append(Do(("replicas", name), SaveReplicas(record=one.state), STORE_S))
-        found += [
-            Do(("replicas", name), DeleteReplicas(pipeline=name, epoch=turn.epoch, at=turn.now), STORE_S)
-            for name in sorted(self._ended)
-        ]
+                one.saved = state = one.state
+                saves.append(SaveReplicas(pipeline=name, epoch=state.epoch, at=state.at, record=state))
+        saves += [SaveReplicas(pipeline=name, epoch=turn.epoch, at=turn.now) for name in sorted(self._ended)]
         self._ended.clear()
-        return found
+        return [Do(("replicas", one.pipeline), one, STORE_S) for one in saves]
 
     # -- figures
 

@@ -180,10 +180,6 @@ class FleetPlanner(Struct, eq=False):
             if here is not None and here.of(name) and self.fleet.serving([name], rest) < one.replicas
         }
 
-    def keeps(self, worker: str, now: float) -> bool:
-        """Whether reserved instances are on this worker that the others lack."""
-        return bool(self.kept_only_on(worker, now))
-
     def _barred(self, worker: FleetWorker, record: VariantRecord, now: float) -> bool:
         quarantined = worker.heartbeat is not None and record.variant in worker.heartbeat.quarantined
         return quarantined or now < self.problems.barred.get((worker.name, record.variant), 0.0)

@@ -157,12 +157,8 @@ def choose_machine(
     open_kinds = [kind for kind in fitting if counts[kind.name] < kind.maximum and not pauses(kind.name)]
     if not open_kinds:
         return Blocked()
-    open_kinds.sort(key=lambda each: (each.price_per_hour, each.name))
-    kind = next((each for each in open_kinds if not obstacle(each.name)), None)
-    if kind is None:
-        first = open_kinds[0].name
-        return Blocked(reason=f"{need.reason}; {obstacle(first)}", kind=first)
-    return _affordable(kind, need.reason, workers, limits)
+    kind = min(open_kinds, key=lambda each: (bool(obstacle(each.name)), each.price_per_hour, each.name))
+    return affordable(kind, need.reason, workers, limits, pauses, obstacle)
 
 
 def affordable(
@@ -176,8 +172,14 @@ def affordable(
     """One more machine of this kind, if there may be one. pauses, obstacle: as in `choose_machine`."""
     if sum(worker.kind == kind.name for worker in workers) >= kind.maximum or pauses(kind.name):
         return Blocked()
+    after = total_price(workers) + kind.price_per_hour
     why = obstacle(kind.name)
-    return Blocked(reason=f"{reason}; {why}", kind=kind.name) if why else _affordable(kind, reason, workers, limits)
+    if not why and after > limits.budget_per_hour * (1 + 1e-9):
+        why = f"a {kind.name} would bring all workers to {after:.4g} US$/h, the budget is {limits.budget_per_hour:.4g}"
+    if why:
+        return Blocked(reason=f"{reason}; {why}", kind=kind.name)
+    limit = f" of {limits.budget_per_hour:.4g}" if limits.budget_per_hour < inf else ""
+    return Add(kind=kind.name, reason=f"{reason}; all workers then cost {after:.4g}{limit} US$/h")
 
 
 def below_minimum(
@@ -198,9 +200,7 @@ def below_minimum(
     for kind in limits.kinds.values():
         if counts[kind.name] < kind.minimum and everybody[kind.name] < kind.maximum and not pauses(kind.name):
             reason = f"{counts[kind.name]} of at least {kind.minimum} are there"
-            why = obstacle(kind.name)
-            found = Blocked(reason=f"{reason}; {why}", kind=kind.name) if why else None
-            chosen = found or _affordable(kind, reason, workers, limits)
+            chosen = affordable(kind, reason, workers, limits, pauses, obstacle)
             if isinstance(chosen, Add):
                 return chosen
             blocked.append(chosen)
@@ -239,15 +239,6 @@ def total_price(workers: Iterable[WorkerSummary]) -> float:
 
 def hardware_name(hardware: Hardware) -> str:
     return f"simulated {hardware[0]}" if hardware[1] else hardware[0]
-
-
-def _affordable(kind: PricedKind, reason: str, workers: Iterable[WorkerSummary], limits: FleetLimits) -> Add | Blocked:
-    after = total_price(workers) + kind.price_per_hour
-    if after > limits.budget_per_hour * (1 + 1e-9):
-        why = f"a {kind.name} would bring all workers to {after:.4g} US$/h, the budget is {limits.budget_per_hour:.4g}"
-        return Blocked(reason=f"{reason}; {why}", kind=kind.name)
-    limit = f" of {limits.budget_per_hour:.4g}" if limits.budget_per_hour < inf else ""
-    return Add(kind=kind.name, reason=f"{reason}; all workers then cost {after:.4g}{limit} US$/h")
 
 
 def _on_all(having: Sequence[WorkerSummary]) -> str:

@@ -6,7 +6,7 @@ one is the cheapest by the estimator.
 """
 
 from collections.abc import Iterator
-from itertools import combinations, product
+from itertools import combinations
 from typing import NamedTuple
 
 from services.core.pipelines.problem import Choices, PlanningWorkspace, ServingChoice
@@ -159,17 +159,3 @@ class _Search:
         kind = tuple((one.option, one.batch) for one in choices)
         mine = [one.replicas for one in choices]
         return any(all(k <= n for k, n in zip(mine, bad, strict=True)) for bad in self._bad.get(kind, ()))
-
-
-def every(space: PlanningWorkspace, most: int) -> Iterator[Choices]:
-    """All configurations with up to `most` replicas of each vertex: for pipelines so small that all can be estimated."""
-    menus = [
-        [
-            ServingChoice(option, batch, k)
-            for option in range(len(mine))
-            for batch in space.batches(v, option)
-            for k in range(1, most + 1)
-        ]
-        for v, mine in enumerate(space.options)
-    ]
-    yield from product(*menus)

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
+from bus.fields import filled
 from bus.messages.catalog import ACCURACIES, METRICS, VariantRecord, is_error, stated_in, value_of
 from bus.messages.public import Closest, Code, Error, Requirements
 from services.core.cost import HANDLING_MS
@@ -196,13 +197,11 @@ def _offer(ask: Ask, app: AppView, view: ClusterView, *, servable: bool = False)
     if group is None:
         return None
     record, place = group.record, app.index[group.record.variant]
-    return Closest(
-        model=record.model,
-        variant=record.variant,
-        accuracy=record.accuracy,
+    return filled(
+        Closest,
+        record,
         latency_ms=1000.0 * offered_s(group, ask.items, ask.length),
         cost=float(app.charge(ask.items, ask.length)[place]),
-        metric=record.metric,
         unit=record.signature.target[1],
     )
 

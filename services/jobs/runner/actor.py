@@ -31,6 +31,7 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
+    TableActor,
     Tick,
     TimedOut,
     Undelivered,
@@ -65,7 +66,7 @@ COMMAND_S = 10.0
 STORE_S = 60.0
 
 
-class Runner:
+class Runner(TableActor):
     """name: different for each process, as a dispatcher's is. prices: US$ an hour by device kind. simulated: the whole system is."""
 
     def __init__(
@@ -111,11 +112,8 @@ class Runner:
             Started: lambda _: (After("tick", TICK_S, Tick()),),
             Stopping: self._stop,
         }
-
-    @property
-    def inlets(self) -> tuple[Inlet, ...]:
         s, name = self._subjects, self.name
-        return (
+        self.inlets = (
             Inlet(subject=s.worker_heartbeat(self.worker), message=WorkerHeartbeat),
             Inlet(subject=s.exited(self.worker), message=ExecutorExited),
             Inlet(subject=s.done(name), message=DoneBatch),
@@ -125,14 +123,7 @@ class Runner:
             Inlet(subject=s.resubmit(name), message=HandBack),
             Inlet(subject=s.offline_answer(self.worker), message=ChunkAnswer),
         )
-
-    @property
-    def watches(self) -> tuple[Watch, ...]:
-        return (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.jobs_bucket))
-
-    def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        """Take one message; see services.core.actor."""
-        return self._on[type(envelope.message)](envelope)
+        self.watches = (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.jobs_bucket))
 
     def _changed(self, envelope: Envelope) -> Iterable[Effect]:
         changed: Changed = envelope.message

@@ -227,12 +227,7 @@ class QueryChecks:
     def _compare(self, query: AskedQuery, row: OutcomeEvent, now: float) -> None:
         """The row says what the client got first, also when, and what it costs."""
         at, reply = query.replies[0]
-        if isinstance(reply, Refusal):
-            same = row.outcome in ("refused", "error") and row.code == reply.error.code
-        elif reply.default is True:
-            same = row.outcome == "default"
-        else:
-            same = row.outcome in ("ok", "late") and (row.variant or "") == reply.variant
+        same = _says(row, _meaning(reply))
         if not same and not (query.overtaken and _says(row, query.said[0][1])):
             words = f"{query.kind.app}: the client got {_told(reply)}, the row says {_said(row)}"
             self._violations.add("row-as-told", now, words, query.number)

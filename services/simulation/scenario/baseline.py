@@ -11,7 +11,7 @@ from math import inf
 from bus.messages.catalog import VariantRecord
 from bus.messages.public import Requirements
 from services.core.cost import HANDLING_MS, PER_CORE, LatencyTable, instance_price_per_s, load_seconds
-from services.core.placement import Amount, Device, cores_needed, misfit, total
+from services.core.placement import Amount, Device, cores_needed, misfit, short_of, total
 from services.core.planning.capacity import throughput
 from services.core.planning.problem import CandidateVariant, RequirementClass
 from services.core.policy import chosen
@@ -52,13 +52,8 @@ class DeviceCapacity:
             start = self._turn.get(record.hardware, 0)
             for step in range(len(devices)):
                 at = (start + step) % len(devices)
-                left = free[at]
-                if (
-                    need.memory_mb <= left.memory_mb
-                    and need.cores <= left.cores
-                    and not misfit(record, devices[at], self._share)
-                ):
-                    free[at] = left - need
+                if short_of(need, free[at]).none and not misfit(record, devices[at], self._share):
+                    free[at] -= need
                     self._turn[record.hardware] = at + 1
                     break
             else:

@@ -28,6 +28,7 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
+    TableActor,
     Tick,
     Undelivered,
     Watch,
@@ -44,7 +45,7 @@ LATE = 2.0  # s that a look may come too late
 _TOLD = tuple(name for name in ScalingEvent.__struct_fields__ if name in ShadowEvent.__struct_fields__)
 
 
-class Shadow:
+class Shadow(TableActor):
     """rng: draws the arrivals within a report's time. fault: why it cannot go on, as a sentence; "" while it can."""
 
     def __init__(self, subjects: Subjects, spec: ShadowSpec, rng: np.random.Generator) -> None:
@@ -79,24 +80,15 @@ class Shadow:
             Undelivered: lambda _: NOTHING,
             Recorded: lambda _: NOTHING,
         }
-
-    @property
-    def inlets(self) -> tuple[Inlet, ...]:
         s = self._subjects
-        return (
+        self.inlets = (
             Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat, malformed=True),
             Inlet(subject=s.demand(), message=DemandReport, malformed=True),
             Inlet(subject=s.pipeline("arrivals"), message=PipelineArrivals, malformed=True),
             Inlet(subject=s.event("outcome"), message=LiveOutcomes, malformed=True),
             Inlet(subject=s.event("scaling"), message=LiveScaling, malformed=True),
         )
-
-    @property
-    def watches(self) -> tuple[Watch, ...]:
-        return (Watch(bucket=self._subjects.catalog_bucket),)
-
-    def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        return self._on[type(envelope.message)](envelope)
+        self.watches = (Watch(bucket=self._subjects.catalog_bucket),)
 
     # -- what is heard
 

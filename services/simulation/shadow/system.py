@@ -20,7 +20,19 @@ from bus.messages.public import Answer, Refusal, Requirements
 from bus.messages.scaling import DemandReport, PipelineArrivals
 from bus.subjects import Subjects
 from services.autoscaler.vms.rules import PricedKind
-from services.core.actor import NOTHING, Changed, Effect, Envelope, Handler, Inlet, Publish, Started, Synced, Watch
+from services.core.actor import (
+    NOTHING,
+    Changed,
+    Effect,
+    Envelope,
+    Handler,
+    Inlet,
+    Publish,
+    Started,
+    Synced,
+    TableActor,
+    Watch,
+)
 from services.core.catalog import variant_key
 from services.core.cost import machine_price
 from services.core.placement import Device
@@ -61,11 +73,10 @@ class ShadowSpec(Struct, frozen=True, kw_only=True):
     slo_target: float | None = None
 
 
-class FleetObserver:
+class FleetObserver(TableActor):
     """An actor in the simulated system that folds its heartbeats and catalogue, as the real ones are folded."""
 
     def __init__(self, subjects: Subjects, seen: LiveSystem) -> None:
-        self._subjects = subjects
         self._seen = seen
         self._on: dict[type, Handler] = {
             WorkerHeartbeat: self._heartbeat,
@@ -73,17 +84,8 @@ class FleetObserver:
             Started: lambda _: NOTHING,
             Synced: lambda _: NOTHING,
         }
-
-    @property
-    def inlets(self) -> tuple[Inlet, ...]:
-        return (Inlet(subject=self._subjects.worker_heartbeat(), message=WorkerHeartbeat),)
-
-    @property
-    def watches(self) -> tuple[Watch, ...]:
-        return (Watch(bucket=self._subjects.catalog_bucket),)
-
-    def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        return self._on[type(envelope.message)](envelope)
+        self.inlets = (Inlet(subject=subjects.worker_heartbeat(), message=WorkerHeartbeat),)
+        self.watches = (Watch(bucket=subjects.catalog_bucket),)
 
     def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         self._seen.heartbeat(envelope.message, envelope.now)

@@ -13,14 +13,12 @@ from services.autoscaler.vms.actor import Controller
 from services.autoscaler.vms.commands import (
     LEADER,
     ClaimLease,
-    DeleteRecord,
-    DeleteReplicas,
     Inventory,
     LeaseClaimed,
     ListMachines,
     Node,
     ProviderTraits,
-    SaveRecord,
+    SaveMachine,
     SaveReplicas,
     SolveFleet,
     Start,
@@ -200,14 +198,10 @@ class CloudFleet(Fleet):
                     return 0.01, LeaseClaimed(ok=False, present=present)
                 self._write(LEADER, encode(command.record))
                 return 0.01, LeaseClaimed(ok=True)
-            case SaveRecord():
-                self._write(machine_key(command.record.worker), encode(command.record))
-            case DeleteRecord():
-                self._write(machine_key(command.worker), None)
-            case SaveReplicas():
-                self._write(replicas_key(command.record.pipeline), encode(command.record))
-            case DeleteReplicas():
-                self._write(replicas_key(command.pipeline), None)
+            case SaveMachine(worker=worker, record=record):
+                self._write(machine_key(worker), None if record is None else encode(record))
+            case SaveReplicas(pipeline=pipeline, record=kept):
+                self._write(replicas_key(pipeline), None if kept is None else encode(kept))
             case ListMachines():
                 return 0.05, self.inventory()
             case SolveFleet():

@@ -1,5 +1,7 @@
 """Planners: within a tenth of the optimum that enumeration finds in the same sample, and never beyond the objective."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -10,9 +12,8 @@ from services.core.pipelines.estimator import LatencyEstimator, at_percentile
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.inferline import ROUNDS
 from services.core.pipelines.planners import POLICIES, plan_pipeline, workspace
-from services.core.pipelines.problem import PipelineProblem, StageOption, batch_seconds, problem_errors
+from services.core.pipelines.problem import PipelineProblem, ServingChoice, StageOption, batch_seconds, problem_errors
 from services.core.pipelines.queueing import StageConfiguration
-from services.core.pipelines.search import every
 from tests.support.data.pipelines import Floats, chain, gamma_arrivals, linear, tiny_problem
 
 MOST = 6  # replicas of a vertex in the enumeration
@@ -52,7 +53,11 @@ def simulated(problem: PipelineProblem, plan: PipelinePlan, arrivals: np.ndarray
 def optimum(problem: PipelineProblem, below: float, *, elsewhere: bool = False) -> float:
     """The least cost of all configurations, cheapest first, or `below` if none costs less. elsewhere: that hold for other samples too."""
     space = workspace(problem, "inferline")
-    for cost, choices in sorted(((space.cost(one), one) for one in every(space, MOST)), key=lambda one: one[0]):
+    menus = [
+        [ServingChoice(o, b, k) for o in range(len(mine)) for b in space.batches(v, o) for k in range(1, MOST + 1)]
+        for v, mine in enumerate(space.options)
+    ]
+    for cost, choices in sorted(((space.cost(one), one) for one in product(*menus)), key=lambda one: one[0]):
         if cost >= below - 1e-9:
             break
         if space.meets(choices) and not (elsewhere and space.late_elsewhere(choices) > space.late):
