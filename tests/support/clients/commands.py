@@ -19,3 +19,10 @@ def ran(capsys: pytest.CaptureFixture[str], words: Iterable[str], code: int = 0)
         root.handlers[:] = handlers
         root.setLevel(level)
     return capsys.readouterr()
+
+
+def refused(capsys: pytest.CaptureFixture[str], words: Iterable[str], code: int = 2) -> str:
+    """The one line that a command says which ends with this code; it prints nothing else."""
+    said = ran(capsys, words, code)
+    assert (said.out, said.err[:8], said.err.count("\n")) == ("", "infaas: ", 1), said
+    return str(said.err)
