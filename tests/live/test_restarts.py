@@ -4,32 +4,18 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import msgpack
 import nats
 import pytest
 
-from infaas.demo import digits
 from tests.support.clients.stock import tensor
-from tests.support.servers.processes import alive, eventually, infaas, pids_of
-from tests.support.servers.system import APP, MODELS, Whole, running
+from tests.support.servers.processes import alive, eventually
+from tests.support.servers.system import APP, Whole
 
 EVERY = 0.05  # s between two queries
 PATIENCE_MS = 60_000  # generous: a slow machine is late, and refuses nothing
-
-
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
-    directory = tmp_path_factory.mktemp("restarts") / "data"
-    with running(directory, "--no-dashboard") as whole:
-        validation = digits.save_validation(directory.parent / "validation.npz")
-        done = infaas(
-            *("register", str(digits.models()[MODELS[0]]), "--app", APP, "--model", MODELS[0]),
-            *("--validation", str(validation), "--data-dir", str(directory)),
-        )
-        assert done.returncode == 0, done.stderr
-        yield whole
 
 
 Ask = Callable[[], Awaitable[str]]  # sends a query, and tells how it ended
@@ -39,7 +25,7 @@ async def restarted(system: Whole, part: str, ask: Ask) -> set[str]:
     """How the queries ended that were sent before, while and after the part was restarted."""
     ends = {await ask()}
     asked: list[asyncio.Task[str]] = []
-    restart = asyncio.create_task(asyncio.to_thread(infaas, "restart", part, "--data-dir", str(system.directory)))
+    restart = asyncio.create_task(asyncio.to_thread(system.command, "restart", part))
     while not restart.done():
         asked.append(asyncio.create_task(ask()))
         await asyncio.sleep(EVERY)
@@ -84,9 +70,9 @@ async def over_http(system: Whole, part: str) -> set[str]:
 
 @pytest.mark.parametrize("service", ["dispatcher", "monitor", "executor", "registrar", "gateway"])
 def test_a_service_is_restarted_without_a_query_noticing(system: Whole, service: str) -> None:
-    assert eventually(lambda: len(pids_of(system.directory, service)) == 1)
-    (old,) = pids_of(system.directory, service)
+    assert eventually(lambda: len(system.pids(service)) == 1)
+    (old,) = system.pids(service)
     ask = over_http if service == "gateway" else over_nats
     assert asyncio.run(ask(system, service)) == {"answered"}
     assert not alive(old)
-    assert eventually(lambda: len(pids_of(system.directory, service)) == 1)
+    assert eventually(lambda: len(system.pids(service)) == 1)
