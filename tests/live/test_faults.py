@@ -311,7 +311,7 @@ def test_a_killed_system_starts_again_with_all_that_it_knew_and_had_learnt(singl
     single.register("taught", tiny_models.exact(tiny_models.mlp()))
     single.done("admin", "link-model", "taught", "--model", "other")
     single.done("admin", "set-selection", "taught", "--policy", "exp4", "--contextual")
-    eventually(lambda: len(talk(single, learnt)[0]) == 2)  # a dispatcher hears of it a moment later
+    assert eventually(lambda: len(talk(single, learnt)[0]) == 2)  # a dispatcher hears of it a moment later
     talk(single, teach)
     assert eventually(lambda: [{row["n"] for row in rows} for rows in talk(single, learnt)] == [{3}, {5}])
     known, taught = talk(single, answers), talk(single, learnt)
