@@ -1,4 +1,4 @@
-"""`infaas replay` of what a real system has just done."""
+"""`infaas replay --json` of what a real system has just done."""
 
 import asyncio
 

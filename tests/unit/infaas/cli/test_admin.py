@@ -126,6 +126,7 @@ ONE = ("a",)
 
 
 def test_a_closed_loop_unless_times_are_given(tmp_path) -> None:
+    """As `infaas bench` has it without --times or another option of a load."""
     assert LoadOptions().spec(ONE, 5) == (f"closed loop of {CLOSED}", None, (1.0,))
     assert LoadOptions(closed=3, shares="zipf").spec(("a", "b"), 5) == ("closed loop of 3", None, zipf(2))
     (tmp_path / "t.txt").write_text("0.5\n1\n7\n")
@@ -146,6 +147,7 @@ def test_a_closed_loop_unless_times_are_given(tmp_path) -> None:
     ],
 )
 def test_an_open_loop_is_a_load_as_in_a_scenario(options, name, mean, peak):
+    """By --rate, --rate-points or --rates."""
     told, load, shares = LoadOptions(**options).spec(ONE, 20)
     assert (told, shares) == (name, (1.0,))
     assert mean_rate(load, 20) == pytest.approx(mean)
@@ -153,6 +155,7 @@ def test_an_open_loop_is_a_load_as_in_a_scenario(options, name, mean, peak):
 
 
 def test_traces_are_scaled_to_a_mean_or_a_range(tmp_path):
+    """By --rate, --range-qps and --seconds-per-line."""
     path = tmp_path / "t.txt"
     path.write_text("# counts\n10\n30\n20\n500\n")
     told, load, _ = LoadOptions(trace=path).spec(ONE, 3)
