@@ -5,7 +5,7 @@ import os
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +13,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.servers.processes import eventually
-from tests.support.servers.system import Whole
+from tests.support.servers.system import Whole, running
 
 LONG = 240.0  # s; only ends a failing test
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+    with running(tmp_path_factory.mktemp("hangs") / "data", "--no-dashboard") as whole:
+        yield whole
 
 
 def get(url: str) -> tuple[int, str]:
