@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import psycopg
 import pytest
 from PIL import Image
 
@@ -120,9 +119,7 @@ def test_names_lead_to_their_pages_and_a_search_leaves_the_rows_that_have_it(
 
 
 def _registrations(system: Whole) -> list[str]:
-    with psycopg.connect(system.sql) as connection:
-        rows = connection.execute("SELECT registration FROM infaas.registrations WHERE app = 'cancelled'")
-        return [row[0] for row in rows]
+    return [row[0] for row in system.rows("SELECT registration FROM infaas.registrations WHERE app = 'cancelled'")]
 
 
 def test_a_registration_is_cancelled(page: "playwright.Page", system: Whole) -> None:
@@ -137,16 +134,8 @@ def test_a_registration_is_cancelled(page: "playwright.Page", system: Whole) -> 
             command = [sys.executable, "-P", "-m", "infaas.cli", "register", str(digits.models()[model])]
             command += ["--app", "cancelled", "--model", model, "--validation", str(validation)]
             command += ["--data-dir", str(system.directory)]
-            started.append(
-                subprocess.Popen(
-                    command,
-                    env=environ(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    stdin=subprocess.DEVNULL,
-                    text=True,
-                )
-            )
+            nothing = {"stdout": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
+            started.append(subprocess.Popen(command, env=environ(), stderr=subprocess.PIPE, text=True, **nothing))
         page.get_by_text("mlp-l for cancelled").first.wait_for()
         shoot_all(page, "registrations")
         page.get_by_role("button", name="Cancel").first.click()

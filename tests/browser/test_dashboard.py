@@ -3,9 +3,8 @@
 Pictures of what was seen are left in artifacts/browser.
 """
 
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import urljoin
@@ -17,7 +16,7 @@ from infaas.blocking import connect_blocking
 from tests.support.clients.browser import DESKTOP, PHONE, TABLET, browser, shoot
 from tests.support.clients.retrying import answered
 from tests.support.servers.nats import free_port
-from tests.support.servers.processes import ROOT, environ, infaas, read_line
+from tests.support.servers.processes import program, read_line, script
 from tests.support.servers.system import APP, MODELS, Whole, with_digits
 
 __all__ = ["browser"]  # a fixture
@@ -66,25 +65,30 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
 @pytest.fixture(scope="module")
 def loaded(system: Whole) -> Iterator[Whole]:
     """The system with queries coming in all the time, one kind of which cannot be met, and a job."""
-    bench = [sys.executable, "-P", "-m", "infaas.cli", "bench", "--app", APP, "--seconds", "600", "--warmup", "0"]
-    bench += ["--rate", "20", "--latency-ms", "200", "--data-dir", str(system.directory)]
-    asked = subprocess.Popen(bench, env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
+    load = ("--seconds", "600", "--warmup", "0", "--rate", "20", "--latency-ms", "200")
+    with program("infaas.cli", "bench", "--app", APP, *load, *system.where):
         jobs = system.directory / "jobs"
         jobs.mkdir(exist_ok=True)
         np.save(jobs / "seen.npy", system.x[:20])
-        where = ("--data-dir", str(system.directory))
-        done = infaas(
-            "submit", "--app", APP, "--input", str(jobs / "seen.npy"), "--output", str(jobs / "seen.jsonl"), *where
-        )
-        assert done.returncode == 0, done.stderr
-        infaas("query", "--app", APP, "--input", str(jobs / "seen.npy"), "--accuracy", "1", *where)
-        done = infaas("shadow", "static", "--seconds", "10", *where)
-        assert done.returncode == 0, done.stderr
+        seen = ("--app", APP, "--input", str(jobs / "seen.npy"))
+        system.done("submit", *seen, "--output", str(jobs / "seen.jsonl"))
+        system.command("query", *seen, "--accuracy", "1")
+        system.done("shadow", "static", "--seconds", "10")
         yield system
-    finally:
-        asked.terminate()
-        asked.wait(60)
+
+
+@contextmanager
+def another(
+    browser: "playwright.Browser", system: Whole, **settings: str
+) -> Iterator[tuple[int, "playwright.Page", str]]:
+    """A dashboard of a test's own beside this system: its process, a window, and where it is."""
+    variables = {f"INFAAS_DASHBOARD__{name}": value for name, value in (settings | {"PORT": str(free_port())}).items()}
+    with program("infaas.cli", "run", "dashboard", *system.where, patience=0.0, **variables) as process:
+        assert read_line(process)
+        visitor = browser.new_page()
+        visitor.set_default_timeout(PATIENCE)
+        yield process.pid, visitor, f"http://127.0.0.1:{variables['INFAAS_DASHBOARD__PORT']}/"
+        visitor.close()
 
 
 @pytest.fixture(scope="module")
@@ -143,11 +147,10 @@ def test_every_page_shows_the_system_on_every_screen(page: "playwright.Page", na
 
 def test_members_show_what_feedback_taught(page: "playwright.Page", loaded: Whole) -> None:
     """An app whose two models answer together, with feedback by which one of them is always right."""
-    where = ("--data-dir", str(loaded.directory))
-    for verb in (["add-app", "team"], *(["link-model", "team", "--model", model] for model in MODELS)):
-        done = infaas("admin", *verb, *where)
-        assert done.returncode == 0, done.stderr
-    assert infaas("admin", "set-selection", "team", "--policy", "exp4", *where).returncode == 0
+    loaded.done("admin", "add-app", "team")
+    for model in MODELS:
+        loaded.done("admin", "link-model", "team", "--model", model)
+    loaded.done("admin", "set-selection", "team", "--policy", "exp4")
     with connect_blocking(loaded.nats) as client:
         for picture in loaded.x[:12]:
             answer = answered(partial(client.query, "team", picture[None]))
@@ -167,7 +170,6 @@ def test_members_show_what_feedback_taught(page: "playwright.Page", loaded: Whol
 
 
 def test_pipelines_show_their_graph_and_how_stages_are_visited(page: "playwright.Page", loaded: Whole) -> None:
-    where = ("--data-dir", str(loaded.directory))
     file = loaded.directory.parent / "twice.toml"
     file.write_text(
         f"""[pipeline]
@@ -190,8 +192,7 @@ def test_pipelines_show_their_graph_and_how_stages_are_visited(page: "playwright
         scores = "again.scores | first.scores"
         """
     )
-    done = infaas("pipeline", "add", str(file), *where)
-    assert done.returncode == 0, done.stderr
+    loaded.done("pipeline", "add", str(file))
     with connect_blocking(loaded.nats) as client:
         for picture in loaded.x[:12]:
             answered(partial(client.query, "twice", picture[None]))
@@ -213,7 +214,7 @@ def test_pipelines_show_their_graph_and_how_stages_are_visited(page: "playwright
     page.goto(f"{loaded.dashboard}/explain?app=twice")
     page.get_by_text("each asked for its share").wait_for()
     shoot(page, "explain-twice", DESKTOP)
-    assert infaas("pipeline", "remove", "twice", *where).returncode == 0
+    loaded.done("pipeline", "remove", "twice")
 
 
 def test_live_parts_follow_the_system_without_being_drawn_anew(page: "playwright.Page") -> None:
@@ -271,31 +272,26 @@ for top in (0.12, 0.6, 3.0, 1200.0):
 
 
 def test_ticks_differ_whatever_the_top_of_an_axis(browser: "playwright.Browser", tmp_path: Path) -> None:
-    script, port = tmp_path / "ticks.py", free_port()
-    script.write_text(TICKS)
+    ticks, port = tmp_path / "ticks.py", free_port()
+    ticks.write_text(TICKS)
     options = ["--server.port", str(port), "--server.address", "127.0.0.1", "--server.headless", "true"]
-    command = [sys.executable, "-m", "streamlit", "run", str(script), *options]
-    with subprocess.Popen(command, env=environ(PYTHONPATH=str(ROOT)), stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert any("URL" in line for line in process.stdout)
-            visitor = browser.new_page()
-            visitor.set_default_timeout(PATIENCE)
-            visitor.goto(f"http://127.0.0.1:{port}/")
-            visitor.get_by_test_id("stVegaLiteChart").locator("svg.marks").nth(7).wait_for()
-            axes = "document.querySelectorAll('[data-testid=stVegaLiteChart] .role-axis-label').length"
-            visitor.wait_for_function(f"{axes} >= 16")
-            assert visitor.evaluate(FAULTS) == []
-            visitor.close()
-        finally:
-            process.kill()
+    with program("streamlit", "run", str(ticks), *options, patience=0.0) as process:
+        assert process.stdout is not None
+        assert any("URL" in line for line in process.stdout)
+        visitor = browser.new_page()
+        visitor.set_default_timeout(PATIENCE)
+        visitor.goto(f"http://127.0.0.1:{port}/")
+        visitor.get_by_test_id("stVegaLiteChart").locator("svg.marks").nth(7).wait_for()
+        axes = "document.querySelectorAll('[data-testid=stVegaLiteChart] .role-axis-label').length"
+        visitor.wait_for_function(f"{axes} >= 16")
+        assert visitor.evaluate(FAULTS) == []
+        visitor.close()
 
 
 def test_people_log_in_where_that_is_configured(browser: "playwright.Browser", system: Whole, tmp_path: Path) -> None:
     pytest.importorskip("authlib", reason="authlib is not installed: pip install '.[login]'")
     from tests.support.servers.oidc_provider import CLIENT, provider
 
-    port = free_port()
     with provider("eve@example.net") as issuer:
         login = tmp_path / "login.toml"
         login.write_text(
@@ -306,46 +302,26 @@ def test_people_log_in_where_that_is_configured(browser: "playwright.Browser", s
             server_metadata_url = "{issuer.url}/.well-known/openid-configuration"
             """
         )
-        settings = {"PORT": str(port), "LOGIN": str(login), "ALLOW": "@example.org"}
-        command = [sys.executable, "-P", "-m", "infaas.cli", "run", "dashboard", "--data-dir", str(system.directory)]
-        variables = environ(**{f"INFAAS_DASHBOARD__{name}": value for name, value in settings.items()})
-        with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                assert read_line(process)
-                visitor = browser.new_page()
-                visitor.set_default_timeout(PATIENCE)
-                visitor.goto(f"http://127.0.0.1:{port}/")
-                visitor.get_by_role("button", name="Log in").click()
-                visitor.get_by_text("eve@example.net may not see this dashboard").wait_for()
-                assert not visitor.get_by_test_id("stMetric").count()
-                issuer.email = "ann@example.org"
-                visitor.get_by_role("button", name="Log out").click()
-                visitor.get_by_role("button", name="Log in").click()
-                visitor.get_by_test_id("stMetric").first.wait_for()
-                visitor.get_by_text("Logged in as ann@example.org").wait_for()
-                visitor.close()
-            finally:
-                process.kill()
+        with another(browser, system, LOGIN=str(login), ALLOW="@example.org") as (_, visitor, url):
+            visitor.goto(url)
+            visitor.get_by_role("button", name="Log in").click()
+            visitor.get_by_text("eve@example.net may not see this dashboard").wait_for()
+            assert not visitor.get_by_test_id("stMetric").count()
+            issuer.email = "ann@example.org"
+            visitor.get_by_role("button", name="Log out").click()
+            visitor.get_by_role("button", name="Log in").click()
+            visitor.get_by_test_id("stMetric").first.wait_for()
+            visitor.get_by_text("Logged in as ann@example.org").wait_for()
 
 
 def test_opening_it_costs_less_than_120_mb(browser: "playwright.Browser", loaded: Whole) -> None:
     """Of memory that is this process's own (`Anonymous`), by what the kernel says of it before and after the first page."""
-    port = free_port()
-    command = [sys.executable, "-P", "-m", "infaas.cli", "run", "dashboard", "--data-dir", str(loaded.directory)]
-    variables = environ(INFAAS_DASHBOARD__PORT=str(port))
-    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert read_line(process)
-            before = own_memory_mb(process.pid)
-            visitor = browser.new_page()
-            visitor.set_default_timeout(PATIENCE)
-            visitor.goto(f"http://127.0.0.1:{port}/")
-            visitor.get_by_text("Latest decisions").wait_for()
-            visitor.get_by_test_id("stVegaLiteChart").locator("svg.marks").nth(3).wait_for()
-            assert own_memory_mb(process.pid) - before < 120
-            visitor.close()
-        finally:
-            process.kill()
+    with another(browser, loaded) as (pid, visitor, url):
+        before = own_memory_mb(pid)
+        visitor.goto(url)
+        visitor.get_by_text("Latest decisions").wait_for()
+        visitor.get_by_test_id("stVegaLiteChart").locator("svg.marks").nth(3).wait_for()
+        assert own_memory_mb(pid) - before < 120
 
 
 def own_memory_mb(pid: int) -> float:
@@ -356,11 +332,7 @@ def own_memory_mb(pid: int) -> float:
 def test_the_dashboard_holds_little_memory_until_somebody_looks(tmp_path: Path) -> None:
     """A process that waits for its first visitor, by what the kernel says of it."""
     code = "from dashboard.serve import ServeOptions, serve; serve(ServeOptions(address='127.0.0.1', port=0, public_url='', login='', allow=()), None)"
-    with subprocess.Popen([sys.executable, "-c", code], env=environ(), stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert "the dashboard is at" in process.stdout.readline()
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
-            assert not [name for name in ("pandas", "pyarrow", "numpy") if f"site-packages/{name}" in maps]
-        finally:
-            process.kill()
+    with script(code) as process:
+        assert "the dashboard is at" in read_line(process)
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        assert not [name for name in ("pandas", "pyarrow", "numpy") if f"site-packages/{name}" in maps]

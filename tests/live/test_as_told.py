@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -14,9 +13,8 @@ from tests.support.clients.constant_load import APP, LibraryLoad, StockLoad, wro
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
-from tests.support.servers.processes import eventually, pids_of
-from tests.support.servers.processes import infaas as command
-from tests.support.servers.system import QUICK, Whole, running
+from tests.support.servers.processes import eventually
+from tests.support.servers.system import Whole
 
 RATE = 20.0  # queries/s of each of two clients
 TIGHT = 300.0  # ms
@@ -25,24 +23,15 @@ LONG = 240.0  # s; only ends a failing test
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
-    place = tmp_path_factory.mktemp("told")
-    (place / "infaas.toml").write_text(QUICK)
-    options = ("--config", str(place / "infaas.toml"), "--no-dashboard", "--workers", "2", "--dispatchers", "2")
-    with running(place / "data", *options) as whole:
-        (place / "model.onnx").write_bytes(tiny_models.exact(tiny_models.mlp()))
-        x, y = tiny_models.digits()
-        (place / "validation.npz").write_bytes(tiny_models.npz(x=x, y=y))
-        files = (str(place / "model.onnx"), "--validation", str(place / "validation.npz"))
-        done = command("register", *files, "--app", APP, "--model", APP, "--data-dir", str(whole.directory))
-        assert done.returncode == 0, done.stderr
-        yield whole
+def system(doubled: Whole) -> Whole:
+    doubled.register(APP, tiny_models.exact(tiny_models.mlp()))
+    return doubled
 
 
 def victims(system: Whole, service: str, load: LibraryLoad) -> list[int]:
     """The process of this service; of the worker that answered last."""
     worker = list(load.answers.values())[-1].worker if service in ("executor", "monitor") else ""
-    return pids_of(system.directory, service, worker)[:1]
+    return system.pids(service, worker)[:1]
 
 
 def sent(pids: list[int], signum: signal.Signals) -> None:

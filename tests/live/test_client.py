@@ -18,20 +18,6 @@ async def serve(url, prefix, behave, what="query.*"):
     return await Responder(bus, behave).listen(f"{prefix}.{what}")
 
 
-async def test_connecting_can_be_awaited_and_closed(nats_url, prefix):
-    client = await infaas.connect(nats_url, prefix=prefix)
-    await client.close()
-    with pytest.raises(infaas.NotConnected):
-        await client.apps()
-
-
-async def test_where_no_system_is_the_error_says_what_to_do(tmp_path):
-    with pytest.raises(infaas.NotConnected, match="infaas up"):
-        await infaas.connect(f"nats://127.0.0.1:{free_port()}", timeout=0.5)
-    with pytest.raises(infaas.NotConnected, match="infaas up"):
-        await infaas.connect(data_dir=tmp_path)
-
-
 async def test_a_wrong_password_is_said_without_showing_it(nats_url):
     with pytest.raises(infaas.NotConnected) as caught:
         await infaas.connect(nats_url.replace("secret", "guessed"), timeout=30)

@@ -1,11 +1,9 @@
 """Users' own Python processes as variants of a whole system: several frameworks, crashes, replicas, a bad class, two systems on one bus."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,9 +17,9 @@ import pytest
 import infaas
 from infaas.demo import digits
 from infaas.errors import InfaasError, Refused
-from tests.support.servers.processes import alive, environ, eventually, read_line
+from tests.support.servers.processes import alive, container, eventually, program
 from tests.support.servers.processes import infaas as command
-from tests.support.servers.system import MODELS, Whole
+from tests.support.servers.system import MODELS, Whole, talk
 
 APP = "contained"  # an app of these tests, with the system's own models beside what they register
 
@@ -116,15 +114,12 @@ def place(system: Whole, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a module of users' classes and a validation set."""
     made = tmp_path_factory.mktemp("containers")
     digits.save_validation(made / "validation.npz")
-    where = ("--data-dir", str(system.directory))
     for verb in (("add-app", APP), *(("link-model", APP, "--model", model) for model in MODELS)):
-        done = command("admin", *verb, *where)
-        assert done.returncode == 0, done.stderr
+        system.done("admin", *verb)
     apps: list[dict[str, Any]] = []
 
     def there() -> bool:
-        items = json.loads(command("apps", "--app", APP, "--json", *where).stdout)["items"]
-        apps[:] = [item for item in items if item["models"] == sorted(MODELS)]
+        apps[:] = [item for item in system.told("apps", "--app", APP) if item["models"] == sorted(MODELS)]
         return bool(apps)
 
     assert eventually(there)
@@ -139,41 +134,17 @@ def place(system: Whole, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@contextmanager
-def started(place: Path, name: str, model: str, *more: str, **variables: str) -> Iterator["subprocess.Popen[str]"]:
-    """This class as a container; killed at the end."""
-    command = [sys.executable, "-P", "-m", "infaas.cli", "container", f"classes:{name}", "--app", APP, "--model", model]
-    command += ["--validation", "validation.npz", "--json", *more]
-    with (
-        (place / f"{model}-{name}-{time.monotonic_ns()}.err").open("w") as errors,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ(**variables), cwd=place
-        ) as process,
-    ):
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def serving(process: "subprocess.Popen[str]", place: Path) -> dict[str, Any]:
-    """What it says when it serves."""
-    line = read_line(process)
-    assert line, "\n".join(path.read_text() for path in place.glob("*.err"))
-    found: dict[str, Any] = json.loads(line)
-    return found
+def started(place: Path, name: str, model: str, *more: str, **variables: str) -> Any:
+    """This class as a container."""
+    about = ("--app", APP, "--model", model, "--validation", "validation.npz")
+    return container(place, f"classes:{name}", *about, *more, **variables)
 
 
 @contextmanager
 def containers(system: Whole, place: Path, *named: tuple[str, str]) -> Iterator[list["subprocess.Popen[str]"]]:
     """These classes, each as a container of this model, one after the other; ended at the end."""
     with ExitStack() as stack:
-        found = []
-        for name, model in named:
-            process = stack.enter_context(started(place, name, model, "--data-dir", str(system.directory)))
-            serving(process, place)
-            found.append(process)
-        yield found
+        yield [stack.enter_context(started(place, name, model, *system.where))[0] for name, model in named]
 
 
 def with_first(x: np.ndarray, value: float) -> np.ndarray:
@@ -221,11 +192,7 @@ class Load:
 
 
 def ask(system: Whole, x: np.ndarray, **needs: Any) -> Any:
-    async def main() -> Any:
-        async with infaas.connect(data_dir=system.directory) as client:
-            return await client.query(APP, x, timeout=60.0, **needs)
-
-    return asyncio.run(main())
+    return talk(system, lambda client: client.query(APP, x, timeout=60.0, **needs))
 
 
 def test_a_closure_a_fitted_object_and_an_onnx_session_answer_the_same_queries(system: Whole, place: Path) -> None:
@@ -252,17 +219,14 @@ def test_a_closure_a_fitted_object_and_an_onnx_session_answer_the_same_queries(s
 
 def listed(system: Whole, *models: str) -> list[dict[str, Any]]:
     """The variants of these models."""
-    items = json.loads(command("variants", "--app", APP, "--json", "--data-dir", str(system.directory)).stdout)["items"]
-    return [item for item in items if item["model"] in models]
+    return [item for item in system.told("variants", "--app", APP) if item["model"] in models]
 
 
 def test_a_profile_has_the_time_of_each_batch_and_the_accuracy_of_all_samples(system: Whole, place: Path) -> None:
-    data = str(system.directory)
-    with started(place, "Paced", "paced", "--max-batch", "8", "--data-dir", data) as process:
-        name = serving(process, place)["variant"]
+    with started(place, "Paced", "paced", "--max-batch", "8", *system.where) as (_, said):
         assert eventually(lambda: bool(listed(system, "paced")))
         (found,) = listed(system, "paced")
-    assert found["variant"] == name
+    assert found["variant"] == said["variant"]
     slept = {str(batch): 180.0 + 12.0 * batch for batch in (1, 2, 4, 8)}
     measured = found["batch_latency_ms"]
     assert measured.keys() == slept.keys()
@@ -297,16 +261,12 @@ def test_an_input_that_crashes_the_process_is_refused_and_everybody_else_is_serv
 
 def test_one_more_process_is_a_replica_and_one_that_is_killed_is_not_missed(system: Whole, place: Path) -> None:
     with containers(system, place, ("Centroids", "twice"), ("Centroids", "twice")) as (first, _):
-        done = command(
-            *("container", "classes:Wrong", "--app", APP, "--model", "twice", "--validation", "validation.npz"),
-            *("--data-dir", str(system.directory)),
-            cwd=place,
-        )
+        about = ("--app", APP, "--model", "twice", "--validation", "validation.npz")
+        done = system.command("container", "classes:Wrong", *about, cwd=place)
         assert done.returncode == 1
         assert "version 1 of model twice is another class" in done.stderr
         assert "another --version" in done.stderr
-        same = ("container", "classes:Centroids", "--app", APP, "--model", "twice", "--validation", "validation.npz")
-        done = command(*same, "--latency-ms", "12345", "--data-dir", str(system.directory), cwd=place)
+        done = system.command("container", "classes:Centroids", *about, "--latency-ms", "12345", cwd=place)
         assert done.returncode == 1
         assert "a replica changes nothing" in done.stderr
         children = children_of(first.pid)
@@ -357,36 +317,28 @@ def test_ctrl_c_answers_what_waits(system: Whole, place: Path) -> None:
 
 
 def test_a_bad_class_and_a_bad_file_are_reported_before_anything_is_registered(system: Whole, place: Path) -> None:
-    where = ("--data-dir", str(system.directory))
     options = ("--app", APP, "--model", "tried", "--validation", "validation.npz")
     bad = command("container", "classes:Nan", *options, "--dry-run", cwd=place)
     assert bad.returncode == 1
     assert "NaN" in bad.stderr
-    good = command("container", "classes:Centroids", *options, "--dry-run", "--json", cwd=place)
-    assert good.returncode == 0, good.stderr
-    assert json.loads(good.stdout)["accuracy"] > 0.6
+    assert system.told("container", "classes:Centroids", *options, "--dry-run", cwd=place)["accuracy"] > 0.6
     (place / "broken.onnx").write_bytes(b"no model")
-    broken = command("register", "broken.onnx", *options, "--dry-run", *where, cwd=place)
+    broken = system.command("register", "broken.onnx", *options, "--dry-run", cwd=place)
     assert broken.returncode == 1
     assert broken.stderr.strip().splitlines()[-1].startswith("infaas: ")
-    kept = command("register", str(digits.models()["logreg"]), *options, "--dry-run", "--json", *where, cwd=place)
-    assert kept.returncode == 0, kept.stderr
-    said = json.loads(kept.stdout)
+    said = system.told("register", str(digits.models()["logreg"]), *options, "--dry-run", cwd=place)
     assert said["dry_run"] and said["accuracy"] > 0.8
     assert any("ort-fp32" in each["variant"] for each in said["variants"])
-    assert "tried" not in command("models", "--json", *where).stdout
+    assert "tried" not in system.done("models", "--json")
 
 
 def test_two_systems_on_one_bus_do_not_see_each_other(system: Whole, place: Path) -> None:
     """The same names under another prefix are another app, another model, other workers."""
     other = {"INFAAS_PREFIX": "other", "INFAAS_NATS_URL": system.nats, "INFAAS_METRICS__ENABLED": "false"}
-    services = [sys.executable, "-P", "-m", "infaas.cli", "run", "dispatcher", "registrar"]
-    with ExitStack() as stack:
-        errors = stack.enter_context((place / "other.err").open("w"))
-        running = stack.enter_context(subprocess.Popen(services, stderr=errors, env=environ(**other), cwd=place))
-        stack.callback(running.terminate)
-        container = stack.enter_context(started(place, "Wrong", "mlp-s", **other))
-        said = serving(container, place)
+    with (
+        program("infaas.cli", "run", "dispatcher", "registrar", cwd=place, **other),
+        started(place, "Wrong", "mlp-s", **other) as (process, said),
+    ):
 
         async def asked(**where: Any) -> tuple[Any, list[str], list[str]]:
             async with infaas.connect(**where) as client:
@@ -400,7 +352,7 @@ def test_two_systems_on_one_bus_do_not_see_each_other(system: Whole, place: Path
         assert not set(our_workers) & set(their_workers)
         assert not set(our_variants) & set(their_variants)
         assert ours.worker in our_workers
-        os.kill(container.pid, signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
         assert asyncio.run(asked(data_dir=system.directory))[0].worker in our_workers
 
 
@@ -437,8 +389,7 @@ def test_at_twice_the_capacity_the_high_priority_is_in_time_and_the_low_one_give
 ) -> None:
     """A process that takes 276 ms for 8 is asked at twice what it can do: what of each level is in time."""
     rate = 2 * 8 / 0.276
-    with started(place, "Paced", "ranked", "--max-batch", "8", "--data-dir", str(system.directory)) as process:
-        serving(process, place)
+    with started(place, "Paced", "ranked", "--max-batch", "8", *system.where):
         found = shares_in_time(system, "ranked", {1: 0.3 * rate, 9: 0.7 * rate}, 18.0, 4500)
     assert found[1][0] >= 1.5 * found[9][0], (
         found
@@ -449,8 +400,7 @@ def test_at_twice_the_capacity_the_high_priority_is_in_time_and_the_low_one_give
 
 def test_batches_of_a_low_priority_leave_a_high_one_time(system: Whole, place: Path) -> None:
     """120 ms an item, so that a full batch would fill the objective. Without room half of the high ones have none."""
-    with started(place, "Each", "each", "--data-dir", str(system.directory)) as process:
-        serving(process, place)
+    with started(place, "Each", "each", *system.where):
         found = shares_in_time(system, "each", {1: 10.0 / 3, 9: 50.0 / 3}, 24.0, 1500)
     assert found[1][0] > found[9][0] + 0.2, found  # how many of them is the machine's affair
     assert found[9][0] > 0, found

@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 from websockets.typing import Origin
 
 from tests.support.servers.nats import free_port
-from tests.support.servers.processes import environ, eventually, infaas, living_of, read_line
+from tests.support.servers.processes import environ, eventually, infaas, program, read_line
 from tests.support.servers.system import Whole
 
 
@@ -32,32 +32,15 @@ def status(url: str) -> int:
         return 0
 
 
-def pids(directory: Path) -> list[int]:
-    found = []
-    for pid in living_of(directory):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:  # it has just ended
-            continue
-        if b"infaas.cli.run" in command and b"dashboard" in command:
-            found.append(pid)
-    return found
-
-
 @contextmanager
 def alone(*options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`infaas run dashboard` and where it is."""
     port = free_port()
-    command = [sys.executable, "-P", "-m", "infaas.cli", "run", "dashboard", *options]
-    with subprocess.Popen(
-        command, env=environ(INFAAS_DASHBOARD__PORT=str(port), **more), stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            said = read_line(process)
-            assert said.startswith("the dashboard is at "), said
-            yield process, f"127.0.0.1:{port}"
-        finally:
-            process.kill()
+    more |= {"INFAAS_DASHBOARD__PORT": str(port)}
+    with program("infaas.cli", "run", "dashboard", *options, patience=0.0, **more) as process:
+        said = read_line(process)
+        assert said.startswith("the dashboard is at "), said
+        yield process, f"127.0.0.1:{port}"
 
 
 def test_a_system_has_one_and_says_where(system: Whole) -> None:
@@ -67,17 +50,17 @@ def test_a_system_has_one_and_says_where(system: Whole) -> None:
 
 def test_it_knows_no_password_that_writes(system: Whole) -> None:
     secret = (system.directory / "writer.secret").read_text().strip()
-    assert eventually(lambda: len(pids(system.directory)) > 0)  # another test may have had it killed
-    for pid in pids(system.directory):
+    assert eventually(lambda: len(system.pids("dashboard")) > 0)  # another test may have had it killed
+    for pid in system.pids("dashboard"):
         assert secret not in Path(f"/proc/{pid}/environ").read_text()
     assert secret not in (system.directory / "logs" / "dashboard.log").read_text()
 
 
 def test_it_is_started_again(system: Whole) -> None:
-    assert eventually(lambda: len(pids(system.directory)) == 1)
-    (before,) = pids(system.directory)
+    assert eventually(lambda: len(system.pids("dashboard")) == 1)
+    (before,) = system.pids("dashboard")
     os.kill(before, signal.SIGKILL)
-    assert eventually(lambda: before not in pids(system.directory) and status(system.dashboard) == 200)
+    assert eventually(lambda: before not in system.pids("dashboard") and status(system.dashboard) == 200)
 
 
 def test_its_log_is_json_lines_on_a_pipe_streamlits_too() -> None:

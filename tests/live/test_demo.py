@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,21 +34,29 @@ def test_a_kept_system_runs_on_in_a_session_of_its_own() -> None:
         shutil.rmtree(kept.data_dir.parent)
 
 
-@pytest.mark.timeout(900)
-def test_several_models_answer_and_feedback_finds_the_one_that_is_wrong(tmp_path: Path) -> None:
-    drawn = tmp_path / "ensemble.svg" if find_spec("matplotlib") is not None else None
-    command = [sys.executable, "-P", "-m", "infaas.cli", "demo", "--ensemble", "--json", "--seconds", "36"]
+def demonstrated(drawn: Path | None, *words: str) -> dict[str, Any]:
+    """What `infaas demo` says, and has drawn, where it can."""
+    command = [sys.executable, "-P", "-m", "infaas.cli", "demo", *words, "--json"]
     done = subprocess.run(
         [*command, *(("--plot", str(drawn)) if drawn else ())],
-        check=False,
-        env=environment({}),
-        capture_output=True,
-        text=True,
-        timeout=800,
-    )
+        check=False, env=environment({}), capture_output=True, text=True, timeout=800,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
-    found = json.loads(done.stdout)
-    assert found["problems"] == []
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["problems"] == []  # SQL holds one row of each query, or it would be among them
+    assert found["picture"] == (str(drawn) if drawn else None)
+    assert drawn is None or drawn.read_text().lstrip().startswith("<?xml")
+    return found
+
+
+@pytest.fixture
+def drawn(tmp_path: Path) -> Path | None:
+    return tmp_path / "drawn.svg" if find_spec("matplotlib") is not None else None
+
+
+@pytest.mark.timeout(900)
+def test_several_models_answer_and_feedback_finds_the_one_that_is_wrong(drawn: Path | None) -> None:
+    found = demonstrated(drawn, "--ensemble", "--seconds", "36")
     refused = sum(found["refused"].values())
     answered = found["answered"]
     # Each query ended once, those before the load included; SQL holds one row of each, or it would be among the problems.
@@ -64,25 +73,11 @@ def test_several_models_answer_and_feedback_finds_the_one_that_is_wrong(tmp_path
     for phase in found["phases"]:
         assert phase["error"] <= phase["best"]["error"] + MARGIN
     assert found["error"] <= found["best"]["error"]  # no single model was right all the time
-    assert found["picture"] == (str(drawn) if drawn else None)
-    assert drawn is None or drawn.read_text().lstrip().startswith("<?xml")
 
 
 @pytest.mark.timeout(900)
-def test_a_pipeline_is_planned_deployed_and_tuned_while_its_load_triples(tmp_path: Path) -> None:
-    drawn = tmp_path / "pipeline.svg" if find_spec("matplotlib") is not None else None
-    command = [sys.executable, "-P", "-m", "infaas.cli", "demo", "--pipeline", "--json"]
-    done = subprocess.run(
-        [*command, *(("--plot", str(drawn)) if drawn else ())],
-        check=False,
-        env=environment({}),
-        capture_output=True,
-        text=True,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    found = json.loads(done.stdout)
-    assert found["problems"] == []  # SQL holds one row of each query, or it would be among them
+def test_a_pipeline_is_planned_deployed_and_tuned_while_its_load_triples(drawn: Path | None) -> None:
+    found = demonstrated(drawn, "--pipeline")
     assert (
         found["answered"] + sum(found["refused"].values()) == found["sent"] == sum(p["sent"] for p in found["phases"])
     )
@@ -109,5 +104,3 @@ def test_a_pipeline_is_planned_deployed_and_tuned_while_its_load_triples(tmp_pat
         assert max(wanted[vertex]) >= 2 * replicas
     last_down = max(actions.get("down", [0.0]))
     assert last_down < max(actions["up"]) or any(counts[-1] < max(counts) for counts in wanted.values())
-    assert found["picture"] == (str(drawn) if drawn else None)
-    assert drawn is None or drawn.read_text().lstrip().startswith("<?xml")

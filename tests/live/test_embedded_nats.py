@@ -1,5 +1,6 @@
 """Our own nats-server: starts, keeps, refuses strangers, and dies with whoever started it."""
 
+import signal
 import socket
 import stat
 from pathlib import Path
@@ -12,17 +13,6 @@ from services.shell.host.process import ServerError
 from tests.support.servers.nats import run
 from tests.support.servers.processes import alive, eventually, read_line, script
 
-OLD = """
-import os, sys
-from pathlib import Path
-from services.shell.host.nats import EmbeddedNats
-from services.shell.host.process import ServerError
-os.environ["NATS_SERVER_BIN"] = sys.argv[2]
-try:
-    EmbeddedNats(Path(sys.argv[1])).start()
-except ServerError as error:
-    print(error, flush=True)
-"""
 SCRIPT = """
 import sys, time
 from pathlib import Path
@@ -112,11 +102,13 @@ def test_stopping_leaves_nothing_and_may_be_repeated(tmp_path: Path) -> None:
     assert not alive(pid)
 
 
-def test_it_dies_with_a_killed_parent_and_the_directory_is_free_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_it_dies_with_its_parent_and_the_directory_is_free_again(ending: signal.Signals, tmp_path: Path) -> None:
     with script(SCRIPT, str(tmp_path)) as parent:
         pid = int(read_line(parent))
         assert alive(pid)
-        parent.kill()
+        parent.send_signal(ending)
+        parent.wait()
     assert eventually(lambda: not alive(pid))
     EmbeddedNats(tmp_path).start().stop()
 
@@ -129,19 +121,3 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
 def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path: Path) -> None:
     with EmbeddedNats(tmp_path / "one") as one, pytest.raises(ServerError, match=str(one.port)):
         EmbeddedNats(tmp_path / "two", one.port).start(timeout=5)
-
-
-def test_an_old_server_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    old = tmp_path / "old"
-    old.write_text("#!/bin/sh\necho nats-server: v2.10.0\n")
-    old.chmod(0o755)
-    with script(OLD, str(tmp_path), str(old)) as child:
-        assert "2.12.3" in read_line(child)
-
-
-def test_a_parent_that_ends_by_sigterm_leaves_nothing(tmp_path: Path) -> None:
-    with script(SCRIPT, str(tmp_path)) as parent:
-        pid = int(read_line(parent))
-        parent.terminate()
-        parent.wait()
-        assert eventually(lambda: not alive(pid))

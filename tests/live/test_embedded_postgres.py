@@ -17,17 +17,6 @@ from services.shell.host.process import ServerError
 from services.shell.host.rootless import ProcessIdentity, runs
 from tests.support.servers.processes import alive, eventually, read_line, script
 
-NO_POSTGRES = """
-import os, sys
-from pathlib import Path
-from services.shell.host.postgres import EmbeddedPostgres
-from services.shell.host.process import ServerError
-os.environ["EMBEDDED_PG_BIN"] = sys.argv[1]
-try:
-    EmbeddedPostgres(Path(sys.argv[1])).start()
-except ServerError as error:
-    print(error, flush=True)
-"""
 SCRIPT = """
 import sys, time
 from pathlib import Path
@@ -183,11 +172,6 @@ def test_a_busy_port_is_an_error_that_names_it(server: EmbeddedPostgres, cluster
         EmbeddedPostgres(other, server.port).start()
 
 
-def test_no_postgres_at_all_is_a_clear_error(tmp_path: Path) -> None:
-    with script(NO_POSTGRES, str(tmp_path)) as child:
-        assert "EMBEDDED_PG_BIN" in read_line(child)
-
-
 # ---- as whom
 
 
@@ -199,7 +183,7 @@ def test_root_without_user_namespaces_runs_it_as_another_user(tmp_path_factory: 
     try:
         with EmbeddedPostgres(directory, allow_userns=False) as server:
             assert ask(server.superuser_dsn, "SELECT 1") == [(1,)]
-            assert Path(f"/proc/{server.process.pid}").stat().st_uid == pwd.getpwnam("nobody").pw_uid
+            assert Path(f"/proc/{server.process.pid}").stat().st_uid == NOBODY.pw_uid
         # The same data afterwards in a user namespace, and back.
         with EmbeddedPostgres(directory) as server:
             assert ask(server.superuser_dsn, "SELECT 1") == [(1,)]
@@ -212,52 +196,42 @@ def test_root_without_user_namespaces_runs_it_as_another_user(tmp_path_factory: 
         EmbeddedPostgres(closed, allow_userns=False).start()
 
 
-def test_an_ordinary_user_runs_it_plainly(tmp_path: Path) -> None:
-    """Seen from inside a user namespace without capabilities, we are an ordinary user who can still read this Python."""
-    if os.geteuid() != 0:
-        identity = ProcessIdentity("plain", 0, 0)  # we are one
-    else:
-        nobody = pwd.getpwnam("nobody")
-        identity = ProcessIdentity("userns", nobody.pw_uid, nobody.pw_gid)
-    if not runs(["true"], identity):
-        pytest.skip("no user namespaces here")
-    with script(SCRIPT, str(tmp_path), identity=identity) as parent:
-        pid, mode, dsn = read_line(parent).split()
-        assert mode == "plain"
+NOBODY = pwd.getpwnam("nobody")
+
+
+def runs_as(identity: ProcessIdentity, mode: str, directory: Path) -> None:
+    with script(SCRIPT, str(directory), identity=identity) as parent:
+        pid, found, dsn = read_line(parent).split()
+        assert found == mode
         assert ask(dsn, "SELECT 1") == [(1,)]
     assert eventually(lambda: not alive(int(pid)))
 
 
-def test_a_user_without_an_account_runs_it(tmp_path: Path) -> None:
-    """As in a container that was started with `--user 54321`: initdb looks its user up, and finds nobody."""
-    if os.geteuid() != 0:
+@pytest.mark.parametrize(("user", "mode"), [((NOBODY.pw_uid, NOBODY.pw_gid), "plain"), ((54321, 54321), "userns")])
+def test_an_ordinary_user_and_one_without_an_account_run_it(user: tuple[int, int], mode: str, tmp_path: Path) -> None:
+    """Seen from inside a user namespace without capabilities, we are an ordinary user who can still read this Python.
+
+    Without an account as in a container that was started with `--user 54321`: initdb looks its user up, and finds nobody.
+    """
+    if os.geteuid() != 0 and mode == "userns":
         pytest.skip("only root can become such a user")
-    identity = ProcessIdentity("userns", 54321, 54321)
+    identity = ProcessIdentity("userns", *user) if os.geteuid() == 0 else ProcessIdentity("plain", 0, 0)  # we are one
     if not runs(["true"], identity):
         pytest.skip("no user namespaces here")
-    with script(SCRIPT, str(tmp_path), identity=identity) as parent:
-        pid, mode, dsn = read_line(parent).split()
-        assert mode == "userns"
-        assert ask(dsn, "SELECT 1") == [(1,)]
-    assert eventually(lambda: not alive(int(pid)))
+    runs_as(identity, mode, tmp_path)
 
 
 def test_another_user_of_this_machine_runs_it(tmp_path_factory: pytest.TempPathFactory) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can change the user")
-    nobody = pwd.getpwnam("nobody")
-    identity = ProcessIdentity("setuid", nobody.pw_uid, nobody.pw_gid)
+    identity = ProcessIdentity("setuid", NOBODY.pw_uid, NOBODY.pw_gid)
     for needed in (sys.executable, str(find_postgres() / "postgres"), __file__):
         if not runs(["test", "-r", needed], identity):
             pytest.skip(f"user nobody cannot reach {needed}")
     directory = _open_directory("infaas-nobody")
     try:
-        os.chown(directory, nobody.pw_uid, nobody.pw_gid)
-        with script(SCRIPT, str(directory), identity=identity) as parent:
-            pid, mode, dsn = read_line(parent).split()
-            assert mode == "plain"
-            assert ask(dsn, "SELECT 1") == [(1,)]
-        assert eventually(lambda: not alive(int(pid)))
+        os.chown(directory, NOBODY.pw_uid, NOBODY.pw_gid)
+        runs_as(identity, "plain", directory)
     finally:
         shutil.rmtree(directory)
 

@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 
 import infaas
-from tests.live.test_metrics import get, series, total, url_of
-from tests.support.clients.constant_load import NOTICED, LibraryLoad, StockLoad
+from tests.live.test_metrics import get, series, total
+from tests.support.clients.constant_load import NOTICED, LibraryLoad, Query, StockLoad, wrong
 from tests.support.clients.responders import until
 from tests.support.gateways.gateway_process import gateway
-from tests.support.servers.ensembles import MEMBERS, Ensembles, inputs, near, scores_of, talk, taught
-from tests.support.servers.processes import eventually, pids_of
-from tests.support.servers.processes import infaas as command
+from tests.support.servers.ensembles import MEMBERS, Ensembles, inputs, near, scores_of, taught
+from tests.support.servers.processes import eventually
+from tests.support.servers.system import talk
 
 
 def test_counters_are_the_number_of_queries(ensembles: Ensembles, tmp_path: Path) -> None:
     """Of Prometheus, of Clipper's JSON and of SQL's views: an ensemble of five counts as one query, and its parts as five."""
     count = 30
-    url = url_of(ensembles.whole)
+    url = ensembles.metrics
 
     async def prepared(client: Any) -> None:
         await ensembles.app(client, "counted", MEMBERS, {"policy": "exp4"}, input_type="floats")
@@ -56,7 +56,7 @@ def test_counters_are_the_number_of_queries(ensembles: Ensembles, tmp_path: Path
     assert eventually(still), figures()
     before = figures()
     x, _ = inputs(count, 8)
-    with gateway(ensembles.whole, tmp_path) as gate:
+    with gateway(ensembles, tmp_path) as gate:
         for item in x.tolist():
             body = json.dumps({"input": item}).encode()
             with urllib.request.urlopen(urllib.request.Request(f"{gate.url}/counted/predict", body)) as reply:
@@ -96,11 +96,11 @@ def test_two_users_with_opposite_favourites_and_all_processes_killed(ensembles: 
     def learnt() -> bool:
         return all(ensembles.weights("taste", context)[model] > 0.9 for context, model in favourites.items())
 
-    before = series(get(url_of(ensembles.whole)))
+    before = series(get(ensembles.metrics))
     talk(ensembles, teach)
 
     def both_have_asked() -> bool:
-        now = series(get(url_of(ensembles.whole)))
+        now = series(get(ensembles.metrics))
         names = ("dispatcher-0", "dispatcher-1")
         parts = [
             [total(page, "infaas_parts_total", app="taste", process=name) for name in names] for page in (before, now)
@@ -129,11 +129,11 @@ def test_two_users_with_opposite_favourites_and_all_processes_killed(ensembles: 
     found: list[str] = []
     others: list[str] = []
     talk(ensembles, told)
-    killed = pids_of(ensembles.whole.directory, "dispatcher")
+    killed = ensembles.pids("dispatcher")
     assert len(killed) == 2
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: len(set(pids_of(ensembles.whole.directory, "dispatcher")) - set(killed)) == 2)
+    assert eventually(lambda: len(set(ensembles.pids("dispatcher")) - set(killed)) == 2)
     assert eventually(learnt)
     talk(ensembles, served)
     talk(ensembles, told)  # what is sent again counts once, though no dispatcher remembers it
@@ -154,7 +154,7 @@ def test_a_users_own_policy_keeps_its_count_and_one_that_misbehaves_costs_its_ow
     ensembles: Ensembles,
 ) -> None:
     """Each query of a policy that misbehaves gets a refusal that says how; another app's queries go on."""
-    url = url_of(ensembles.whole)
+    url = ensembles.metrics
 
     def refused() -> float:
         return total(series(get(url)), "infaas_refusals_total", app="rogue", code="model_error")
@@ -165,7 +165,7 @@ def test_a_users_own_policy_keeps_its_count_and_one_that_misbehaves_costs_its_ow
         await taught(client, "own", x, y)
         await ensembles.app(client, "rogue", MEMBERS[:3], {"policy": f"{OWN}:Counting"})
         count = 0
-        load = LibraryLoad(ensembles.whole.nats, "beside-rogues", 10, app="own")
+        load = LibraryLoad(ensembles.nats, "beside-rogues", 10, app="own")
         async with load:
             for name, word in ROGUES.items():
                 await client.admin("set-selection", app="rogue", policy=f"{OWN}:{name}")
@@ -184,41 +184,32 @@ def test_a_users_own_policy_keeps_its_count_and_one_that_misbehaves_costs_its_ow
             await client.admin("set-selection", app="rogue", policy="exp4")
             await until(lambda: answers(client, x[:1]))
         assert load.others == {}
-        assert wrong(load) == {}
+        assert wrong(load, mean_of_members) == {}
         return count
 
     async def answers(client: Any, x: np.ndarray) -> bool:
         return isinstance(await client.query("rogue", x, timeout=60.0, raise_refused=False), infaas.Answer)
 
     def counts() -> set[int]:
-        done = command("selection", "--app", "own", "--json", *ensembles.where)
+        done = ensembles.command("selection", "--app", "own", "--json")
         return {row["n"] for row in json.loads(done.stdout)["items"]} if done.returncode == 0 else set()
 
     before = refused()
     count = talk(ensembles, main)
     assert eventually(lambda: refused() >= before + count)
     assert eventually(lambda: counts() == {20})
-    killed = pids_of(ensembles.whole.directory, "dispatcher")
+    killed = ensembles.pids("dispatcher")
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: len(set(pids_of(ensembles.whole.directory, "dispatcher")) - set(killed)) == 2)
+    assert eventually(lambda: len(set(ensembles.pids("dispatcher")) - set(killed)) == 2)
     assert eventually(lambda: counts() == {20})
 
 
-def wrong(load: LibraryLoad | StockLoad) -> dict[str, Any]:
-    """Answers that are not the mean of what the members that they name say, or have another query's id."""
-    found = {}
-    for name, answer in load.answers.items():
-        if isinstance(answer, infaas.Answer):
-            given, label, members = answer.output, answer.id, answer.members or []
-        else:
-            given, label = np.frombuffer(answer["outputs"]["scores"]["data"], "<f4"), answer["id"]
-            members = answer["members"]
-        x = load.queries[name].sample.x
-        wanted = np.mean([scores_of(member.partition("@")[0], x) for member in members], axis=0)
-        if label != name or not near(given.reshape(1, -1), wanted):
-            found[name] = answer
-    return found
+def mean_of_members(given: np.ndarray, query: Query, answer: Any) -> bool:
+    """Whether it is what the members that the answer names say in the mean."""
+    members = answer.members if isinstance(answer, infaas.Answer) else answer["members"]
+    wanted = np.mean([scores_of(member.partition("@")[0], query.sample.x) for member in members or ()], axis=0)
+    return near(given.reshape(1, -1), wanted)
 
 
 @pytest.mark.parametrize("service", ["dispatcher", "executor"])
@@ -232,19 +223,19 @@ def test_a_process_is_killed_and_each_query_is_answered_once(ensembles: Ensemble
     async def main(client: Any) -> tuple[LibraryLoad, StockLoad, float]:
         app = f"killed-{service}"
         await ensembles.app(client, app, MEMBERS, {"policy": "majority"})
-        library = LibraryLoad(ensembles.whole.nats, f"{tag}-library", 15, app=app)
-        stock = StockLoad(ensembles.whole.nats, f"{tag}-stock", 15, app=app)
+        library = LibraryLoad(ensembles.nats, f"{tag}-library", 15, app=app)
+        stock = StockLoad(ensembles.nats, f"{tag}-stock", 15, app=app)
         async with library, stock:
             await until(lambda: len(library.answers) > 20 and len(stock.answers) > 20)
             at = time.time()
-            os.kill(pids_of(ensembles.whole.directory, service)[0], signal.SIGKILL)
+            os.kill(ensembles.pids(service)[0], signal.SIGKILL)
             struck = len(library.queries), len(stock.queries)
             await until(lambda: len(library.answers) > struck[0] + 40 and len(stock.answers) > struck[1] + 40)
         return library, stock, at
 
     library, stock, at = talk(ensembles, main)
-    assert wrong(library) == {}
-    assert wrong(stock) == {}
+    assert wrong(library, mean_of_members) == {}
+    assert wrong(stock, mean_of_members) == {}
     assert library.others == {}
     assert library.answers.keys() == library.queries.keys()
     assert stock.refusals == {}
@@ -262,7 +253,7 @@ def test_a_process_is_killed_and_each_query_is_answered_once(ensembles: Ensemble
     told = library.answers.keys() | stock.answers.keys()
     assert eventually(lambda: not told - recorded().keys()), sorted(told - recorded().keys())
     assert set(recorded().values()) == {1}
-    assert eventually(lambda: len(pids_of(ensembles.whole.directory, service)) == 2)
+    assert eventually(lambda: len(ensembles.pids(service)) == 2)
 
 
 def test_a_gateway_is_killed_and_the_other_one_serves_on(ensembles: Ensembles, tmp_path: Path) -> None:
@@ -279,7 +270,7 @@ def test_a_gateway_is_killed_and_the_other_one_serves_on(ensembles: Ensembles, t
     talk(ensembles, prepared)
     x, _ = inputs(40, 10)
     with ExitStack() as stack:
-        first, second = (stack.enter_context(gateway(ensembles.whole, tmp_path)) for _ in range(2))
+        first, second = (stack.enter_context(gateway(ensembles, tmp_path)) for _ in range(2))
         ids = [predict(gate.url, item) for item in x.tolist()[:10] for gate in (first, second)]
         os.kill(first.pid, signal.SIGKILL)
         ids += [predict(second.url, item) for item in x.tolist()[10:]]

@@ -1,8 +1,6 @@
 """Several models answer one query, by the doors that users have: versions, links, feedback, confidence, slow members."""
 
 import asyncio
-import subprocess
-import sys
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,11 +10,12 @@ import numpy as np
 import pytest
 
 import infaas
-from tests.live.test_metrics import get, series, total, url_of
+from tests.live.test_metrics import get, series, total
 from tests.support.clients.responders import until
 from tests.support.models.tiny_models import weights
-from tests.support.servers.ensembles import MEMBERS, STEP, Ensembles, inputs, near, scores_of, talk, taught
-from tests.support.servers.processes import environ, eventually, pids_of, read_line
+from tests.support.servers.ensembles import MEMBERS, STEP, Ensembles, inputs, near, scores_of, taught
+from tests.support.servers.processes import container, eventually, pids_of
+from tests.support.servers.system import talk
 
 LONG = 240.0  # s; only ends a failing test
 POISON = 777.0  # as the first feature: the container sleeps
@@ -26,7 +25,7 @@ def test_a_version_is_rolled_back_and_no_kept_answer_is_of_the_other_one(ensembl
     """Nothing restarts. Each answer is that of the version that it names, whether it was kept or computed."""
     x, _ = inputs(1, 1)
     services = ("dispatcher", "executor", "registrar")
-    before = [pids_of(ensembles.whole.directory, service) for service in services]
+    before = [pids_of(ensembles.directory, service) for service in services]
 
     async def main(client: Any) -> None:
         await client.admin("add-app", app="versions")
@@ -48,13 +47,13 @@ def test_a_version_is_rolled_back_and_no_kept_answer_is_of_the_other_one(ensembl
             await until(settled)
 
     talk(ensembles, main)
-    assert [pids_of(ensembles.whole.directory, service) for service in services] == before
+    assert [pids_of(ensembles.directory, service) for service in services] == before
 
 
 def test_a_hundred_equal_queries_are_one_evaluation_of_each_dispatcher(ensembles: Ensembles) -> None:
     """And those that come later are none. What the executors count says so."""
     x, _ = inputs(1, 12)
-    url = url_of(ensembles.whole)
+    url = ensembles.metrics
     answers: list[infaas.Answer] = []
 
     def figures() -> tuple[float, float, float]:
@@ -245,7 +244,7 @@ def test_a_slow_member_costs_confidence_and_no_time(ensembles: Ensembles, tmp_pa
     """A process of a user's own sleeps for 5 s. The answer is what the other four say together, and is no default output."""
     text = SLEEPER.format(weights=tuple(part.tolist() for part in weights(0)), poison=POISON)
     (tmp_path / "sleeper.py").write_text(text)
-    options = ("--app", "late", "--model", "sleeper", "--validation", str(ensembles.validation), "--json")
+    options = ("--app", "late", "--model", "sleeper", "--validation", str(ensembles.validation))
     four = MEMBERS[:4]
     x, _ = inputs(1, 7)
     poison = x.copy()
@@ -288,19 +287,5 @@ def test_a_slow_member_costs_confidence_and_no_time(ensembles: Ensembles, tmp_pa
         await ensembles.app(client, "late", four, rules, default_output=[9, 8, 7, 6])
 
     talk(ensembles, prepared)
-    with (
-        (tmp_path / "container.err").open("w") as errors,
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", "infaas.cli", "container", "sleeper:Sleeper", *options, *ensembles.where],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environ(),
-            cwd=tmp_path,
-        ) as process,
-    ):
-        try:
-            assert read_line(process), (tmp_path / "container.err").read_text()
-            talk(ensembles, main)
-        finally:
-            process.kill()
+    with container(tmp_path, "sleeper:Sleeper", *options, *ensembles.where):
+        talk(ensembles, main)

@@ -1,7 +1,6 @@
 """Each program of examples/ does what it says, beside a running system; where the library that it needs is installed."""
 
 import importlib.util
-import json
 import re
 import runpy
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.servers.processes import ROOT, environ, infaas
+from tests.support.servers.processes import ROOT, environ
 from tests.support.servers.system import Whole
 
 EXAMPLES = ROOT / "examples"
@@ -74,9 +73,7 @@ def test_a_program(system: Whole, tmp_path: Path, program: Path) -> None:
 def _by_other_doors(system: Whole, file: Path, example: dict[str, Any]) -> None:
     """Its app answers a file's bytes from the shell and as the body of a request, and refuses what is no picture as the client's mistake."""
     file.write_bytes(example["jpeg"](np.eye(8) * 16))
-    said = json.loads(
-        infaas("query", "jpegs", "--input", str(file), "--json", "--data-dir", str(system.directory)).stdout
-    )
+    said = system.told("query", "jpegs", "--input", str(file))
     assert said["labels"][0] in example["NAMES"]
     head = {"Inference-Header-Content-Length": "0", "Content-Type": "application/octet-stream"}
 
@@ -89,8 +86,8 @@ def _by_other_doors(system: Whole, file: Path, example: dict[str, Any]) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         post(b"no picture")
     assert (refused.value.code, "this is no picture" in refused.value.read().decode()) == (400, True)
-    listed = json.loads(infaas("variants", "--app", "jpegs", "--json", "--data-dir", str(system.directory)).stdout)
-    named = {one["functions"].rpartition(" (")[0] for one in listed["items"]}  # the rest is the time that they take
+    listed = system.told("variants", "--app", "jpegs")
+    named = {one["functions"].rpartition(" (")[0] for one in listed}  # the rest is the time that they take
     assert named == {"before pictures.py:decode and after pictures.py:name"}
 
 

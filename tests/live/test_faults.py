@@ -1,18 +1,15 @@
 """A whole system under load whose processes are killed and whose models misbehave: no query is lost, doubled or wrong."""
 
 import asyncio
-import json
 import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psycopg
 import pytest
 
 import infaas
@@ -30,37 +27,14 @@ from tests.support.clients.constant_load import (
 from tests.support.clients.responders import until
 from tests.support.models import poison_models, tiny_models
 from tests.support.servers.nats import run
-from tests.support.servers.processes import eventually, living_of, pids_of
-from tests.support.servers.processes import infaas as command
-from tests.support.servers.system import QUICK, Whole, running
+from tests.support.servers.processes import eventually, living_of
+from tests.support.servers.system import QUICK, Whole, running, talk
 
 TIGHT = 500.0  # ms, what every third stock query allows; the others allow the default 30 s
 
 
-@dataclass
-class System:
-    """A running `infaas up`. nats, sql: URLs."""
-
-    directory: Path
-    nats: str
-    sql: str
-
-    def register(self, model: str, file: bytes) -> None:
-        """As app and model of this name, with the validation set of `tests.support.models.tiny_models.mlp`."""
-        path = self.directory.parent / f"{model}.onnx"
-        path.write_bytes(file)
-        validation = self.directory.parent / f"{model}.npz"
-        x, y = tiny_models.digits()
-        validation.write_bytes(tiny_models.npz(x=x, y=y))
-        done = command(
-            *("register", str(path), "--app", model, "--model", model),
-            *("--validation", str(validation), "--data-dir", str(self.directory)),
-        )
-        assert done.returncode == 0, done.stderr
-
-    def pids(self, service: str, worker: str = "") -> list[int]:
-        """Processes that run this service; the one of a worker."""
-        return pids_of(self.directory, service, worker)
+class System(Whole):
+    """A running `infaas up` whose processes can be killed."""
 
     def all_killed(self) -> bool:
         """SIGKILL to all of its processes, until none is left."""
@@ -88,13 +62,13 @@ def up(directory: Path, *options: str) -> Iterator[System]:
     config.write_text(QUICK)
     found = ("--no-dashboard", "--no-gateway", "--dispatchers", "2", "--config", str(config), *options)
     with running(directory, *found) as whole:
-        yield System(directory, whole.nats, whole.sql)
+        yield System(*whole)
 
 
 @pytest.fixture(scope="module")
 def pair(doubled: Whole) -> System:
     """Two dispatchers, two workers, the honest model."""
-    system = System(doubled.directory, doubled.nats, doubled.sql)
+    system = System(*doubled)
     system.register(APP, tiny_models.exact(tiny_models.mlp()))
     return system
 
@@ -191,18 +165,15 @@ def active_again(system: System, load: Suffered, *, anywhere: bool = False) -> b
     )
 
     def look() -> bool:
-        with psycopg.connect(system.sql) as connection:
-            row = connection.execute(
-                query, (load.victim, anywhere, datetime.fromtimestamp(load.struck[0], UTC))
-            ).fetchone()
-        return row is not None and row[0] > 0
+        began = datetime.fromtimestamp(load.struck[0], UTC)
+        return bool(system.rows(query, load.victim, anywhere, began)[0][0])
 
     return eventually(look)
 
 
 def test_the_only_executor_is_killed(system: Whole) -> None:
     """Of the system that all tests share: what waits there is answered once it is back."""
-    shared = System(system.directory, system.nats, system.sql)
+    shared = System(*system)
     shared.register(APP, tiny_models.exact(tiny_models.mlp()))
     load = run(suffer(shared, "only", lambda worker: shared.kill("executor") and None, rate=20.0))
     all_answered_once(load)
@@ -211,32 +182,25 @@ def test_the_only_executor_is_killed(system: Whole) -> None:
     assert active_again(shared, load)
 
 
-def test_a_dispatcher_is_killed(pair: System) -> None:
-    load = run(suffer(pair, "dispatcher", lambda worker: pair.kill("dispatcher") and None))
-    all_answered_once(load)
-    assert lost_in_a_mailbox(load)
-    all_recorded_once(pair, load)
-    assert eventually(lambda: len(pair.pids("dispatcher")) == 2)
+@pytest.mark.parametrize(
+    "killed", [["dispatcher"], ["executor"], ["executor", "executor"], ["registrar"]], ids="+".join
+)
+def test_processes_are_killed(pair: System, killed: list[str]) -> None:
+    """A dispatcher, the executor that serves, both executors, or what records."""
+    [service] = set(killed)
+    before = len(pair.pids(service))
 
-
-def test_an_executor_is_killed(pair: System) -> None:
-    load = run(suffer(pair, "executor", lambda worker: pair.kill("executor", worker) and None))
-    all_answered_once(load)
-    assert unheard(load) == set()
-    all_recorded_once(pair, load)
-    assert eventually(lambda: len(pair.pids("executor")) == 2)  # what it had, the other one may serve from now on
-
-
-def test_both_executors_are_killed(pair: System) -> None:
     def fault(worker: str) -> None:
-        for pid in pair.pids("executor"):
+        for pid in pair.pids(service, worker if killed == ["executor"] else "")[: len(killed)]:
             os.kill(pid, signal.SIGKILL)
 
-    load = run(suffer(pair, "executors", fault))
+    load = run(suffer(pair, "+".join(killed), fault))
     all_answered_once(load)
-    assert unheard(load) == set()
+    assert lost_in_a_mailbox(load) if service == "dispatcher" else unheard(load) == set()
     all_recorded_once(pair, load)
-    assert active_again(pair, load, anywhere=True)
+    assert eventually(lambda: len(pair.pids(service)) == before)
+    if killed == ["executor"] * 2:  # of one, what it had the other one may serve from now on
+        assert active_again(pair, load, anywhere=True)
 
 
 def test_a_monitor_is_killed(pair: System) -> None:
@@ -250,13 +214,6 @@ def test_a_monitor_is_killed(pair: System) -> None:
         load.queries[name].sent > load.struck[1] and answer.worker == load.victim
         for name, answer in load.answers.items()
     )
-    all_recorded_once(pair, load)
-
-
-def test_the_recorder_is_killed(pair: System) -> None:
-    load = run(suffer(pair, "recorder", lambda worker: pair.kill("registrar") and None))
-    all_answered_once(load)
-    assert unheard(load) == set()
     all_recorded_once(pair, load)
 
 
@@ -331,71 +288,44 @@ def test_a_model_that_fails_on_one_input_costs_only_that_query(single: System, k
     assert rows == {f"poison-{kind}-0": Counter({"error/model_error": 1})}
 
 
-def test_a_killed_system_starts_again_with_all_it_knew(single: System) -> None:
-    async def answers(url: str) -> tuple[dict[str, list[str]], list[dict[str, object]]]:
-        sample = samples()[1]
-        async with infaas.connect(url) as client:
-            answer = await client.query(APP, sample.x)
-            assert is_right(answer.output, sample)
-            apps = {item["app"]: item["models"] for item in await client.apps()}
-            return apps, sorted(await client.variants(), key=lambda item: str(item["variant"]))
+def test_a_killed_system_starts_again_with_all_that_it_knew_and_had_learnt(single: System) -> None:
+    """Every process is killed after feedback on two models that answer together was accepted."""
+    x, y = tiny_models.digits()
 
-    before = run(answers(single.nats))
+    async def answers(client: infaas.Client) -> tuple[dict[str, list[str]], list[dict[str, object]]]:
+        sample = samples()[1]
+        answer = await client.query(APP, sample.x)
+        assert is_right(answer.output, sample)
+        apps = {item["app"]: item["models"] for item in await client.apps()}
+        return apps, sorted(await client.variants(), key=lambda item: str(item["variant"]))
+
+    async def learnt(client: infaas.Client) -> list[list[dict[str, object]]]:
+        return [await client.selection("taught", context=context) for context in (None, "me")]
+
+    async def teach(client: infaas.Client) -> None:
+        for number, context in enumerate([None] * 3 + ["me"] * 5):
+            answer = await client.query("taught", x[number : number + 1], context=context, timeout=60.0)
+            await client.feedback("taught", int(y[number]), query=answer.query)
+
+    single.register("other", tiny_models.mlp(seed=1))
+    single.register("taught", tiny_models.exact(tiny_models.mlp()))
+    single.done("admin", "link-model", "taught", "--model", "other")
+    single.done("admin", "set-selection", "taught", "--policy", "exp4", "--contextual")
+    assert eventually(lambda: len(talk(single, learnt)[0]) == 2)  # a dispatcher hears of it a moment later
+    talk(single, teach)
+    assert eventually(lambda: [{row["n"] for row in rows} for rows in talk(single, learnt)] == [{3}, {5}])
+    known, taught = talk(single, answers), talk(single, learnt)
+    weights = {row["member"]: row["weight"] for row in taught[1]}
+    assert weights["taught"] > weights["other"], "the other one answers at random"
     assert single.all_killed()
     with up(single.directory) as again:
-        after = run(answers(again.nats))
-    assert after[0] == before[0]
-    fixed = ("app", "model", "version", "variant", "accuracy", "load_ms", "latency_ms", "saturation_qps")
-    assert [[item[name] for name in fixed] for item in after[1]] == [
-        [item[name] for name in fixed] for item in before[1]
-    ]
-
-
-def test_what_feedback_has_taught_survives_the_death_of_everything(tmp_path: Path) -> None:
-    """Two models answer together; every process of the system is killed after feedback was accepted."""
-    directory = tmp_path / "data"
-    x, y = tiny_models.digits()
-    contexts = (None, "me")
-
-    async def learnt(system: System) -> list[list[dict[str, object]]]:
-        async with infaas.connect(system.nats) as client:
-            return [await client.selection(APP, context=context) for context in contexts]
-
-    async def teach(system: System) -> None:
-        async with infaas.connect(system.nats) as client:
-            for number, context in enumerate([None] * 3 + ["me"] * 5):
-                answer = await client.query(APP, x[number : number + 1], context=context)
-                await client.feedback(APP, int(y[number]), query=answer.query)
-
-    with up(directory) as system:
-        system.register(APP, tiny_models.exact(tiny_models.mlp()))
-        other = directory.parent / "other.onnx"
-        other.write_bytes(tiny_models.mlp(seed=1))
-        for arguments in (
-            (
-                "register",
-                str(other),
-                "--app",
-                APP,
-                "--model",
-                "other",
-                "--validation",
-                str(tmp_path / f"{APP}.npz"),
-            ),
-            ("admin", "set-selection", APP, "--policy", "exp4", "--contextual"),
-        ):
-            done = command(*arguments, "--data-dir", str(directory))
-            assert done.returncode == 0, done.stderr
-        run(teach(system))
-        assert eventually(lambda: [{row["n"] for row in rows} for rows in run(learnt(system))] == [{3}, {5}])
-        before = run(learnt(system))
-        assert system.all_killed()
-    weights = {row["member"]: row["weight"] for row in before[1]}
-    assert weights[APP] > weights["other"], "the other one answers at random"
-    with up(directory) as system:
-        assert eventually(lambda: run(learnt(system)) == before), run(learnt(system))
-        done = command("admin", "reset-selection", APP, "--context", "me", "--data-dir", str(directory))
-        assert done.returncode == 0, done.stderr
-        shown = command("selection", "--app", APP, "--json", "--data-dir", str(directory))
-        assert [row["n"] for row in json.loads(shown.stdout)["items"]] == [3, 3]  # of everybody: it stays
-        assert eventually(lambda: {row["n"] for row in run(learnt(system))[1]} == {0})
+        found = talk(again, answers)
+        assert found[0] == known[0]
+        fixed = ("app", "model", "version", "variant", "accuracy", "load_ms", "latency_ms", "saturation_qps")
+        assert [[item[name] for name in fixed] for item in found[1]] == [
+            [item[name] for name in fixed] for item in known[1]
+        ]
+        assert eventually(lambda: talk(again, learnt) == taught), talk(again, learnt)
+        again.done("admin", "reset-selection", "taught", "--context", "me")
+        assert [row["n"] for row in again.told("selection", "--app", "taught")] == [3, 3]  # of everybody: it stays
+        assert eventually(lambda: {row["n"] for row in talk(again, learnt)[1]} == {0})

@@ -117,37 +117,25 @@ async def test_a_thousand_idle_connections_keep_nobody_out(gate: Gate) -> None:
 
 
 async def test_slow_clients_are_sent_away(gate: Gate) -> None:
-    async def slow(data: bytes) -> int:
+    async def slow(drops: bytes, at_once: bytes = b"") -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", gate.port)
         try:
-            sending = asyncio.create_task(drops(writer, data))
+            writer.write(at_once)
+            sending = asyncio.create_task(send(writer, drops))
             reply = await read(reader)
             sending.cancel()
             return reply.status if reply else 0
         finally:
             await shut(writer)
 
-    async def drops(writer: asyncio.StreamWriter, data: bytes) -> None:
+    async def send(writer: asyncio.StreamWriter, data: bytes) -> None:
         for at in range(len(data)):
             writer.write(data[at : at + 1])
             await asyncio.sleep(0.05)
 
+    head, _, body = request(INFER, tensor()).partition(b"\r\n\r\n")
     heads = [slow(b"GET /v2 HTTP/1.1\r\nX: " + b"a" * 1000) for _ in range(20)]
-    whole = request(INFER, tensor())
-    head, _, body = whole.partition(b"\r\n\r\n")
-
-    async def body_in_drops() -> int:
-        reader, writer = await asyncio.open_connection("127.0.0.1", gate.port)
-        try:
-            writer.write(head + b"\r\n\r\n")
-            sending = asyncio.create_task(drops(writer, body))
-            reply = await read(reader)
-            sending.cancel()
-            return reply.status if reply else 0
-        finally:
-            await shut(writer)
-
-    bodies = [body_in_drops() for _ in range(20)]
+    bodies = [slow(body, head + b"\r\n\r\n") for _ in range(20)]
     found = await asyncio.gather(*heads, *bodies, slow(b""))
     assert found == [408] * 40 + [0]
     await good(gate)

@@ -1,7 +1,6 @@
 """Every operation of the gateway's OpenAPI document with generated requests, right and wrong ones (schemathesis)."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not i
 
 from tests.support.gateways.abuse import INFER, tensor  # noqa: E402
 from tests.support.gateways.gateway_process import Gate, gateway  # noqa: E402
-from tests.support.servers.processes import eventually, infaas  # noqa: E402
+from tests.support.servers.processes import eventually  # noqa: E402
 from tests.support.servers.system import Whole  # noqa: E402
 from tools.openapi.document import document  # noqa: E402
 
@@ -35,16 +34,14 @@ def gate(system: Whole, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ga
     def as_before() -> bool:  # a dispatcher hears a moment later of an app that has come or gone
         new = apps(system) - before
         for name in new:
-            infaas("admin", "delete-app", "--app", name, "--data-dir", str(system.directory))
+            system.command("admin", "delete-app", "--app", name)
         return not new
 
     assert eventually(as_before)
 
 
 def apps(system: Whole) -> set[str]:
-    done = infaas("apps", "--json", "--data-dir", str(system.directory))
-    assert done.returncode == 0, done.stderr
-    return {item["app"] for item in json.loads(done.stdout)["items"]}
+    return {item["app"] for item in system.told("apps")}
 
 
 def check(case: Any, reply: Any) -> None:

@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 from tests.support.clients.retrying import insist
 from tests.support.gateways.gateway_process import gateway
 from tests.support.gateways.http2_frames import call, exchange
-from tests.support.servers.processes import eventually, infaas
+from tests.support.servers.processes import eventually
 from tests.support.servers.system import APP, MODELS, Whole
 
 PATIENCE_S = 60  # far more than anything takes: a large message that is read in quadratic time takes longer
@@ -78,9 +78,7 @@ def test_a_pipeline_is_asked_like_any_app(client: triton.InferenceServerClient, 
         classes = "only.scores"
         """
     )
-    where = ("--data-dir", str(system.directory))
-    done = infaas("pipeline", "add", str(file), *where)
-    assert done.returncode == 0, done.stderr
+    system.done("pipeline", "add", str(file))
     try:
         assert eventually(lambda: client.is_model_ready("straight"))
         described = client.get_model_metadata("straight")
@@ -93,7 +91,7 @@ def test_a_pipeline_is_asked_like_any_app(client: triton.InferenceServerClient, 
         result = insist(lambda: client.infer("straight", [asked]), LATER)
         assert (result.as_numpy("classes").argmax(1) == system.y[:32]).mean() > 0.8
     finally:
-        assert infaas("pipeline", "remove", "straight", *where).returncode == 0
+        system.done("pipeline", "remove", "straight")
 
 
 def test_a_gateway_that_stops_finishes_what_it_has(system: Whole, tmp_path: Path) -> None:

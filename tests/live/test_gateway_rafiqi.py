@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.gateways.curl import LABELS, Place, Said, blob, curl, fine
 from tests.support.models import poison_models, tiny_models
-from tests.support.servers.processes import eventually, pids_of
+from tests.support.servers.processes import eventually
 
 NOISE = 1e-4  # of floats, by which confidences of two variants of a model may differ
 
@@ -118,7 +118,7 @@ def test_a_stuck_model_fails_and_its_worker_survives(place: Place) -> None:
     fine(place, "/register", {"models": {"stuck": wish}})
     classified(place, "stuck", x[0].tobytes())
     assert eventually(lambda: not fine(place, "/digits/predict", {"input": [0.0] * 784})["default"])
-    workers = pids_of(place.system.directory, "executor")
+    workers = place.system.pids("executor")
     bad = x[0].copy()
     bad[0] = poison_models.POISON
     with ThreadPoolExecutor(1) as pool:
@@ -128,5 +128,5 @@ def test_a_stuck_model_fails_and_its_worker_survives(place: Place) -> None:
     assert said.status == 500, said
     assert said.body["error"]
     assert [other.status for other in others] == [200] * 20
-    assert pids_of(place.system.directory, "executor") == workers
+    assert place.system.pids("executor") == workers
     assert classified(place, "stuck", x[0].tobytes())[0]["label"] == LABELS[y[0]]

@@ -1,18 +1,16 @@
 """Clipper's REST as its users speak it: curl, against a running system."""
 
 import itertools
-import json
 import os
 import signal
 from functools import partial
 from typing import Any
 
 import numpy as np
-import psycopg
 
 from tests.support.gateways.curl import LABELS, Place, Said, blob, curl, fine
 from tests.support.models import poison_models, tiny_models
-from tests.support.servers.processes import eventually, infaas, pids_of
+from tests.support.servers.processes import eventually
 
 SLO_MS = 600
 ROUNDS = 1_000_000  # of the poisoned model: several times the objective
@@ -106,11 +104,10 @@ def test_a_session_in_clippers_words(place: Place) -> None:
     answered(place, "compass", item, "1")
 
     assert fine(place, "/compass/update", {"uid": "u1", "input": item, "label": one}) == "Feedback received? 1"
-    with psycopg.connect(place.system.sql) as sql:
-        seen = "SELECT count(*) FROM infaas.feedback WHERE app = 'compass' AND context = 'u1'"
-        assert eventually(lambda: sql.execute(seen).fetchone() == (1,))
-        ends = "SELECT DISTINCT outcome FROM infaas.query_outcomes WHERE app = 'compass'"
-        assert eventually(lambda: ("default",) in sql.execute(ends).fetchall())
+    seen = "SELECT count(*) FROM infaas.feedback WHERE app = 'compass' AND context = 'u1'"
+    assert eventually(lambda: place.system.rows(seen) == [(1,)])
+    ends = "SELECT DISTINCT outcome FROM infaas.query_outcomes WHERE app = 'compass'"
+    assert eventually(lambda: ("default",) in place.system.rows(ends))
 
     fine(place, "/admin/delete_model_links", {"app_name": "compass", "model_names": ["needle"]})
     defaulted(place, "compass", item, "serves no model")
@@ -128,30 +125,26 @@ def test_a_target_is_set_over_http_and_a_wrong_one_refused(place: Place) -> None
     fields = {"name": "aimed", "input_type": "floats", "default_output": "0", "latency_slo_micros": 50000}
     fine(place, "/admin/add_app", fields)
     fine(place, "/admin/set_target", {"name": "aimed", "slo_target": 0.999})
-    where = ("--data-dir", str(place.system.directory))
-    assert infaas("admin", "set-target", "--app", "aimed", "--slo-target", "1.5", *where).returncode == 1
+    assert place.system.command("admin", "set-target", "--app", "aimed", "--slo-target", "1.5").returncode == 1
     assert "above 0 and below 1" in curl(place, "/admin/set_target", {"name": "aimed", "slo_target": 99}).body["cause"]
 
     def target() -> Any:
-        return [
-            app["slo_target"] for app in json.loads(infaas("apps", "--app", "aimed", "--json", *where).stdout)["items"]
-        ]
+        return [app["slo_target"] for app in place.system.told("apps", "--app", "aimed")]
 
     assert eventually(lambda: target() == [0.999]), target()
-    assert infaas("admin", "set-target", "--app", "aimed", "--slo-target", "0.9", *where).stdout == "done\n"
+    assert place.system.done("admin", "set-target", "--app", "aimed", "--slo-target", "0.9") == "done\n"
     assert eventually(lambda: target() == [0.9]), target()
     fine(place, "/admin/delete_app", {"name": "aimed"})
 
 
 def test_batching_is_set_while_instances_serve_and_a_wrong_rule_refused(place: Place) -> None:
-    where = ("--data-dir", str(place.system.directory))
     fields = {"name": "boxed", "input_type": "floats", "default_output": "0", "latency_slo_micros": 1000 * SLO_MS}
     fine(place, "/admin/add_app", fields)
     fine(place, "/admin/add_model_links", {"app_name": "boxed", "model_names": ["logreg"]})
     answered(place, "boxed", [0.0] * 784, "1")
 
     def batching() -> set[tuple[str, int]]:
-        workers = json.loads(infaas("workers", "--json", *where).stdout)["items"]
+        workers = place.system.told("workers")
         found = [one for worker in workers for one in worker["instances"] if one["variant"].startswith("logreg-")]
         return {(one["batching"], one["batch_limit"]) for one in found}
 
@@ -160,7 +153,7 @@ def test_batching_is_set_while_instances_serve_and_a_wrong_rule_refused(place: P
         return {one["batch_size"] for one in containers if one["model_name"] == "logreg"}
 
     def shown() -> set[str]:
-        items = json.loads(infaas("variants", "--app", "boxed", "--json", *where).stdout)["items"]
+        items = place.system.told("variants", "--app", "boxed")
         return {one["batching"] for one in items if one["instances"]}
 
     assert eventually(lambda: {policy for policy, _ in batching()} == {"edf"}), batching()
@@ -170,39 +163,36 @@ def test_batching_is_set_while_instances_serve_and_a_wrong_rule_refused(place: P
     assert eventually(lambda: shown() == {"fixed"}), shown()
     said = curl(place, "/admin/set_batching", {"model": "logreg", "policy": "threshold", "quantum_ms": 0})
     assert (said.status, "quantum_ms: must be at least 0.5 and" in said.body["cause"]) == (400, True), said.body
-    assert infaas("admin", "set-batching", "--model", "logreg", "--policy", "delayed", *where).returncode == 1
+    assert place.system.command("admin", "set-batching", "--model", "logreg", "--policy", "delayed").returncode == 1
 
     # Row 92: tuned while it serves, and the rule outlives the process that follows it
-    before = pids_of(place.system.directory, "executor")
+    before = place.system.pids("executor")
     tuned = fine(place, "/change_params?quanta=20&batchSize=16&model_name=logreg")
     assert (tuned["success"], tuned["error"]) == (True, "")
     # Which variants are loaded is the machine's affair; those for batches of 8 keep their own limit.
     assert eventually(lambda: batching() <= {("threshold", 8), ("threshold", 16)}), batching()
     rule = ("--policy", "threshold", "--quantum-ms", "2", "--batch", "5", "--contexts", "1")
-    assert infaas("admin", "set-batching", "--model", "logreg", *rule, *where).stdout == "done\n"
+    assert place.system.done("admin", "set-batching", "--model", "logreg", *rule) == "done\n"
     assert eventually(lambda: batching() == {("threshold", 5)}), batching()
     answered(place, "boxed", [0.0] * 784, "1")
-    assert pids_of(place.system.directory, "executor") == before
+    assert place.system.pids("executor") == before
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: not {*before} & {*pids_of(place.system.directory, "executor")})
+    assert eventually(lambda: not {*before} & {*place.system.pids("executor")})
     answered(place, "boxed", [0.0] * 784, "1")
     assert eventually(lambda: batching() == {("threshold", 5)}), batching()
     assert "there is no model 'nobody'" in curl(place, "/change_params?quanta=5&model_name=nobody").body["error"]
     assert curl(place, "/change_params?quanta=0").status == 400
 
-    assert infaas("admin", "set-batching", "--model", "logreg", *where).stdout == "done\n"
+    assert place.system.done("admin", "set-batching", "--model", "logreg") == "done\n"
     assert eventually(lambda: {policy for policy, _ in batching()} == {"edf"}), batching()
     fine(place, "/admin/delete_app", {"name": "boxed"})
 
 
 def test_a_selection_is_set_over_http_and_a_wrong_one_refused(place: Place) -> None:
     def selection() -> list[Any]:
-        return [
-            app["selection"] for app in json.loads(infaas("apps", "--app", "several", "--json", *where).stdout)["items"]
-        ]
+        return [app["selection"] for app in place.system.told("apps", "--app", "several")]
 
-    where = ("--data-dir", str(place.system.directory))
     fields = {"name": "several", "input_type": "floats", "default_output": "0", "latency_slo_micros": 50000}
     fine(place, "/admin/add_app", fields)
     fine(place, "/admin/add_model_links", {"app_name": "several", "model_names": ["logreg"]})
@@ -226,9 +216,8 @@ def test_a_selection_is_set_over_http_and_a_wrong_one_refused(place: Place) -> N
         assert (said.status, word in said.body["cause"]) == (400, True), (wrong, said.body)
     unlink = curl(place, "/admin/delete_model_links", {"app_name": "several", "model_names": ["logreg"]})
     assert (unlink.status, "use set-selection" in unlink.body["cause"]) == (400, True)
-    told = infaas("admin", "set-selection", "several", "--cache-mb", "8", "--json", *where)
-    assert json.loads(told.stdout) == {"done": True}
-    assert eventually(lambda: "cache 8 MB" in infaas("apps", "--app", "several", "--wide", *where).stdout)
+    assert place.system.told("admin", "set-selection", "several", "--cache-mb", "8") == {"done": True}
+    assert eventually(lambda: "cache 8 MB" in place.system.command("apps", "--app", "several", "--wide").stdout)
 
     def infer(value: float, **needs: float) -> Any:
         given = {"name": "x", "datatype": "FP32", "shape": [1, 784], "data": [value] * 784}

@@ -10,11 +10,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from tests.support.servers.processes import environ, eventually, pids_of
-from tests.support.servers.processes import infaas as command
+from tests.support.servers.processes import eventually
 from tests.support.servers.system import Whole, running
 
 LONG = 240.0  # s; only ends a failing test
@@ -24,10 +22,6 @@ LONG = 240.0  # s; only ends a failing test
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
     with running(tmp_path_factory.mktemp("hangs") / "data", "--no-dashboard") as whole:
         yield whole
-
-
-def metrics_of(system: Whole) -> str:
-    return str(json.loads((system.directory / "endpoints.json").read_text())["metrics"])
 
 
 def get(url: str) -> tuple[int, str]:
@@ -47,18 +41,18 @@ def stop(pids: list[int]) -> None:
 
 
 def whole_again(system: Whole) -> bool:
-    return get(metrics_of(system).replace("/metrics", "/readyz"))[0] == 200
+    return get(system.metrics.replace("/metrics", "/readyz"))[0] == 200
 
 
 @pytest.mark.parametrize("service", ["executor", "dispatcher", "monitor"])
 def test_a_process_that_is_stopped_for_good_is_replaced_and_all_doors_tell_it(system: Whole, service: str) -> None:
     assert eventually(lambda: whole_again(system), LONG)
-    page, door = metrics_of(system).replace("/metrics", "/readyz"), f"{system.gateway}/v2/health/ready"
-    first = pids_of(system.directory, service)
+    page, door = system.metrics.replace("/metrics", "/readyz"), f"{system.gateway}/v2/health/ready"
+    first = system.pids(service)
 
     def told(url: str, part: str) -> Callable[[], bool]:
         def asked() -> bool:
-            stop(pids_of(system.directory, service))  # the one that took its place, too, until somebody has looked
+            stop(system.pids(service))  # the one that took its place, too, until somebody has looked
             status, body = get(url)
             return status == 503 and part in body
 
@@ -70,34 +64,31 @@ def test_a_process_that_is_stopped_for_good_is_replaced_and_all_doors_tell_it(sy
     assert eventually(told(door, f"{service}-"), LONG)
     assert eventually(lambda: whole_again(system), LONG), get(page)
     assert eventually(lambda: get(door) == (200, '{"ready":true}'), LONG), get(door)
-    assert eventually(lambda: not set(first) & set(pids_of(system.directory, service)), LONG), (
-        "the old one goes once it is replaced"
-    )
+    assert eventually(lambda: not set(first) & set(system.pids(service)), LONG), "the old one goes once it is replaced"
 
-    said = command("logs", "up", "--data-dir", str(system.directory), **environ()).stdout
+    said = system.done("logs", "up")
     assert f"{service}-" in said
     assert "did not turn for 2 s (stopped by a signal): ended and started again" in said
 
     def counted() -> bool:
-        lines = get(metrics_of(system))[1].splitlines()
+        lines = get(system.metrics)[1].splitlines()
         hangs = [line for line in lines if line.startswith("infaas_part_hangs_total{") and f'"{service}-' in line]
         return sum(float(line.rpartition(" ")[2]) for line in hangs) >= 1 and 'infaas_ready{process="up"} 1.0' in lines
 
-    assert eventually(counted, LONG), get(metrics_of(system))
+    assert eventually(counted, LONG), get(system.metrics)
 
 
 def test_the_history_says_why_an_executor_ended(system: Whole) -> None:
     """One that is stopped once goes on until its successor is ready; one that is stopped again is ended, or goes on and leaves if that is ready."""
     assert eventually(lambda: whole_again(system), LONG)
-    first, began = pids_of(system.directory, "executor"), datetime.now(UTC)
+    first, began = system.pids("executor"), datetime.now(UTC)
 
     def gone() -> bool:
         stop(first)
-        return not set(first) & set(pids_of(system.directory, "executor"))
+        return not set(first) & set(system.pids("executor"))
 
     def told() -> bool:
-        with psycopg.connect(system.sql) as connection:
-            found = connection.execute("SELECT reason FROM infaas.worker_events WHERE time > %s", (began,)).fetchall()
+        found = system.rows("SELECT reason FROM infaas.worker_events WHERE time > %s", began)
         return any("it did not turn for 2 s (stopped by a signal) and was ended" in reason for (reason,) in found)
 
     assert eventually(gone, LONG)
@@ -117,15 +108,12 @@ def test_a_database_that_is_stopped_is_told_by_all_and_stops_no_query(system: Wh
 
         return asked
 
-    def infaas(*words: str) -> str:
-        return command(*words, "--json", "--data-dir", str(system.directory)).stdout
-
     def status() -> bool:
-        found = json.loads(infaas("status") or "{}")
+        found = json.loads(system.command("status", "--json").stdout or "{}")
         return not found.get("ready", True) and any(word.startswith("postgres:") for word in found["missing"])
 
     def doctor() -> bool:
-        checks = {check["check"]: check for check in json.loads(infaas("doctor"))["checks"]}
+        checks = {check["check"]: check for check in json.loads(system.command("doctor", "--json").stdout)["checks"]}
         return checks["parts"]["state"] == "failed" and "postgres:" in checks["parts"]["detail"]
 
     def door() -> bool:
@@ -138,4 +126,4 @@ def test_a_database_that_is_stopped_is_told_by_all_and_stops_no_query(system: Wh
     finally:
         with suppress(OSError, ValueError):
             os.kill(int(Path(place).read_text().split("\n")[0]), signal.SIGCONT)
-    assert eventually(lambda: whole_again(system), LONG), get(metrics_of(system).replace("/metrics", "/readyz"))
+    assert eventually(lambda: whole_again(system), LONG), get(system.metrics.replace("/metrics", "/readyz"))

@@ -5,12 +5,11 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
-import psycopg
 import pytest
 
 import infaas
@@ -19,11 +18,12 @@ from bus.natsbus import NatsBus
 from tests.support.data import offline_inputs
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
-from tests.support.servers.processes import eventually, pids_of
-from tests.support.servers.processes import infaas as command
+from tests.support.servers.processes import eventually
 from tests.support.servers.system import Whole, running
 
 APP = "honest"
+X = tiny_models.digits(500)[0]
+Y = np.maximum(X @ tiny_models.weights()[0], 0) @ tiny_models.weights()[1]
 # Small chunks, so that a job lasts; and a busy machine under the tests is no reason to wait.
 CONFIG = """
 [registrar]
@@ -38,46 +38,30 @@ latency_ratio = 1000.0
 """
 
 
-class System:
-    """A running `infaas up` with an honest model. x: FP32 [n, 16]; y: its scores, FP32 [n, 4]."""
+class System(Whole):
+    """A running `infaas up` with an honest model, asked with X, FP32 [n, 16], of which it says Y, FP32 [n, 4]."""
 
-    def __init__(self, whole: Whole) -> None:
-        self.directory, self.nats, self.sql = whole.directory, whole.nats, whole.sql
-        self.files = whole.directory / "jobs"
-        self.x = tiny_models.digits(500)[0]
-        first, second = tiny_models.weights()
-        self.y = np.maximum(self.x @ first, 0) @ second
-
-    def register(self) -> None:
-        path, validation = self.directory.parent / "m.onnx", self.directory.parent / "v.npz"
-        path.write_bytes(tiny_models.exact(tiny_models.mlp()))
-        x, y = tiny_models.digits()
-        validation.write_bytes(tiny_models.npz(x=x, y=y))
-        done = self.infaas("register", str(path), "--app", APP, "--model", APP, "--validation", str(validation))
-        assert done.returncode == 0, done.stderr
-
-    def infaas(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return command(*arguments, "--data-dir", str(self.directory))
+    @property
+    def files(self) -> Path:
+        return self.directory / "jobs"
 
     def kill(self, service: str) -> None:
-        assert eventually(lambda: len(pids_of(self.directory, service)) == 1)
-        os.kill(pids_of(self.directory, service)[0], signal.SIGKILL)
+        assert eventually(lambda: len(self.pids(service)) == 1)
+        os.kill(self.pids(service)[0], signal.SIGKILL)
 
     def is_right(self, name: str) -> bool:
         """Every output, in order, and none twice."""
         found = offline_inputs.read(self.files / name)
-        return found.shape == self.y.shape and bool(np.abs(found - self.y).max() < 1e-4 * np.abs(self.y).max())
+        return found.shape == Y.shape and bool(np.abs(found - Y).max() < 1e-4 * np.abs(Y).max())
 
     def outcomes(self, job: str) -> tuple[int, int, float]:
         """Queries, items and cost that SQL has of a job."""
-        with psycopg.connect(self.sql) as connection:
-            row = connection.execute(
-                "SELECT count(*), coalesce(sum(items), 0), coalesce(sum(cost), 0) FROM infaas.query_outcomes"
-                " WHERE policy = 'offline' AND outcome = 'ok' AND id LIKE %s",
-                (f"{job}/%",),
-            ).fetchone()
-        assert row is not None
-        return row[0], int(row[1]), row[2]
+        [(count, items, cost)] = self.rows(
+            "SELECT count(*), coalesce(sum(items), 0), coalesce(sum(cost), 0) FROM infaas.query_outcomes"
+            " WHERE policy = 'offline' AND outcome = 'ok' AND id LIKE %s",
+            f"{job}/%",
+        )
+        return count, int(items), cost
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +70,12 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     config = directory.parent / "infaas.toml"
     config.write_text(CONFIG)
     with running(directory, "--no-dashboard", "--no-gateway", "--config", str(config)) as whole:
-        found = System(whole)
-        found.register()
-        yield found
+        whole.register(APP, tiny_models.exact(tiny_models.mlp()))
+        yield System(*whole)
 
 
 def test_500_come_out_in_order_and_once_although_every_process_is_killed(system: System) -> None:
-    source = offline_inputs.write(system.files / "in.npy", system.x)
+    source = offline_inputs.write(system.files / "in.npy", X)
     kills = {20: "executor", 60: "registrar", 120: "monitor"}  # far from the end, which a slow client may see first
 
     async def main() -> JobStatus:
@@ -120,17 +103,14 @@ def test_500_come_out_in_order_and_once_although_every_process_is_killed(system:
     time.sleep(0.5)  # a second outcome of a chunk would be on its way now
     assert system.outcomes(status.job)[:2] == (250, 500)
     assert system.outcomes(status.job)[2] > 0
-    with psycopg.connect(system.sql) as connection:
-        row = "SELECT state, total, done, failed, input, finished > started FROM infaas.jobs WHERE job = %s"
-        assert eventually(
-            lambda: connection.execute(row, (status.job,)).fetchall() == [("done", 500, 500, 0, source.as_uri(), True)]
-        )
-        offline_in_slo = "SELECT coalesce(sum(queries), 0) FROM infaas.slo_by_app_minutely WHERE app = %s"
-        assert connection.execute(offline_in_slo, (APP,)).fetchone() == (0,)
+    row = "SELECT state, total, done, failed, input, finished > started FROM infaas.jobs WHERE job = %s"
+    assert eventually(lambda: system.rows(row, status.job) == [("done", 500, 500, 0, source.as_uri(), True)])
+    offline_in_slo = "SELECT coalesce(sum(queries), 0) FROM infaas.slo_by_app_minutely WHERE app = %s"
+    assert system.rows(offline_in_slo, APP) == [(0,)]
 
 
 def test_commands_move_a_job_through_the_object_store_and_from_anywhere(system: System) -> None:
-    source = offline_inputs.write(system.directory.parent / "in.jsonl", system.x)
+    source = offline_inputs.write(system.directory.parent / "in.jsonl", X)
     target = system.directory.parent / "out.msgpack"
 
     async def put() -> None:
@@ -145,30 +125,30 @@ def test_commands_move_a_job_through_the_object_store_and_from_anywhere(system: 
 
     run(put())
     asked = ("--input", "nats://things/in.jsonl", "--output", "nats://things/out.msgpack", "--accuracy", "0.5")
-    done = system.infaas("submit", "--app", APP, *asked, "--id", "mine", "--json")
+    done = system.command("submit", "--app", APP, *asked, "--id", "mine", "--json")
     assert (done.returncode, json.loads(done.stdout)) == (0, {"job": "mine"}), done.stderr
-    waited = system.infaas("jobs", "--wait", "--timeout", "400", "--json")
+    waited = system.command("jobs", "--wait", "--timeout", "400", "--json")
     assert waited.returncode == 0, waited.stderr
-    document = json.loads(system.infaas("jobs", "mine", "--wait", "--json").stdout)
+    document = json.loads(system.command("jobs", "mine", "--wait", "--json").stdout)
     assert (document["state"], document["done"]) == ("done", 500)
     assert json.loads(waited.stdout)["items"] in ([document], [])  # it may have been over when the command began
-    all_over = system.infaas("jobs", "--wait", "--json")
+    all_over = system.command("jobs", "--wait", "--json")
     assert (all_over.returncode, json.loads(all_over.stdout)) == (0, {"items": []})
-    listed = json.loads(system.infaas("jobs", "--json").stdout)["items"]
+    listed = json.loads(system.command("jobs", "--json").stdout)["items"]
     assert [item for item in listed if item["job"] == "mine"] == [document]
     run(get())
     found = offline_inputs.read(target)
-    assert np.abs(found - system.y).max() < 1e-4 * np.abs(system.y).max()
+    assert np.abs(found - Y).max() < 1e-4 * np.abs(Y).max()
     assert eventually(lambda: os.listdir(system.directory / "spool" / "jobs") == [])
-    own = str(offline_inputs.write(system.directory.parent / "own.npy", system.x))
-    job = system.infaas("submit", APP, "--input", own, "--output", str(target.with_name("back.npy"))).stdout.strip()
-    fetched = system.infaas("jobs", job, "--wait", "--output", str(target.with_name("back.npy")))
+    own = str(offline_inputs.write(system.directory.parent / "own.npy", X))
+    job = system.command("submit", APP, "--input", own, "--output", str(target.with_name("back.npy"))).stdout.strip()
+    fetched = system.command("jobs", job, "--wait", "--output", str(target.with_name("back.npy")))
     assert fetched.returncode == 0, fetched.stderr
-    assert np.abs(np.load(target.with_name("back.npy")) - system.y).max() < 1e-4 * np.abs(system.y).max()
+    assert np.abs(np.load(target.with_name("back.npy")) - Y).max() < 1e-4 * np.abs(Y).max()
 
 
 def test_a_cancelled_job_leaves_nothing_behind(system: System) -> None:
-    source = offline_inputs.write(system.files / "long.msgpack", np.tile(system.x, (20, 1)))
+    source = offline_inputs.write(system.files / "long.msgpack", np.tile(X, (20, 1)))
     target = system.files / "never.msgpack"
 
     async def main() -> str:
@@ -191,33 +171,33 @@ def test_a_cancelled_job_leaves_nothing_behind(system: System) -> None:
     job = run(main())
     left = {"in.npy", "out.npy", "long.msgpack"}
     assert eventually(lambda: set(os.listdir(system.files)) <= left), os.listdir(system.files)
-    again = system.infaas("jobs", job, "--wait")
+    again = system.command("jobs", job, "--wait")
     assert again.returncode == 1
     assert "cancelled" in again.stderr
 
 
 def test_a_bad_item_fails_the_job_by_number_and_what_came_before_is_kept(system: System) -> None:
-    x = system.x.copy()
+    x = X.copy()
     x[217, 3] = np.nan
     offline_inputs.write(system.files / "nan.npy", x)
     target = system.files / "nan-out.npy"
     exact = f"{APP}-v1-ort-fp32-t1-b8"
     source = str(system.files / "nan.npy")
-    done = system.infaas(
+    done = system.command(
         "submit", "--app", APP, "--input", source, "--output", str(target), "--variant", exact, "--wait"
     )
     assert done.returncode == 1
     assert "items 216 to 217: bad_request" in done.stderr
     assert f"the first 216 outputs are in {target.as_uri()}.partial" in done.stderr
     kept = np.load(target.with_name("nan-out.npy.partial"))
-    assert np.abs(kept - system.y[:216]).max() < 1e-4 * np.abs(system.y).max()
+    assert np.abs(kept - Y[:216]).max() < 1e-4 * np.abs(Y).max()
     assert not target.exists()
 
 
 def test_what_cannot_be_done_is_refused_with_the_field(system: System) -> None:
     files = system.files
-    good, out = offline_inputs.write(files / "good.npy", system.x[:4]).as_uri(), (files / "fresh.npy").as_uri()
-    offline_inputs.write(files / "narrow.npy", system.x[:, :15])
+    good, out = offline_inputs.write(files / "good.npy", X[:4]).as_uri(), (files / "fresh.npy").as_uri()
+    offline_inputs.write(files / "narrow.npy", X[:, :15])
     (files / "text.jsonl").write_text('["a"]\n')
     (files / "empty.msgpack").write_bytes(b"")
     (files / "taken.npy").write_bytes(b"")
@@ -256,7 +236,7 @@ def test_what_cannot_be_done_is_refused_with_the_field(system: System) -> None:
                     said[pattern] = f"accepted: {await client.submit(**asked)}"
                 except infaas.Refused as refused:
                     said[pattern] = str(refused)
-            late = offline_inputs.write(files / "late.jsonl", system.x[:300]).read_text().splitlines()
+            late = offline_inputs.write(files / "late.jsonl", X[:300]).read_text().splitlines()
             late[217] = "[1.0]"
             (files / "late.jsonl").write_text("\n".join(late))
             job = await client.submit(APP, (files / "late.jsonl").as_uri(), (files / "late.npy").as_uri())

@@ -3,16 +3,12 @@
 import asyncio
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnxruntime
-import psycopg
 import pytest
 
 import infaas
@@ -26,9 +22,8 @@ from services.shell.runtime.runtime import unix_now
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
-from tests.support.servers.processes import alive, environ, eventually, living_of
-from tests.support.servers.processes import infaas as command
-from tests.support.servers.system import running
+from tests.support.servers.processes import about, alive, eventually, living_of, program
+from tests.support.servers.system import Whole, running
 
 CLIENTS = 60  # with 64 items each they are seconds of work
 LONG = 1e7  # s: far more than that work is predicted to take; where a machine stands still, the prediction is wrong by much
@@ -51,53 +46,29 @@ maximum = 2
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str, str]]:
-    """`infaas up` with workers of a kind of which there may be one or two; its directory, NATS and SQL."""
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+    """`infaas up` with workers of a kind of which there may be one or two."""
     tmp_path = tmp_path_factory.mktemp("machines")
     (tmp_path / "infaas.toml").write_text(SHORT)
     with running(tmp_path / "data", "--config", str(tmp_path / "infaas.toml")) as whole:
-        yield whole.directory, whole.nats, whole.sql
+        yield whole
     assert living_of(tmp_path / "data") == []
 
 
-def register(directory: Path, app: str, file: bytes, x: np.ndarray, y: np.ndarray) -> None:
-    root = directory.parent
-    (root / f"{app}.onnx").write_bytes(file)
-    (root / f"{app}.npz").write_bytes(tiny_models.npz(x=x, y=y))
-    done = command(
-        *("register", str(root / f"{app}.onnx"), "--app", app, "--model", app),
-        *("--validation", str(root / f"{app}.npz"), "--data-dir", str(directory)),
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def processes(directory: Path, worker: str) -> list[int]:
-    """Those of one worker."""
-    return [pid for pid in living_of(directory) if f"INFAAS_WORKER__NAME={worker}\0" in _environ(pid)]
-
-
-def _environ(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/environ").read_text() + "\0"
-    except OSError:
-        return ""
+    """Those of one worker, those that stand by included."""
+    return [pid for pid in living_of(directory) if f"INFAAS_WORKER__NAME={worker}\0" in about(pid, "environ")]
 
 
 @pytest.mark.timeout(1800)
-def test_a_burst_brings_a_worker_and_low_load_gives_one_back_without_a_query_lost(
-    system: tuple[Path, str, str],
-) -> None:
-    directory, nats, sql = system
-    x = np.random.default_rng(0).normal(size=(64, 1, 28, 28)).astype("f4")
-    scores = onnxruntime.InferenceSession(tiny_models.convnet(), providers=["CPUExecutionProvider"]).run(
-        None, {"x": x}
-    )[0]
-    register(directory, "pictures", tiny_models.convnet(), x, scores.argmax(axis=1))
+def test_a_burst_brings_a_worker_and_low_load_gives_one_back_without_a_query_lost(system: Whole) -> None:
+    x, y = tiny_models.images(64)
+    system.register("pictures", tiny_models.convnet(), x, y)
     ends: list[Any] = []
     sent = 0
 
     async def main() -> list[set[str]]:
-        async with infaas.connect(nats) as client:
+        async with infaas.connect(system.nats) as client:
 
             async def one_after_the_other(items: int, pause: float, enough: asyncio.Event) -> None:
                 nonlocal sent
@@ -155,16 +126,13 @@ def test_a_burst_brings_a_worker_and_low_load_gives_one_back_without_a_query_los
     assert came not in two  # a name that no worker has had
     assert len(ends) == sent
     assert [end for end in ends if not isinstance(end, infaas.Answer)] == []
-    assert eventually(lambda: processes(directory, gone) == [])
+    assert eventually(lambda: processes(system.directory, gone) == [])
 
     def told() -> bool:
-        with psycopg.connect(sql) as connection:
-            rows = connection.execute(
-                "SELECT action, worker FROM infaas.scaling_events WHERE scaler = 'vm' AND action LIKE '%_worker'"
-            ).fetchall()
-            drained = connection.execute(
-                "SELECT worker FROM infaas.worker_events WHERE to_state = 'Draining'"
-            ).fetchall()
+        rows = system.rows(
+            "SELECT action, worker FROM infaas.scaling_events WHERE scaler = 'vm' AND action LIKE '%%_worker'"
+        )
+        drained = system.rows("SELECT worker FROM infaas.worker_events WHERE to_state = 'Draining'")
         return {("remove_worker", gone), ("add_worker", came)} <= set(rows) and (gone,) in drained
 
     assert eventually(told)
@@ -186,16 +154,9 @@ maximum = 3
 """
 
 
-@contextmanager
-def controller(config: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with (config.parent / "controller.log").open("a") as log:
-        arguments = [sys.executable, "-P", "-m", "infaas.cli.run", "vm-autoscaler", "--config", str(config)]
-        process = subprocess.Popen(arguments, stderr=log, env=environ())
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def controller(config: Path) -> AbstractContextManager["subprocess.Popen[str]"]:
+    words = ("infaas.cli.run", "vm-autoscaler", "--config", str(config))
+    return program(*words, errors=config.parent / "controller.log", patience=0.0)
 
 
 def beat(worker: str, state: Any = "Active") -> WorkerHeartbeat:
@@ -267,10 +228,8 @@ async def test_a_killed_controller_is_replaced_and_nothing_is_started_twice(
     await bus.close()
 
 
-async def test_orders_of_an_earlier_leader_are_refused(system: tuple[Path, str, str]) -> None:
-    directory, nats, _ = system
-
-    bus = await NatsBus.connect(nats, name="test")
+async def test_orders_of_an_earlier_leader_are_refused(system: Whole) -> None:
+    bus = await NatsBus.connect(system.nats, name="test")
     subjects = Subjects()
 
     async def say(what: str, order: StartMachine | StopMachine) -> str:
@@ -282,17 +241,11 @@ async def test_orders_of_an_earlier_leader_are_refused(system: tuple[Path, str, 
     assert await say("start", StartMachine(worker="extra", kind="cpu", epoch=99)) == ""
     assert await say("start", StartMachine(worker="extra", kind="cpu", epoch=99)) == ""
     # A process that has just been started has no environment to be known by.
-    assert eventually(lambda: len(processes(directory, "extra")) >= 2)
+    assert eventually(lambda: len(processes(system.directory, "extra")) >= 2)
     assert await say("stop", StopMachine(worker="extra", epoch=99)) == ""
-    assert processes(directory, "extra") == []
+    assert processes(system.directory, "extra") == []
     assert "another controller leads since epoch" in await say("start", StartMachine(worker="x", kind="cpu", epoch=98))
     assert "another controller leads since epoch" in await say("stop", StopMachine(worker="w0", epoch=98))
     assert "not used again" in await say("start", StartMachine(worker="extra", kind="cpu", epoch=99))
     assert await say("stop", StopMachine(worker="nobody", epoch=99)) == ""
     await bus.close()
-
-
-def test_nonsense_is_refused_at_the_start() -> None:
-    done = command("up", "--workers", "3", "--max-workers", "2")
-    assert done.returncode == 2
-    assert "--max-workers 2 is less than --workers 3" in done.stderr

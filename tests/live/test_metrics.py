@@ -27,11 +27,6 @@ SUFFIX = re.compile(r"_(bucket|sum|count)$")
 Series = dict[str, list[tuple[dict[str, str], float]]]
 
 
-def url_of(system: Whole) -> str:
-    """As `infaas up` wrote it down."""
-    return str(json.loads((system.directory / "endpoints.json").read_text())["metrics"])
-
-
 def get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=60) as reply:
         return str(reply.read().decode())
@@ -53,7 +48,7 @@ def total(found: Series, name: str, **labels: str) -> float:
 @pytest.fixture(scope="module")
 def page(system: Whole) -> str:
     """After 20 queries that were answered, one that asks for the impossible, one of an app that does not exist."""
-    url = url_of(system)
+    url = system.metrics
     before = series(get(url))
     with infaas.connect_blocking(system.nats) as client:
         for number in range(20):
@@ -126,7 +121,7 @@ while os.getppid() == int(sys.argv[1]):
 
 def test_what_a_foreign_process_uses_is_seen(system: Whole) -> None:
     """Beside the operating system's own figures of the same span, since other processes of the machine count, too."""
-    url, cores = url_of(system), psutil.cpu_count(logical=True) or 1
+    url, cores = system.metrics, psutil.cpu_count(logical=True) or 1
     if cores != len(os.sched_getaffinity(0)):
         pytest.skip("this process may use some of the cores only, and the operating system's figures are of all")
     command = [sys.executable, "-c", BURN, str(os.getpid()), str(DUTY)]
@@ -187,7 +182,7 @@ def test_names_follow_the_conventions(page: str) -> None:
 
 
 def test_the_page_is_openmetrics_too(system: Whole, page: str) -> None:
-    request = urllib.request.Request(url_of(system), headers={"Accept": "application/openmetrics-text;version=1.0.0"})
+    request = urllib.request.Request(system.metrics, headers={"Accept": "application/openmetrics-text;version=1.0.0"})
     there = {family.name for family in text_string_to_metric_families(page)}
 
     def lacks() -> set[str]:
@@ -220,7 +215,7 @@ def test_rules_and_dashboard_name_what_there_is(page: str) -> None:
 
 
 def test_the_system_tells_that_it_is_ready(system: Whole) -> None:
-    base = url_of(system).removesuffix("/metrics")
+    base = system.metrics.removesuffix("/metrics")
     pages = {"healthz": {"healthy": True, "missing": []}, "readyz": {"ready": True, "serves": True, "missing": []}}
 
     def well() -> bool:

@@ -1,7 +1,5 @@
 """Needs that meet other capabilities, in a whole system: a plan, a cache, several models, several items. tests/unit/dispatcher/test_needs_everywhere.py has all."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -10,17 +8,9 @@ import infaas
 from infaas.errors import Refused
 from tests.support.clients.responders import until
 from tests.support.servers.pipelines import vertex
-from tests.support.servers.system import APP, MODELS, Whole
+from tests.support.servers.system import APP, MODELS, Whole, talk
 
 NOTHING = 1e-12  # US$ per 1,000 queries
-
-
-def talk(whole: Whole, work: Callable[[Any], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with infaas.connect(data_dir=whole.directory) as client:
-            await work(client)
-
-    asyncio.run(main())
 
 
 async def linked(client: Any, app: str, **selection: Any) -> None:

@@ -1,7 +1,6 @@
 """A client that sends extreme numbers in every fifth query changes nobody's answer, whatever variant computes them."""
 
 import asyncio
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 
 import infaas
 from tests.support.models import tiny_models
-from tests.support.servers.processes import infaas as command
 from tests.support.servers.system import Whole
 
 MODELS = Path(__file__).parents[2] / "benches" / "models"
@@ -19,12 +17,8 @@ EXTREME = 1e6
 
 def registered(system: Whole, model: Path, validation: Path, app: str) -> list[dict]:
     """The variants of a model that is registered for an app of its own."""
-    done = command(
-        *("register", str(model), "--app", app, "--validation", str(validation)),
-        *("--data-dir", str(system.directory), "--json"),
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["variants"]
+    about = ("--app", app, "--validation", str(validation))
+    return system.told("register", str(model), *about)["variants"]
 
 
 async def answers(client: infaas.Client, app: str, x: np.ndarray, variant: str) -> tuple[np.ndarray, np.ndarray, int]:
@@ -66,8 +60,8 @@ async def test_a_model_that_would_mix_its_batch_computes_each_item_alone(system:
     variants = registered(system, tmp_path / "limiting.onnx", tmp_path / "validation.npz", "limiting")
     assert {variant["max_batch"] for variant in variants} == {1}
     assert {variant["alone"] for variant in variants} == {"an item's answer is another one beside an item of 1e+06"}
-    listed = command("variants", "--app", "limiting", "--data-dir", str(system.directory))
-    assert f"one item at a time: {variants[0]['variant']}: an item's answer" in listed.stdout
+    listed = system.done("variants", "--app", "limiting")
+    assert f"one item at a time: {variants[0]['variant']}: an item's answer" in listed
 
     async with infaas.connect(data_dir=system.directory) as client:
         for variant in variants:

@@ -7,10 +7,8 @@ be as busy as it likes.
 import asyncio
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -32,27 +30,19 @@ from services.core.settings import BusSettings
 from services.recorder.__main__ import streams
 from tests.support.clients.responders import until
 from tests.support.data import offline_inputs
-from tests.support.servers.processes import environ
+from tests.support.servers.processes import program
 from tests.support.simulated.fleet import catalogue, variant
 
 VARIANT = variant()
 X = np.arange(40, dtype="f4").reshape(20, 2)
 
 
-@contextmanager
-def service(name: str, url: str, prefix: str, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def service(name: str, url: str, prefix: str, directory: Path) -> AbstractContextManager["subprocess.Popen[str]"]:
     more = {
         "INFAAS_BUS__URL": url, "INFAAS_PREFIX": prefix, "INFAAS_DATA_DIR": str(directory), "INFAAS_WORKER__NAME": "w0",
         "INFAAS_JOBS__CHUNK_ITEMS": "2",
     }  # fmt: skip
-    with (directory / f"{name}.log").open("w") as log:
-        command = [sys.executable, "-P", "-m", "infaas.cli.run", name]
-        process = subprocess.Popen(command, env=environ(**more), stdout=log, stderr=log)
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    return program("infaas.cli.run", name, patience=0.0, **more)
 
 
 class Worker:

@@ -15,9 +15,9 @@ import infaas
 from infaas.pipelines import run
 from tests.support.clients.responders import until
 from tests.support.models.tiny_models import npz
-from tests.support.servers.ensembles import Ensembles, inputs, near, scores_of, talk
+from tests.support.servers.ensembles import Ensembles, inputs, near, scores_of
 from tests.support.servers.processes import eventually
-from tests.support.servers.processes import infaas as command
+from tests.support.servers.system import talk
 
 SURE = 12.0  # of the largest score of the quick model
 FILE = f"""
@@ -59,23 +59,17 @@ class Place:
             self.done("admin", "add-app", app)
             self.done("admin", "link-model", app, "--model", model, "--model-version", "1")
 
-    def said(self, *arguments: str, **more: Any) -> Any:
-        return command(*arguments, *self.ensembles.where, **more)
-
     def done(self, *arguments: str, **more: Any) -> str:
-        said = self.said(*arguments, **more)
-        assert said.returncode == 0, said.stderr
-        return str(said.stdout)
+        return self.ensembles.done(*arguments, **more)
 
     def refused(self, *arguments: str) -> str:
-        said = self.said(*arguments)
+        said = self.ensembles.command(*arguments)
         assert (said.returncode, said.stdout) == (1, ""), said
         assert said.stderr.count("\n") == 1
         return str(said.stderr)
 
     def listed(self) -> list[dict[str, Any]]:
-        items = json.loads(self.done("pipeline", "list", "--json"))["items"]
-        return [item for item in items if item["app"] == self.name]
+        return [item for item in self.ensembles.told("pipeline", "list") if item["app"] == self.name]
 
     def shows(self, what: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
         """The list, once it is so: dispatchers hear of a change a moment later."""
@@ -191,7 +185,7 @@ def test_what_is_wrong_is_refused_with_field_and_remedy(place: Place) -> None:
     assert "give what `infaas pipeline plan FILE.toml --json` prints" in place.refused("pipeline", "deploy", str(path))
     for vertex in ("quick", "exact"):
         changed = place.change(f'"{name}-{vertex}"', '"nobody"')
-        said = place.said("pipeline", "plan", changed)
+        said = place.ensembles.command("pipeline", "plan", changed)
         assert (said.returncode, "there is no such app in the running system; add [[option]]" in said.stderr) == (
             2,
             True,
@@ -200,7 +194,7 @@ def test_what_is_wrong_is_refused_with_field_and_remedy(place: Place) -> None:
 
 
 def test_over_http(place: Place) -> None:
-    name, url = place.name, place.ensembles.whole.gateway
+    name, url = place.name, place.ensembles.gateway
     body = {
         "pipeline": {"name": name, "latency_ms": 2000},
         "vertex": [

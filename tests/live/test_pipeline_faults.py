@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import infaas
-from tests.support.clients.constant_load import NOTICED, PATIENT_MS, LibraryLoad, StockLoad, is_right
+from tests.support.clients.constant_load import NOTICED, PATIENT_MS, LibraryLoad, Query, StockLoad, is_right, wrong
 from tests.support.clients.responders import until
 from tests.support.models.poison_models import POISON
-from tests.support.servers.pipelines import StagedSystem, edge, ones, talk, vertex, when
-from tests.support.servers.processes import eventually, pids_of
+from tests.support.servers.pipelines import StagedSystem, edge, ones, vertex, when
+from tests.support.servers.processes import eventually
+from tests.support.servers.system import talk
 
 STAGES = ("see", "double", "say")
 
@@ -35,28 +36,18 @@ async def chain(pipelines: StagedSystem, client: Any, name: str, last: str) -> N
     )
 
 
-def wrong(load: LibraryLoad | StockLoad) -> dict[str, Any]:
-    """Answers that are not those of their queries."""
-    found = {}
-    for name, answer in load.answers.items():
-        if isinstance(answer, infaas.Answer):
-            given, label = answer.outputs["scores"], answer.id
-        else:
-            given, label = np.frombuffer(answer["outputs"]["scores"]["data"], "<f4"), answer["id"]
-        if label != name or not is_right(given / 2, load.queries[name].sample):
-            found[name] = answer
-    return found
+def twice_its_own(given: np.ndarray, query: Query, answer: Any) -> bool:
+    return is_right(given / 2, query.sample)
 
 
 def processes(pipelines: StagedSystem, what: str) -> list[int]:
     """Those to kill: the first of a service, a whole worker, or all that are ours."""
-    directory = pipelines.whole.directory
     if what == "worker":
         services = ("monitor", "executor")
-        return [pids_of(directory, service)[0] for service in services]
+        return [pipelines.pids(service)[0] for service in services]
     if what == "everything":
-        return pids_of(directory, "")
-    return pids_of(directory, what)[:1]
+        return pipelines.pids("")
+    return pipelines.pids(what)[:1]
 
 
 @pytest.mark.parametrize("what", ["dispatcher", "executor", "worker", "everything"])
@@ -66,13 +57,12 @@ def test_processes_are_killed_in_the_middle_of_stages(pipelines: StagedSystem, w
     Only a dispatcher knows of its pipelines' queries. Its successor finds the rows that it had not stored.
     """
     tag = f"cut-{what}"
-    directory = pipelines.whole.directory
 
     async def main(client: Any) -> tuple[LibraryLoad, StockLoad, float]:
         app = f"cut-{what}"
         await chain(pipelines, client, app, "crash")
-        library = LibraryLoad(pipelines.whole.nats, f"{tag}-library", 15, app=app)
-        stock = StockLoad(pipelines.whole.nats, f"{tag}-stock", 15, app=app)
+        library = LibraryLoad(pipelines.nats, f"{tag}-library", 15, app=app)
+        stock = StockLoad(pipelines.nats, f"{tag}-stock", 15, app=app)
         async with library, stock:
             await until(lambda: len(library.answers) > 20 and len(stock.answers) > 20)
             at = time.time()
@@ -83,8 +73,8 @@ def test_processes_are_killed_in_the_middle_of_stages(pipelines: StagedSystem, w
         return library, stock, at
 
     library, stock, at = talk(pipelines, main)
-    assert wrong(library) == {}
-    assert wrong(stock) == {}
+    assert wrong(library, twice_its_own) == {}
+    assert wrong(stock, twice_its_own) == {}
     assert stock.repeated == {}, "nobody is answered twice"
     assert library.ends.keys() == library.queries.keys()
     unheard = [name for name in stock.queries if name not in stock.replies]
@@ -115,7 +105,7 @@ def test_processes_are_killed_in_the_middle_of_stages(pipelines: StagedSystem, w
     assert set(recorded().values()) == {1}
     assert all(count == kinds <= len(STAGES) for _, count, kinds in pipelines.rows(parts, f"{tag}-%"))
     for service in ("dispatcher", "executor", "monitor"):
-        assert eventually(lambda service=service: len(pids_of(directory, service)) == 2), service
+        assert eventually(lambda service=service: len(pipelines.pids(service)) == 2), service
 
 
 @pytest.mark.parametrize("last", ["crash", "hang"])
@@ -124,7 +114,7 @@ def test_a_stage_whose_model_fails_costs_only_its_own_query(pipelines: StagedSys
 
     async def main(client: Any) -> tuple[LibraryLoad, Any]:
         await chain(pipelines, client, f"risk-{last}", last)
-        load = LibraryLoad(pipelines.whole.nats, f"risk-{last}", 10, app=f"risk-{last}", latency_ms=PATIENT_MS)
+        load = LibraryLoad(pipelines.nats, f"risk-{last}", 10, app=f"risk-{last}", latency_ms=PATIENT_MS)
         async with load:
             await until(lambda: len(load.answers) > 10)
             end = await client.query(f"risk-{last}", bad, timeout=60.0, raise_refused=False)
@@ -137,7 +127,7 @@ def test_a_stage_whose_model_fails_costs_only_its_own_query(pipelines: StagedSys
     assert end.code in ("model_error", "deadline")
     assert end.message.startswith("vertex say: ")
     assert load.others == {}
-    assert wrong(load) == {}
+    assert wrong(load, twice_its_own) == {}
 
 
 def test_many_at_once_have_one_row_each(pipelines: StagedSystem) -> None:

@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
-import psycopg
 import pytest
 
 import infaas
@@ -72,12 +71,11 @@ class Seen:
 
     def events(self) -> list[tuple[Any, ...]]:
         """(action, vertex, from, to, time), in order."""
-        with psycopg.connect(self.system.sql) as connection:
-            return connection.execute(
-                "SELECT action, vertex, from_replicas, to_replicas, time FROM infaas.pipeline_events"
-                " WHERE pipeline = %s ORDER BY time, vertex",
-                (NAME,),
-            ).fetchall()
+        return self.system.rows(
+            "SELECT action, vertex, from_replicas, to_replicas, time FROM infaas.pipeline_events"
+            " WHERE pipeline = %s ORDER BY time, vertex",
+            NAME,
+        )
 
 
 async def follow(system: System) -> None:

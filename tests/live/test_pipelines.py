@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import urllib.request
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +14,15 @@ import pytest
 
 import infaas
 from infaas.errors import Refused
-from tests.live.test_metrics import get, series, total, url_of
+from tests.live.test_metrics import get, series, total
 from tests.support.clients.responders import until
 from tests.support.clients.stock import array, tensor
 from tests.support.gateways.gateway_process import gateway
 from tests.support.models.poison_models import POISON
 from tests.support.models.tiny_models import FEATURES, digits, npz, weights
-from tests.support.servers.pipelines import WIDE, StagedSystem, edge, one_message_each, ones, talk, vertex, when
-from tests.support.servers.processes import environ, eventually, read_line
-from tests.support.servers.processes import infaas as command
+from tests.support.servers.pipelines import WIDE, StagedSystem, edge, one_message_each, ones, vertex, when
+from tests.support.servers.processes import container, eventually
+from tests.support.servers.system import talk
 
 FORK = (
     [
@@ -55,7 +52,7 @@ def test_one_query_and_one_reply_whatever_the_stages_are(pipelines: StagedSystem
 
     async def main(client: Any) -> None:
         await pipelines.add(client, "fork", *FORK)
-        url = pipelines.whole.nats
+        url = pipelines.nats
         for first in (0.0, 1.0):
             x = ones(first)
             y, side, visited = forked(x)
@@ -108,7 +105,7 @@ def test_a_pipeline_counts_as_one_query_and_its_stages_as_none(pipelines: Staged
     told = (issued, minutely, hourly, objective)  # what was refused while the pipeline was new counts, too
     assert eventually(lambda: answers <= min(found := counts("tallied", *told)) == max(found)), counts("tallied", *told)
     assert counts("both", minutely, hourly) == [0, 0]
-    url = url_of(pipelines.whole)
+    url = pipelines.metrics
     assert eventually(lambda: total(series(get(url)), "infaas_answers_total", app="tallied") == answers)
 
 
@@ -119,7 +116,7 @@ def test_by_http_and_by_command(pipelines: StagedSystem, tmp_path: Path) -> None
     talk(pipelines, prepared)
     x = ones(1.0)
     y, _, _ = forked(x)
-    with gateway(pipelines.whole, tmp_path) as gate:
+    with gateway(pipelines, tmp_path) as gate:
         with urllib.request.urlopen(f"{gate.url}/v2/models/doors") as reply:
             described = json.load(reply)
         assert [one["name"] for one in described["inputs"]] == ["x"]
@@ -132,11 +129,9 @@ def test_by_http_and_by_command(pipelines: StagedSystem, tmp_path: Path) -> None
             outputs = {one["name"]: one["data"] for one in json.load(reply)["outputs"]}
         assert np.allclose(outputs["y"], y.ravel())
     np.save(tmp_path / "x.npy", x)
-    done = command("query", "--app", "doors", "--input", str(tmp_path / "x.npy"), "--json", *pipelines.where)
-    assert done.returncode == 0, done.stderr
-    assert np.allclose(json.loads(done.stdout)["outputs"]["y"], y)
-    listed = json.loads(command("pipeline", "list", "--json", *pipelines.where).stdout)["items"]
-    [item] = [one for one in listed if one["app"] == "doors"]
+    told = pipelines.told("query", "--app", "doors", "--input", str(tmp_path / "x.npy"))
+    assert np.allclose(told["outputs"]["y"], y)
+    [item] = [one for one in pipelines.told("pipeline", "list") if one["app"] == "doors"]
     assert [stage["vertex"] for stage in item["vertices"]] == ["see", "left", "right", "sum"]
 
 
@@ -187,7 +182,7 @@ def test_large_results_go_from_stage_to_stage_by_reference(pipelines: StagedSyst
     async def main(client: Any) -> None:
         await pipelines.add(client, "large", stages, pass_on, {"label": "spread.label", "y": "end.y | $.x"})
         for first in (0.0, 1.0):
-            reply = await one_message_each(pipelines.whole.nats, "large", ones(first))
+            reply = await one_message_each(pipelines.nats, "large", ones(first))
             assert np.allclose(array(reply["outputs"]["y"]), ones(first)), "either way"
             assert len(reply["members"]) == 1 + int(first), "the last stage is visited where the label says so"
         await pipelines.add(
@@ -198,7 +193,7 @@ def test_large_results_go_from_stage_to_stage_by_reference(pipelines: StagedSyst
         assert answer.outputs["y"].shape == (1, WIDE)
         assert np.allclose(answer.outputs["y"], np.tile(x, (1, WIDE // FEATURES)))
         assert np.allclose(answer.outputs["z"], 2 * x)
-        reply = await one_message_each(pipelines.whole.nats, "whole", x)
+        reply = await one_message_each(pipelines.nats, "whole", x)
         assert reply["outputs"] == {}
         assert reply["outputs_ref"]["key"] == reply["query"]
         # Many items, all by reference: inputs larger than a message.
@@ -227,7 +222,7 @@ def test_large_results_go_from_stage_to_stage_by_reference(pipelines: StagedSyst
 def test_inputs_that_are_not_where_the_query_says_are_its_own_mistake(pipelines: StagedSystem) -> None:
     async def main(client: Any) -> None:
         await pipelines.add(client, "lost", *FORK)
-        nc = await nats.connect(pipelines.whole.nats)
+        nc = await nats.connect(pipelines.nats)
         try:
             body = msgpack.packb({"inputs_ref": {"bucket": "infaas-inputs", "key": "nothing"}})
             reply = msgpack.unpackb((await nc.request("infaas.query.lost", body, timeout=60)).data)
@@ -244,7 +239,7 @@ def test_inputs_that_are_not_where_the_query_says_are_its_own_mistake(pipelines:
 def test_a_query_that_is_sent_again_takes_the_same_edges(pipelines: StagedSystem) -> None:
     """Whichever dispatcher gets it: both have got some, and no query has gone two ways."""
     keys = [bytes([i]) * 16 for i in range(60)]
-    url = url_of(pipelines.whole)
+    url = pipelines.metrics
 
     def by_process() -> Counter[str]:
         page = series(get(url))
@@ -259,7 +254,7 @@ def test_a_query_that_is_sent_again_takes_the_same_edges(pipelines: StagedSystem
         stages = [vertex("see", "gate"), vertex("left", "twice"), vertex("right", "more")]
         edges = [edge("see", "left", probability=0.5), edge("see", "right", probability=0.3)]
         await pipelines.add(client, "chance", stages, edges, {"left": "left.y | $.x", "right": "right.y | $.x"})
-        nc = await nats.connect(pipelines.whole.nats)
+        nc = await nats.connect(pipelines.nats)
         try:
 
             async def asked(key: bytes) -> tuple[str, ...]:
@@ -396,23 +391,12 @@ def test_fast_and_slow_replicas_share_what_waits_by_their_speed(pipelines: Stage
     data = tmp_path / "paced.npz"
     x, y = digits(64)
     data.write_bytes(npz(x=x, y=y))
-    options = ("--app", "paced", "--model", "paced", "--validation", str(data), "--json", *pipelines.where)
+    options = ("--app", "paced", "--model", "paced", "--validation", str(data), *pipelines.where)
     count, batch = 400, 4
-    with ExitStack() as stack:
-        for name, pace in (("fast", FAST), ("slow", SLOW)):
-            errors = stack.enter_context((tmp_path / f"{name}.err").open("w"))
-            process = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-P", "-m", "infaas.cli", "container", "paced:Paced", *options],
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    text=True,
-                    env=environ(PACE_S=str(pace)),
-                    cwd=tmp_path,
-                )
-            )
-            stack.callback(process.kill)
-            assert read_line(process), (tmp_path / f"{name}.err").read_text()
+    with (
+        container(tmp_path, "paced:Paced", *options, PACE_S=str(FAST)),
+        container(tmp_path, "paced:Paced", *options, PACE_S=str(SLOW)),
+    ):
 
         async def main(client: Any) -> None:
             one = vertex("only", "paced")

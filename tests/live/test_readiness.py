@@ -4,8 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psycopg
@@ -17,7 +15,7 @@ from services.shell.http import fetch
 from services.shell.store import WRITER, prepare
 from tests.support.clients.responders import until
 from tests.support.servers.nats import NatsServer, free_port, run
-from tests.support.servers.processes import environ, eventually
+from tests.support.servers.processes import eventually, program
 
 HOST = "127.0.0.1"
 SLOW = 60.0  # s; only ends a test that fails. What bounds an answer is the service's own patience, 1 s
@@ -114,18 +112,12 @@ def test_readiness_is_true_at_every_moment(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGCONT)
         assert await asked(port, "/healthz") == (200, "ok\n")
 
-    command = [sys.executable, "-P", "-m", "infaas.cli.run", "registrar", "recorder"]
     try:
-        with (
-            (tmp_path / "log").open("wb") as log,
-            subprocess.Popen(command, env=environ(**settings), stderr=log) as process,
-        ):
+        with program("infaas.cli.run", "registrar", "recorder", **settings) as process:
             try:
                 run(main(process.pid))
             finally:
                 process.send_signal(signal.SIGCONT)
-                process.terminate()
-                process.wait(SLOW)
     finally:
         nats.stop()
         postgres.stop()

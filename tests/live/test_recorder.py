@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, closing
 from pathlib import Path
 
 import psycopg
@@ -26,28 +26,17 @@ from services.shell.store import READER, WRITER, prepare
 from tests.support.data.events import FOLDED, VARIANT, app_record, event, model_record, outcome, variant_record
 from tests.support.data.rollups import shown, truth
 from tests.support.servers.nats import NatsServer, run
-from tests.support.servers.processes import environ
+from tests.support.servers.postgres import Database, database
+from tests.support.servers.processes import environ, program
 
 LONG = 120.0  # s; only ends a test that fails
 
 
-@contextmanager
-def _recorder(nats_url: str, dsn: str, prefix: str, log: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def _recorder(
+    nats_url: str, dsn: str, prefix: str, log: Path | None = None
+) -> AbstractContextManager["subprocess.Popen[str]"]:
     settings = {"INFAAS_BUS__URL": nats_url, "INFAAS_STORE__DSN": dsn, "INFAAS_PREFIX": prefix}
-    command = [sys.executable, "-P", "-m", "services.recorder"]
-    with (
-        (log or Path(os.devnull)).open("ab") as out,
-        subprocess.Popen(command, env=environ(**settings), stdout=out, stderr=out) as process,
-    ):
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(60)
-                finally:
-                    process.kill()
+    return program("services.recorder", errors=log, **settings)
 
 
 @asynccontextmanager
@@ -265,15 +254,14 @@ async def test_a_nats_that_restarts_costs_no_event(
         server.stop()
 
 
-@pytest.mark.parametrize("away", ["database", "recorder", "nats"])
 def test_a_minute_without_it_loses_and_doubles_nothing(
-    away: str, prefix: str, own_postgres: EmbeddedPostgres, tmp_path: Path
+    nats_url: str, prefix: str, own_postgres: EmbeddedPostgres, postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
-    """Traffic before, meanwhile and afterwards; then every outcome and cost is there once, in the views over rollups, too."""
-    database, server = own_postgres, NatsServer(tmp_path / "nats")
-    owner = database.superuser_dsn
-    writer = role_dsn(owner, WRITER, "w")
-    server.start()
+    """The database, NATS, and the recorder, each of a system of its own at the same time: traffic before, meanwhile and afterwards; then every
+    outcome and cost is there once, in the views over rollups, too.
+    """
+    own_nats, owner = NatsServer(tmp_path / "nats"), own_postgres.superuser_dsn
+    own_nats.start()
 
     async def send(sender: _Sender) -> None:
         old = time.time() - 300  # far enough back for the watermark to move
@@ -284,42 +272,50 @@ def test_a_minute_without_it_loses_and_doubles_nothing(
             sender.add(event(CostEvent))
             await asyncio.sleep(0.06)
 
-    async def body() -> None:
-        async with _connected(server.url) as bus:
-            sender = _Sender(bus, prefix)
+    async def without(away: str, url: str, dsns: Database) -> None:
+        async with _connected(url) as bus:
+            sender = _Sender(bus, f"{prefix}-{away}")
             with ExitStack() as running:
-                process = running.enter_context(_recorder(server.url, writer, prefix))
+                process = running.enter_context(_recorder(url, dsns.writer, f"{prefix}-{away}"))
                 sending = asyncio.create_task(send(sender))
                 await asyncio.sleep(5.0)
                 match away:
                     case "database":
-                        database.stop()
+                        await asyncio.to_thread(own_postgres.stop)
                     case "nats":
-                        server.stop()
+                        await asyncio.to_thread(own_nats.stop)
                     case _:
                         process.kill()
                 await asyncio.sleep(60.0)
                 match away:
                     case "database":
-                        database.start()
+                        await asyncio.to_thread(own_postgres.start)
                     case "nats":
-                        server.start()
+                        await asyncio.to_thread(own_nats.start)
                     case _:
-                        running.enter_context(_recorder(server.url, writer, prefix))
+                        running.enter_context(_recorder(url, dsns.writer, f"{prefix}-{away}"))
                 await sending
                 await sender.all_stored()
-                await _until(owner, COUNT, sender.sent // 2)
-                await _until(owner, EACH_ONCE, True)
-                await _until(owner, "SELECT count(*) FROM infaas.cost_events", sender.sent // 2)
-                await _until(owner, "SELECT min(upto) > '-infinity' FROM infaas_internal.watermarks", True)
-                await _until(owner, "SELECT count(*) FROM infaas_internal.slo_minutes WHERE stale", 0)
-            with closing(psycopg.connect(owner)) as connection:
+                await _until(dsns.owner, COUNT, sender.sent // 2)
+                await _until(dsns.owner, EACH_ONCE, True)
+                await _until(dsns.owner, "SELECT count(*) FROM infaas.cost_events", sender.sent // 2)
+                await _until(dsns.owner, "SELECT min(upto) > '-infinity' FROM infaas_internal.watermarks", True)
+                await _until(dsns.owner, "SELECT count(*) FROM infaas_internal.slo_minutes WHERE stale", 0)
+            with closing(psycopg.connect(dsns.owner)) as connection:
                 assert shown(connection) == truth(connection)
 
+    async def all_three(first: Database, second: Database) -> None:
+        own = Database(owner, role_dsn(owner, WRITER, "w"), role_dsn(owner, READER, "r"))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(without("database", nats_url, own))
+            group.create_task(without("nats", own_nats.url, first))
+            group.create_task(without("recorder", nats_url, second))
+
     try:
-        run(body())
+        with database(postgres) as first, database(postgres) as second:
+            run(all_three(first, second))
     finally:
-        server.stop()
+        own_nats.stop()
 
 
 async def test_a_nats_that_lost_its_disk_gets_its_streams_back(

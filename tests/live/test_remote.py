@@ -3,15 +3,13 @@
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psycopg
 import pytest
 
 import infaas
@@ -21,9 +19,8 @@ from tests.support.clients.retrying import answered
 from tests.support.models import tiny_models
 from tests.support.servers.engine import StockEngine
 from tests.support.servers.nats import free_port
-from tests.support.servers.processes import environ, eventually
-from tests.support.servers.processes import infaas as command
-from tests.support.servers.system import APP, Whole, running
+from tests.support.servers.processes import eventually, program
+from tests.support.servers.system import APP, Whole, running, talk
 
 PRICE = 0.36  # US$ per hour of an instance
 CONFIG = """
@@ -35,15 +32,9 @@ remote = {price}
 """
 
 
-@contextmanager
-def served(port: int) -> Iterator["subprocess.Popen[bytes]"]:
+def served(port: int) -> AbstractContextManager["subprocess.Popen[str]"]:
     """The stock engine, as a process that can be killed."""
-    command = [sys.executable, "-P", "-m", "tests.support.servers.engine", str(port)]
-    with subprocess.Popen(command, env=environ(PYTHONPATH=str(Path(__file__).parents[2]))) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    return program("tests.support.servers.engine", str(port), patience=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +54,8 @@ def whole(place: Path) -> Iterator[Whole]:
 @pytest.fixture(scope="module")
 def register(whole: Whole, place: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     def run(what: str, app: str, model: str) -> "subprocess.CompletedProcess[str]":
-        return command(
-            *("register", what, "--app", app, "--model", model, "--validation", str(place / "validation.npz")),
-            *("--data-dir", str(whole.directory), "--json"),
-        )
+        about = ("--app", app, "--model", model, "--validation", str(place / "validation.npz"))
+        return whole.command("register", what, *about, "--json")
 
     return run
 
@@ -81,22 +70,13 @@ def here(whole: Whole, register: Callable[..., Any]) -> Whole:
 
 
 def ask(whole: Whole, app: str, x: np.ndarray, **needs: Any) -> Any:
-    async def run() -> Any:
-        async with await infaas.connect(whole.nats) as client:
-            return await client.query(app, x, **needs)
-
-    return asyncio.run(run())
+    return talk(whole, lambda client: client.query(app, x, **needs))
 
 
 def refused(whole: Whole, app: str, x: np.ndarray, **needs: Any) -> Refused:
     with pytest.raises(Refused) as found:
         ask(whole, app, x, **needs)
     return found.value
-
-
-def listed(whole: Whole, app: str) -> list[dict[str, Any]]:
-    done = command("variants", "--app", app, "--json", "--data-dir", str(whole.directory))
-    return json.loads(done.stdout)["items"]  # type: ignore[no-any-return]
 
 
 def test_a_gateway_of_infaas_is_an_engine(here: Whole, register: Callable[..., Any]) -> None:
@@ -106,13 +86,13 @@ def test_a_gateway_of_infaas_is_an_engine(here: Whole, register: Callable[..., A
     assert near.variant != far.variant
     assert np.allclose(*(next(iter(answer.outputs.values())) for answer in (near, far)), rtol=1e-4, atol=1e-6)
     assert (far.hardware, far.missed) == ("remote", [])
-    for item in listed(here, "far"):
+    for item in here.told("variants", "--app", "far"):
         assert (item["hardware"], item["framework"], item["simulated"]) == ("remote", "remote", False)
         assert item["engine"] == here.gateway.removeprefix("http://")
         assert item["price_per_hour"] == pytest.approx(PRICE)
         assert item["accuracy"] > 0.9
         assert item["latency_ms"] > 0
-    table = command("variants", "--app", "far", "--wide", "--data-dir", str(here.directory)).stdout
+    table = here.done("variants", "--app", "far", "--wide")
     assert f"remote ({here.gateway.removeprefix('http://')})" in table
     assert far.cost == pytest.approx(PRICE / 3600 * far.compute_ms / 1000 * 16 / far.batch, rel=0.5)
 
@@ -122,10 +102,9 @@ def test_what_it_costs_is_booked_by_the_instance(here: Whole, register: Callable
 
     def booked() -> bool:
         ask(here, "far", here.x[:1], latency_ms=60_000)
-        with psycopg.connect(here.sql) as connection:
-            rows[:] = connection.execute(
-                "SELECT app, sum(cost), sum(seconds) FROM infaas.cost_events WHERE hardware = 'remote' GROUP BY app"
-            ).fetchall()
+        rows[:] = here.rows(
+            "SELECT app, sum(cost), sum(seconds) FROM infaas.cost_events WHERE hardware = 'remote' GROUP BY app"
+        )
         return any(app == "far" and seconds > 5 for app, _, seconds in rows)
 
     assert eventually(booked)
@@ -255,11 +234,10 @@ arrivals = "poisson"
 
 def test_a_stage_of_a_pipeline_may_be_remote(here: Whole, place: Path) -> None:
     """Visited, planned and deployed like any other."""
-    where = ("--data-dir", str(here.directory))
-    (app,) = (one for one in json.loads(command("apps", "--json", *where).stdout)["items"] if one["app"] == APP)
+    (app,) = (one for one in here.told("apps") if one["app"] == APP)
     file = place / "twice.toml"
     file.write_text(PIPELINE.format(x=app["inputs"][0]["name"], y=app["outputs"][0]["name"]))
-    assert command("pipeline", "add", str(file), *where).returncode == 0
+    here.done("pipeline", "add", str(file))
 
     def both() -> bool:
         answer = answered(partial(ask, here, "twice", here.x[:8], latency_ms=60_000))
@@ -267,18 +245,16 @@ def test_a_stage_of_a_pipeline_may_be_remote(here: Whole, place: Path) -> None:
         return True
 
     assert both()
-    done = command("pipeline", "plan", str(file), "--json", *where)
-    assert done.returncode == 0, done.stderr
-    assert {name: one["hardware"] for name, one in json.loads(done.stdout)["vertices"].items()} == {
+    plan = here.told("pipeline", "plan", str(file))
+    assert {name: one["hardware"] for name, one in plan["vertices"].items()} == {
         "near": "cpu",
         "far": "remote",
     }
-    (place / "plan.json").write_text(done.stdout)
-    done = command("pipeline", "deploy", str(place / "plan.json"), *where)
-    assert done.returncode == 0, done.stderr
+    (place / "plan.json").write_text(json.dumps(plan))
+    here.done("pipeline", "deploy", str(place / "plan.json"))
 
     def loaded() -> bool:
-        (one,) = json.loads(command("pipeline", "list", "--json", *where).stdout)["items"]
+        (one,) = here.told("pipeline", "list")
         return all(stage["instances"] >= stage["replicas"] >= 1 for stage in one["vertices"])
 
     assert eventually(loaded)

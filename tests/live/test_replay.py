@@ -1,12 +1,9 @@
-"""`infaas replay` of what a real system has just done."""
+"""`infaas replay --json` of what a real system has just done."""
 
 import asyncio
-import json
-
-import psycopg
 
 from tests.support.clients.stock import answered, ask, talk, tensor
-from tests.support.servers.processes import eventually, infaas
+from tests.support.servers.processes import eventually
 from tests.support.servers.system import APP, MODELS, Whole
 
 ASKED = "SELECT count(*) FROM infaas.query_outcomes WHERE context = 'replay' AND app = %s AND outcome IN ('ok', 'late')"
@@ -18,10 +15,7 @@ PAID = (
 
 
 def _recorded(system: Whole, query: str, app: str = APP) -> int:
-    with psycopg.connect(system.sql) as connection:
-        row = connection.execute(query, (app,)).fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(system.rows(query, app)[0][0])
 
 
 def test_the_recent_past_of_a_real_system(system: Whole) -> None:
@@ -33,9 +27,7 @@ def test_the_recent_past_of_a_real_system(system: Whole) -> None:
     assert eventually(lambda: _recorded(system, ASKED) >= 20)  # at most 5 s after it happened
     assert eventually(lambda: _recorded(system, PAID) > 0)
     what = ("--from", "-15m", "--app", APP, "--policy", "infaas")  # other tests' apps may be in the shared system
-    done = infaas("replay", *what, "--json", "--data-dir", str(system.directory))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = system.told("replay", *what)
     run, recorded = found["policies"][0], found["recorded"]
     assert run["queries"] == recorded["queries"] >= 20
     assert recorded["cost"] > 0
@@ -72,9 +64,7 @@ def test_a_pipeline_of_a_real_system(system: Whole) -> None:
         )
     )
     what = ("--from", "-15m", "--app", "replayed", "--policy", "infaas")
-    done = infaas("replay", *what, "--json", "--data-dir", str(system.directory))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = system.told("replay", *what)
     run, recorded = found["policies"][0], found["recorded"]
     assert run["queries"] == recorded["queries"] >= 20  # a busy machine may have refused some first
     assert run["answered"] >= recorded["answered"] == 20

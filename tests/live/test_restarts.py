@@ -12,7 +12,7 @@ import pytest
 
 from infaas.demo import digits
 from tests.support.clients.stock import tensor
-from tests.support.servers.processes import alive, eventually, infaas, pids_of
+from tests.support.servers.processes import alive, eventually
 from tests.support.servers.system import APP, MODELS, Whole, running
 
 EVERY = 0.05  # s between two queries
@@ -24,11 +24,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
     directory = tmp_path_factory.mktemp("restarts") / "data"
     with running(directory, "--no-dashboard") as whole:
         validation = digits.save_validation(directory.parent / "validation.npz")
-        done = infaas(
-            *("register", str(digits.models()[MODELS[0]]), "--app", APP, "--model", MODELS[0]),
-            *("--validation", str(validation), "--data-dir", str(directory)),
-        )
-        assert done.returncode == 0, done.stderr
+        about = ("--app", APP, "--model", MODELS[0], "--validation", str(validation))
+        whole.done("register", str(digits.models()[MODELS[0]]), *about)
         yield whole
 
 
@@ -39,7 +36,7 @@ async def restarted(system: Whole, part: str, ask: Ask) -> set[str]:
     """How the queries ended that were sent before, while and after the part was restarted."""
     ends = {await ask()}
     asked: list[asyncio.Task[str]] = []
-    restart = asyncio.create_task(asyncio.to_thread(infaas, "restart", part, "--data-dir", str(system.directory)))
+    restart = asyncio.create_task(asyncio.to_thread(system.command, "restart", part))
     while not restart.done():
         asked.append(asyncio.create_task(ask()))
         await asyncio.sleep(EVERY)
@@ -84,9 +81,9 @@ async def over_http(system: Whole, part: str) -> set[str]:
 
 @pytest.mark.parametrize("service", ["dispatcher", "monitor", "executor", "registrar", "gateway"])
 def test_a_service_is_restarted_without_a_query_noticing(system: Whole, service: str) -> None:
-    assert eventually(lambda: len(pids_of(system.directory, service)) == 1)
-    (old,) = pids_of(system.directory, service)
+    assert eventually(lambda: len(system.pids(service)) == 1)
+    (old,) = system.pids(service)
     ask = over_http if service == "gateway" else over_nats
     assert asyncio.run(ask(system, service)) == {"answered"}
     assert not alive(old)
-    assert eventually(lambda: len(pids_of(system.directory, service)) == 1)
+    assert eventually(lambda: len(system.pids(service)) == 1)

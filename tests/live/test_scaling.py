@@ -1,16 +1,14 @@
 """Scaling, and what it costs, in a whole system: the model-autoscaler follows a load, and the rows of the meter make the bill."""
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
-import psycopg
 import pytest
 
 import infaas
@@ -19,12 +17,9 @@ from bus.messages.scaling import ObjectiveReport
 from bus.natsbus import NatsBus
 from bus.port import Delivery
 from bus.subjects import Subjects
-from services.shell.host.nats import find_nats_server
-from services.shell.host.process import ServerError
-from tests.live.test_up import up
 from tests.support.models import tiny_models
-from tests.support.servers.processes import ROOT, eventually, read_line
-from tests.support.servers.processes import infaas as command
+from tests.support.servers.processes import ROOT, eventually
+from tests.support.servers.system import Whole, running
 
 CONFIG = """
 [registrar]
@@ -36,57 +31,34 @@ hold_s = 2.0
 cost_s = 2.0
 """
 ITEMS = 64
+X, Y = tiny_models.images(ITEMS)
 
 
-class World:
+class World(Whole):
     """A running system with one app, `pictures`."""
 
-    def __init__(self, urls: dict[str, str], directory: Path, x: np.ndarray) -> None:
-        self.urls = urls
-        self.directory = str(directory)
-        self.x = x
-
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.urls["sql"]) as connection:
-            return connection.execute(query).fetchall()
-
-    async def load(self, rate: float, seconds: float, **needs: Any) -> list[Any]:
+    async def load(self, rate: float, seconds: float, x: np.ndarray = X, **needs: Any) -> list[Any]:
         """An open loop; all ends, answers and refusals."""
-        async with infaas.connect(self.urls["nats"]) as client:
+        async with infaas.connect(self.nats) as client:
             start, tasks = time.monotonic(), []
             for n in range(round(rate * seconds)):
                 await asyncio.sleep(max(0.0, start + n / rate - time.monotonic()))
-                tasks.append(asyncio.create_task(client.query("pictures", self.x, raise_refused=False, **needs)))
+                tasks.append(asyncio.create_task(client.query("pictures", x, raise_refused=False, **needs)))
             return await asyncio.gather(*tasks)
 
 
-def write_model(directory: Path) -> np.ndarray:
-    """A small network and its validation set; the inputs."""
-    (directory / "convnet.onnx").write_bytes(tiny_models.convnet())
-    x = np.random.default_rng(0).normal(size=(ITEMS, 1, 28, 28)).astype("f4")
-    scores = onnxruntime.InferenceSession(tiny_models.convnet(), providers=["CPUExecutionProvider"]).run(
-        None, {"x": x}
-    )[0]
-    np.savez(directory / "validation.npz", x=x, y=scores.argmax(axis=1))
-    return x
+@contextmanager
+def up(directory: Path, config: str, *options: str, **more: str) -> Iterator[World]:
+    (directory / "infaas.toml").write_text(config)
+    with running(directory / "data", "--config", str(directory / "infaas.toml"), *options, **more) as whole:
+        whole.register("pictures", tiny_models.convnet(), X, Y)
+        yield World(*whole)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
-    root: Path = tmp_path_factory.mktemp("scaling")
-    (root / "infaas.toml").write_text(CONFIG)
-    x = write_model(root)
-    with up(root / "data", "--simulate", "gpu=1", "--config", str(root / "infaas.toml"), "--json") as process:
-        urls = json.loads(read_line(process))
-        assert read_line(process).startswith("ready")
-        words = ("register", str(root / "convnet.onnx"), "--app", "pictures", "--model", "convnet")
-        done = command(*words, "--validation", str(root / "validation.npz"), "--data-dir", str(root / "data"))
-        assert done.returncode == 0, done.stderr
-        yield World(urls, root / "data", x)
+    with up(tmp_path_factory.mktemp("scaling"), CONFIG, "--simulate", "gpu=1") as made:
+        yield made
 
 
 PLANNED = "SELECT action, variant, reason, solver, solve_ms, objective FROM infaas.scaling_events WHERE scaler = 'vm'"
@@ -103,7 +75,7 @@ def test_a_load_beyond_one_instance_is_planned_for_and_reclaimable_after_it(worl
 
     async def scaled() -> bool:
         """One hears, as workers do, what the leader has planned."""
-        bus = await NatsBus.connect(world.urls["nats"], name="test")
+        bus = await NatsBus.connect(world.nats, name="test")
         try:
 
             def heard(delivery: Delivery) -> None:
@@ -136,8 +108,7 @@ def test_a_load_beyond_one_instance_is_planned_for_and_reclaimable_after_it(worl
 
     def foreseen() -> bool:
         asyncio.run(world.load(rate, 3.0, latency_ms=2000))
-        told = json.loads(command("status", "--json", "--data-dir", world.directory).stdout)
-        [app] = [one for one in told["apps"] if one["app"] == "pictures"]
+        [app] = [one for one in world.told("status")["apps"] if one["app"] == "pictures"]
         return app["forecast"] > 0 and app["headroom"] > 0
 
     assert eventually(foreseen)
@@ -158,9 +129,7 @@ def test_the_rows_of_the_meter_add_up_to_the_workers_bill(world: World) -> None:
         GROUP BY 1
         """
     prices = {
-        device["kind"]: device["price_per_hour"]
-        for worker in json.loads(command("workers", "--json", "--data-dir", world.directory).stdout)["items"]
-        for device in worker["devices"]
+        device["kind"]: device["price_per_hour"] for worker in world.told("workers") for device in worker["devices"]
     }
 
     def adds_up() -> bool:  # also of a look between the rows of one period, at the next look
@@ -182,7 +151,7 @@ def test_the_rows_of_the_meter_add_up_to_the_workers_bill(world: World) -> None:
 
     assert eventually(answered), ends[-1]
     answer = ends[-1]
-    told = "SELECT cost FROM infaas.query_outcomes WHERE outcome <> 'refused' AND id LIKE 'priced-%'"
+    told = "SELECT cost FROM infaas.query_outcomes WHERE outcome <> 'refused' AND id LIKE 'priced-%%'"
     assert eventually(lambda: bool(world.rows(told)))
     assert world.rows(told)[0][0] == pytest.approx(answer.cost, rel=1e-9)
 
@@ -217,48 +186,36 @@ class Slowest:
 
 def test_a_users_own_class_is_used_by_queries_and_by_scaling_decisions(tmp_path: Path) -> None:
     """Loaded by its import path in every process; where it fails, the built-in policy answers."""
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
     (tmp_path / "own_policy_of_mine.py").write_text(OWN)
     path = "own_policy_of_mine:Slowest"
-    (tmp_path / "infaas.toml").write_text(
+    config = (
         f'[dispatcher]\npolicy = "{path}"\n[autoscaler]\npolicy = "{path}"\n[registrar]\nthreads = [1, 2]\nmax_batches = [8]\n'
         "[worker]\ncores = 4\n"
     )
-    x = write_model(tmp_path)
-    options = ("--config", str(tmp_path / "infaas.toml"), "--json", "--no-dashboard", "--no-gateway")
     found = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    with up(tmp_path / "data", *options, **found) as process:
-        urls = json.loads(read_line(process))
-        assert read_line(process).startswith("ready")
-        words = ("register", str(tmp_path / "convnet.onnx"), "--app", "pictures", "--model", "convnet")
-        done = command(*words, "--validation", str(tmp_path / "validation.npz"), "--data-dir", str(tmp_path / "data"))
-        assert done.returncode == 0, done.stderr
-        world = World(urls, tmp_path / "data", x[:1])
+    with up(tmp_path, config, "--no-dashboard", "--no-gateway", **found) as world:
         variants = sorted(name for (name,) in world.rows("SELECT variant FROM infaas.variants"))
         assert len(variants) >= 2
 
         async def ask() -> None:
-            async with infaas.connect(urls["nats"]) as client:
+            async with infaas.connect(world.nats) as client:
                 chosen: set[str | None] = set()
                 for _ in range(20):  # where an instance has gone meanwhile, the built-in policy decides
                     for variant in (variants[0], variants[-1]):
-                        answer = await client.query("pictures", x[:1], variant=variant, timeout=60)
+                        answer = await client.query("pictures", X[:1], variant=variant, timeout=60)
                         assert answer.variant == variant
-                    chosen = {(await client.query("pictures", x[:1], timeout=60)).variant for _ in range(20)}
+                    chosen = {(await client.query("pictures", X[:1], timeout=60)).variant for _ in range(20)}
                     if chosen == {variants[-1]}:
                         break
                 assert chosen == {variants[-1]}
-                answers = [await client.query("pictures", x[:1], priority=9, timeout=60) for _ in range(5)]
+                answers = [await client.query("pictures", X[:1], priority=9, timeout=60) for _ in range(5)]
                 assert len(answers) == 5, "what it fails on the built-in policy decides"
 
         asyncio.run(ask())
         orders = "SELECT reason FROM infaas.scaling_events WHERE scaler = 'vm' AND action = 'replicate'"
 
         async def loaded() -> bool:
-            await world.load(20.0, 1.0)
+            await world.load(20.0, 1.0, X[:1])
             return any("slowest wants 2 in all" in reason for (reason,) in await asyncio.to_thread(world.rows, orders))
 
         assert eventually(lambda: asyncio.run(loaded()))
@@ -270,16 +227,3 @@ def test_a_users_own_class_is_used_by_queries_and_by_scaling_decisions(tmp_path:
         in log
     )
     assert "observe() of the policy own_policy_of_mine:Slowest failed (number 1): LookupError: the fifth" in log
-
-
-@pytest.mark.parametrize(
-    ("section", "told"), [("dispatcher", "lacks the method select"), ("autoscaler", "lacks the method scale")]
-)
-def test_a_class_that_cannot_decide_is_refused_before_anything_starts(section: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "infaas.toml").write_text(f'[{section}]\npolicy = "collections:Counter"\n')
-    done = command("up", "--data-dir", str(tmp_path / "data"), "--config", str(tmp_path / "infaas.toml"))
-    assert done.returncode == 2
-    assert done.stderr.startswith(
-        f"infaas: {section}.policy 'collections:Counter' {told}: docs/scaling.md has an example"
-    )
-    assert not done.stdout

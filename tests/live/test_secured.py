@@ -19,7 +19,7 @@ from infaas.demo import digits
 from infaas.errors import Refused
 from tests.support.clients.responders import until
 from tests.support.servers.nats import free_port, run
-from tests.support.servers.processes import environ, eventually, read_line
+from tests.support.servers.processes import container, environ, eventually
 from tests.support.servers.processes import infaas as command
 from tests.support.servers.secured_nats import CLIENTS, Secured, secured
 
@@ -194,28 +194,17 @@ def a_users_own_process_serves(system: System) -> None:
     """With the rights of the user `container`, from its registration to its end."""
     [app] = json.loads(command("apps", "--json", **system.server.environ("operator")).stdout)["items"]
     (system.directory / "mine.py").write_text(CLASS % app["outputs"][0]["name"])
-    options = ("--app", "faces", "--model", "zeros", "--validation", "validation.npz", "--json")
-    with (
-        (system.directory / "container.log").open("w") as log,
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", "infaas.cli", "container", "mine:Zeros", *options],
-            stdout=subprocess.PIPE, stderr=log, text=True, cwd=system.directory,
-            env=environ(**system.server.environ("container")),
-        ) as process,
-    ):  # fmt: skip
-        try:
-            assert read_line(process), system.logs()
+    options = ("--app", "faces", "--model", "zeros", "--validation", "validation.npz")
+    with container(system.directory, "mine:Zeros", *options, **system.server.environ("container")) as (process, _):
 
-            async def ask() -> None:
-                async with system.connect("phone") as phone:
-                    answer = await phone.query("faces", np.zeros((3, 784), "f4"), model="zeros", timeout=120)
-                    assert (answer.output.argmax(axis=1) == 0).all()
+        async def ask() -> None:
+            async with system.connect("phone") as phone:
+                answer = await phone.query("faces", np.zeros((3, 784), "f4"), model="zeros", timeout=120)
+                assert (answer.output.argmax(axis=1) == 0).all()
 
-            run(ask())
-            process.terminate()
-            assert process.wait(60) == 0, system.logs()
-        finally:
-            process.kill()
+        run(ask())
+        process.terminate()
+        assert process.wait(60) == 0, system.logs()
 
 
 async def nothing_for_a_thief(system: System) -> None:

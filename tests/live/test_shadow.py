@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psycopg
 import pytest
 
 from bus.subjects import Subjects
-from tests.support.servers.processes import environ, eventually, infaas
+from tests.support.servers.processes import environ, eventually, infaas, program
 from tests.support.servers.system import APP, Whole
 
 # Another goal than the system's, so that it loads what the system does not.
@@ -26,27 +25,14 @@ OTHER = ("infaas", "--set", "goal=accuracy", "autoscaler.hold_s=1")
 NAME = "infaas goal=accuracy autoscaler.hold_s=1"
 
 
-def rows(system: Whole, query: str, *values: Any) -> list[tuple[Any, ...]]:
-    with psycopg.connect(system.sql) as connection:
-        return connection.execute(query.encode(), values).fetchall()
-
-
 @pytest.fixture
 def loaded(system: Whole) -> Iterator[Whole]:
     """The session's system while queries come that its present instances can answer."""
-    where = ("--data-dir", str(system.directory))
-    load = ("bench", "--app", APP, "--rate", "60", "--latency-ms", "1000", "--seconds", "600", "--warmup", "0", *where)
-    asked = subprocess.Popen(
-        [sys.executable, "-P", "-m", "infaas.cli", *load],
-        env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    load = ("--rate", "60", "--latency-ms", "1000", "--seconds", "600", "--warmup", "0")
     recent = "SELECT count(*) FROM infaas.query_outcomes WHERE app = %s AND outcome IN ('ok', 'late') AND time > now() - interval '10 s'"
-    try:
-        assert eventually(lambda: rows(system, recent, APP)[0][0] > 100)
+    with program("infaas.cli", "bench", "--app", APP, *load, *system.where):
+        assert eventually(lambda: system.rows(recent, APP)[0][0] > 100)
         yield system
-    finally:
-        asked.terminate()
-        asked.wait(60)
 
 
 class Wire:
@@ -98,7 +84,7 @@ def wire(url: str) -> Iterator[Wire]:
 
 def test_a_shadow_acts_on_simulated_machines_only(loaded: Whole, tmp_path: Path) -> None:
     """The system scales as it sees fit meanwhile, so what the shadow publishes is looked at on its own connection."""
-    [(began,)] = rows(loaded, "SELECT now()")
+    [(began,)] = loaded.rows("SELECT now()")
     with wire(loaded.nats) as own:
         endpoints = json.loads((loaded.directory / "endpoints.json").read_text()) | {"nats": own.url}
         (tmp_path / "endpoints.json").write_text(json.dumps(endpoints))
@@ -114,7 +100,7 @@ def test_a_shadow_acts_on_simulated_machines_only(loaded: Whole, tmp_path: Path)
     assert 0.5 < shadow["items"] / real["items"] < 2.0  # what is asked now is answered a moment later
     assert shadow["in_time"] > 0.5
     events = "SELECT action, count(*) FROM infaas.scaling_events WHERE time > %s GROUP BY 1"
-    assert eventually(lambda: Counter(real["actions"]) <= Counter(dict(rows(loaded, events, began)))), real
+    assert eventually(lambda: Counter(real["actions"]) <= Counter(dict(loaded.rows(events, began)))), real
     assert shadow["cost_rate"] == pytest.approx(real["cost_rate"], rel=0.1)  # on the same machines
     assert shadow["machines"] == real["machines"]
     assert "items, in time" in done.stderr  # progress
@@ -122,7 +108,7 @@ def test_a_shadow_acts_on_simulated_machines_only(loaded: Whole, tmp_path: Path)
     recorded: list[tuple[Any, ...]] = []
 
     def complete() -> bool:
-        recorded[:] = rows(loaded, kept, NAME)
+        recorded[:] = loaded.rows(kept, NAME)
         return (
             recorded[-1:][:1] != [] and recorded[-1][0] == "sample" and sum(n > 0 for _, n, *_ in recorded) == actions
         )
@@ -151,7 +137,7 @@ def test_ctrl_c_ends_it_with_a_summary(loaded: Whole) -> None:
 
 def test_without_demand_it_says_what_to_do(system: Whole) -> None:
     lately = "SELECT count(*) FROM infaas.query_outcomes WHERE time > now() - interval '3 s'"
-    assert eventually(lambda: rows(system, lately) == [(0,)])
+    assert eventually(lambda: system.rows(lately) == [(0,)])
     done = infaas("shadow", "static", "--seconds", "2", "--data-dir", str(system.directory))
     assert done.returncode == 1
     assert "no query came in this time" in done.stderr

@@ -2,101 +2,65 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
-import psycopg
 import pytest
 
-from services.shell.host.nats import find_nats_server
-from services.shell.host.process import ServerError
-from tests.live.test_up import up
 from tests.support.models import tiny_models
-from tests.support.servers.processes import eventually, infaas, read_line
+from tests.support.servers.processes import eventually
+from tests.support.servers.system import Whole, running
 
 CONFIG = "[registrar]\nthreads = [1]\nmax_batches = [64]\n"
+X, Y = tiny_models.images(64)
 SOON_MS = 60  # for 64 items: several times what the GPU is said to take, a fraction of what any CPU variant takes
 
 
-class World:
-    """A running system, and a model that is work for a CPU."""
-
-    def __init__(self, directory: Path, sql: str) -> None:
-        self.directory = directory
-        self.sql = sql
-
-    def say(self, *arguments: str) -> Any:
-        """What a command prints as JSON."""
-        done = infaas(*arguments, "--json", "--data-dir", str(self.directory))
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.sql) as connection:
-            return connection.execute(query).fetchall()
-
-
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
     root = tmp_path_factory.mktemp("simulated")
     (root / "infaas.toml").write_text(CONFIG)
-    (root / "convnet.onnx").write_bytes(tiny_models.convnet())
-    x = np.random.default_rng(0).normal(size=(64, 1, 28, 28)).astype("f4")
-    scores = onnxruntime.InferenceSession(tiny_models.convnet(), providers=["CPUExecutionProvider"]).run(
-        None, {"x": x}
-    )[0]
-    np.savez(root / "validation.npz", x=x, y=scores.argmax(axis=1))
-    np.save(root / "batch.npy", x)
-    np.save(root / "one.npy", x[:1])
-    options = ("--simulate", "gpu=1,inferentia=1", "--config", str(root / "infaas.toml"), "--json")
-    with up(root / "data", *options) as process:
-        world = World(root / "data", json.loads(read_line(process))["sql"])
-        assert read_line(process).startswith("ready")
-        yield world
+    np.save(root / "batch.npy", X)
+    np.save(root / "one.npy", X[:1])
+    options = ("--simulate", "gpu=1,inferentia=1", "--config", str(root / "infaas.toml"))
+    with running(root / "data", *options) as whole:
+        yield whole
 
 
 @pytest.fixture(scope="module")
-def registered(world: World) -> list[dict[str, Any]]:
+def registered(world: Whole) -> list[dict[str, Any]]:
     """What `infaas register` says of the variants."""
-    root = world.directory.parent
-    command = ("register", str(root / "convnet.onnx"), "--app", "pictures", "--model", "convnet")
-    variants: list[dict[str, Any]] = world.say(*command, "--validation", str(root / "validation.npz"))["variants"]
+    variants: list[dict[str, Any]] = world.register("convnet", tiny_models.convnet(), X, Y)["variants"]
     return variants
 
 
-def query(world: World, file: str, *needs: str) -> dict[str, Any] | None:
+def query(world: Whole, file: str, *needs: str) -> dict[str, Any] | None:
     """The answer; None when it was refused."""
     path = str(world.directory.parent / file)
-    done = infaas("query", "--app", "pictures", "--input", path, *needs, "--json", "--data-dir", str(world.directory))
+    done = world.command("query", "--app", "convnet", "--input", path, *needs, "--json")
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
-def test_workers_and_variants_say_what_is_simulated(world: World, registered: list[dict[str, Any]]) -> None:
+def test_workers_and_variants_say_what_is_simulated(world: Whole, registered: list[dict[str, Any]]) -> None:
     kinds = {"cpu": ("cpu", False, True), "gpu-0": ("gpu", True, True), "inferentia-0": ("inferentia", True, True)}
 
     def devices() -> dict[str, tuple[Any, ...]]:
-        (worker,) = world.say("workers")["items"]
+        (worker,) = world.told("workers")
         return {one["device"]: (one["kind"], one["simulated"], one["alive"]) for one in worker["devices"]}
 
     assert eventually(lambda: devices() == kinds), devices()
-    for variants in (registered, world.say("variants", "--app", "pictures")["items"]):
+    for variants in (registered, world.told("variants", "--app", "convnet")):
         marks = {variant["variant"]: (variant["hardware"], variant["simulated"]) for variant in variants}
         assert marks["convnet-v1-ort-fp32-t1-b64"] == ("cpu", False)
         assert marks["convnet-v1-simgpu-fp32-t1-b64"] == ("gpu", True)
         assert marks["convnet-v1-siminferentia-fp32-t1-b8"] == ("inferentia", True)
 
 
-def test_only_the_gpus_variants_can_be_kept_in_host_memory(world: World, registered: list[dict[str, Any]]) -> None:
+def test_only_the_gpus_variants_can_be_kept_in_host_memory(world: Whole, registered: list[dict[str, Any]]) -> None:
     assert registered
     tiers = {
         one["variant"]: (one["init_ms"], one["transfer_ms"], one["host_mb"], one["load_ms"], one["memory_mb"])
-        for one in world.say("variants", "--app", "pictures")["items"]
+        for one in world.told("variants", "--app", "convnet")
     }
     init_ms, transfer_ms, host_mb, load_ms, memory_mb = tiers["convnet-v1-simgpu-fp32-t1-b64"]
     assert init_ms + transfer_ms == pytest.approx(load_ms)
@@ -112,7 +76,7 @@ def test_only_the_gpus_variants_can_be_kept_in_host_memory(world: World, registe
     assert eventually(in_sql)
 
 
-def test_what_no_cpu_can_do_in_time_goes_to_the_simulated_gpu(world: World, registered: list[dict[str, Any]]) -> None:
+def test_what_no_cpu_can_do_in_time_goes_to_the_simulated_gpu(world: Whole, registered: list[dict[str, Any]]) -> None:
     gpu = next(variant["variant"] for variant in registered if variant["hardware"] == "gpu")
     assert all(variant["latency_ms"] * 64 > SOON_MS for variant in registered if variant["precision"] == "fp32" and not variant["simulated"])  # fmt: skip
     first = query(world, "one.npy", "--variant", gpu)  # waits for the load
@@ -134,7 +98,7 @@ def test_what_no_cpu_can_do_in_time_goes_to_the_simulated_gpu(world: World, regi
     plain = query(world, "one.npy", "--variant", "convnet-v1-ort-fp32-t1-b64")
     assert plain is not None
     assert (plain["hardware"], plain["simulated"], plain.get("reason")) == ("cpu", False, None)
-    candidates = world.say("explain", "--app", "pictures")["candidates"]
+    candidates = world.told("explain", "--app", "convnet")["candidates"]
     assert {(one["hardware"], one["simulated"]) for one in candidates} == {("cpu", False), ("gpu", True), ("inferentia", True)}  # fmt: skip
 
     outcomes = (
@@ -146,20 +110,19 @@ def test_what_no_cpu_can_do_in_time_goes_to_the_simulated_gpu(world: World, regi
 
 
 def test_instances_on_a_gpu_take_the_contexts_of_a_rule_and_those_of_inferentia_say_one(
-    world: World, registered: list[dict[str, Any]]
+    world: Whole, registered: list[dict[str, Any]]
 ) -> None:
     """Row 91: what the executor has taken comes back by its reports, the monitor's heartbeats and the dispatcher."""
 
     def contexts(wanted: int) -> bool:
         query(world, "batch.npy", "--variant", gpu)
-        (worker,) = world.say("workers")["items"]
+        (worker,) = world.told("workers")
         found = {(one["device"], one["contexts"]) for one in worker["instances"]}
         return ("gpu-0", wanted) in found and all(n == 1 for device, n in found if device.startswith("inferentia"))
 
     gpu = next(one["variant"] for one in registered if one["hardware"] == "gpu")
     assert query(world, "one.npy", "--variant", gpu) is not None  # waits for the load
-    where = ("--model", "convnet", "--data-dir", str(world.directory))
-    assert infaas("admin", "set-batching", *where, "--policy", "edf", "--contexts", "2").returncode == 0
+    world.done("admin", "set-batching", "--model", "convnet", "--policy", "edf", "--contexts", "2")
     assert eventually(lambda: contexts(2))
-    assert infaas("admin", "set-batching", *where).returncode == 0
+    world.done("admin", "set-batching", "--model", "convnet")
     assert eventually(lambda: contexts(1))

@@ -7,69 +7,39 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import psycopg
 import pytest
 
 from tests.support.clients.stock import GOOD, answered, ask, talk, tensor
 from tests.support.servers.processes import eventually
 from tests.support.servers.system import APP, Whole
 
-# What is sent, the code of the refusal, and what its message must name.
+# What is sent, the code of the refusal, and what its message must name: one of each kind, and what takes a whole system. All wrong values of
+# all fields are in tests/unit/core/test_validation.py and tests/unit/bus/test_tensors.py.
 BAD: dict[str, tuple[Any, str, str]] = {
     "no inputs": ({}, "bad_request", "inputs"),
-    "inputs null": ({"inputs": None}, "bad_request", "inputs"),
     "inputs a text": ({"inputs": "digits"}, "bad_request", "inputs"),
     "inputs a number": ({"inputs": 7}, "bad_request", "inputs"),
-    "inputs empty": ({"inputs": []}, "bad_request", "inputs"),
-    "inputs ragged": ({"inputs": [[1.0], [1.0, 2.0]]}, "bad_request", "inputs"),
-    "inputs of texts": ({"inputs": [["a"] * 784]}, "bad_request", "inputs"),
-    "wrong name": ({"inputs": {"nobody": GOOD}}, "bad_request", "inputs lacks"),
-    "extra input": ({"inputs": {"x": GOOD, "more": GOOD}}, "bad_request", "more"),
-    "datatype unknown": ({"inputs": {**GOOD, "datatype": "FP31"}}, "bad_request", "datatype"),
     "datatype a number": ({"inputs": {**GOOD, "datatype": 32}}, "bad_request", "datatype"),
     "shape a text": ({"inputs": {**GOOD, "shape": "1,784"}}, "bad_request", "shape"),
-    "shape too short": ({"inputs": {**GOOD, "shape": []}}, "bad_request", "shape"),
-    "shape of 33 axes": ({"inputs": {**GOOD, "shape": [1] * 32 + [784]}}, "bad_request", "shape"),
     "datatype that loses range": ({"inputs": tensor(np.full((1, 784), 1e300))}, "bad_request", "scale them down"),
-    "shape of another model": ({"inputs": tensor(np.zeros((1, 64), np.float32))}, "bad_request", "shape"),
-    "shape zero": ({"inputs": {**GOOD, "shape": [0, 784], "data": b""}}, "bad_request", "shape"),
     "shape negative": ({"inputs": {**GOOD, "shape": [-1, 784]}}, "bad_request", "shape"),
-    "shape 2^31": ({"inputs": {**GOOD, "shape": [2**31, 784]}}, "bad_request", "shape"),
     "shape of 2^62 bytes": ({"inputs": {**GOOD, "shape": [2**30, 784, 2**30]}}, "bad_request", "inputs"),
-    "data too short": ({"inputs": {**GOOD, "data": b"1234"}}, "bad_request", "data"),
     "data too long": ({"inputs": {**GOOD, "data": bytes(4 * 784 + 1)}}, "bad_request", "data"),
-    "data a text": ({"inputs": {**GOOD, "data": "zeros"}}, "bad_request", "data"),
     "data missing": ({"inputs": {"datatype": "FP32", "shape": [1, 784]}}, "bad_request", "data"),
     "latency a text": ({"inputs": GOOD, "latency_ms": "soon"}, "bad_request", "latency_ms"),
-    "latency negative": ({"inputs": GOOD, "latency_ms": -1}, "bad_request", "latency_ms"),
-    "latency zero": ({"inputs": GOOD, "latency_ms": 0}, "bad_request", "latency_ms"),
-    "latency NaN": ({"inputs": GOOD, "latency_ms": float("nan")}, "bad_request", "latency_ms"),
     "accuracy above 1": ({"inputs": GOOD, "accuracy": 1.1}, "bad_request", "accuracy"),
-    "accuracy negative": ({"inputs": GOOD, "accuracy": -0.1}, "bad_request", "accuracy"),
-    "accuracy NaN": ({"inputs": GOOD, "accuracy": float("nan")}, "bad_request", "accuracy"),
-    "cost negative": ({"inputs": GOOD, "cost": -1}, "bad_request", "cost"),
-    "cost NaN": ({"inputs": GOOD, "cost": float("nan")}, "bad_request", "cost"),
     "priority out of range": ({"inputs": GOOD, "priority": 10}, "bad_request", "priority"),
     "priority a float": ({"inputs": GOOD, "priority": 1.5}, "bad_request", "priority"),
     "deadline a text": ({"inputs": GOOD, "deadline": "tomorrow"}, "bad_request", "deadline"),
-    "deadline NaN": ({"inputs": GOOD, "deadline": float("nan")}, "bad_request", "deadline"),
     "deadline past": ({"inputs": GOOD, "deadline": 1.0}, "deadline", ""),
     "id a number": ({"inputs": GOOD, "id": 7}, "bad_request", "id"),
     "retry key too short": ({"inputs": GOOD, "retry_key": b"short"}, "bad_request", "retry_key"),
     "retry key a text": ({"inputs": GOOD, "retry_key": "0123456789abcdef"}, "bad_request", "retry_key"),
     "model unknown": ({"inputs": GOOD, "model": "nobody"}, "unknown_model", "nobody"),
-    "model a path": ({"inputs": GOOD, "model": "../etc/passwd"}, "bad_request", "model"),
-    "model with a space": ({"inputs": GOOD, "model": "a b"}, "bad_request", "model"),
     "model a wildcard": ({"inputs": GOOD, "model": ">"}, "bad_request", "model"),
-    "variant a wildcard": ({"inputs": GOOD, "variant": "*"}, "bad_request", "variant"),
-    "version with a NUL": ({"inputs": GOOD, "version": "1\0"}, "bad_request", "version"),
-    "model a number": ({"inputs": GOOD, "model": 3}, "bad_request", "model"),
     "reference to nowhere": ({"inputs_ref": {"bucket": "infaas-inputs", "key": "nobody"}}, "bad_request", "inputs_ref"),
     "reference without a key": ({"inputs_ref": {"bucket": "infaas-inputs"}}, "bad_request", "key"),
-    "reference with an empty key": ({"inputs_ref": {"bucket": "infaas-inputs", "key": ""}}, "bad_request", "inputs_ref.key"),
-    "reference to a wildcard": ({"inputs_ref": {"bucket": ">", "key": "x"}}, "bad_request", "inputs_ref.bucket"),
     "reference that writes protocol": ({"inputs_ref": {"bucket": "x 0\r\n\r\nPUB evil 0\r\n\r\nPUB y", "key": "x"}}, "bad_request", "inputs_ref.bucket"),
-    "reference longer than a line": ({"inputs_ref": {"bucket": "x" * 5000, "key": "x"}}, "bad_request", "inputs_ref.bucket"),
     "reference to another bucket": ({"inputs_ref": {"bucket": "infaas-artifacts", "key": "x"}}, "bad_request", "inputs_ref"),
     "reference a text": ({"inputs_ref": "here"}, "bad_request", "inputs_ref"),
     "body a list": ([1, 2, 3], "bad_request", ""),
@@ -126,8 +96,7 @@ async def test_lists_and_explanations_take_only_names(nc, name):
     assert (await ask(nc, "infaas.explain.-x", {}))["error"]["code"] == "bad_request"
 
 
-@pytest.mark.parametrize("field", ["app", "model", "version", "object", "validation"])
-@pytest.mark.parametrize("value", ["../x", "a b", ">", "*", "a\0", "", 7])
+@pytest.mark.parametrize(("field", "value"), [("app", ">"), ("model", 7), ("version", "a\0"), ("object", "../x")])
 async def test_a_registration_with_a_bad_name_is_refused(nc, field, value):
     good = {"app": "other", "model": "m", "format": "onnx", "object": "nothing", "validation": "nothing"}
 
@@ -143,13 +112,8 @@ def npz(**arrays: np.ndarray) -> bytes:
 
 
 UPLOADS: dict[str, tuple[Callable[[Whole], tuple[bytes, bytes]], str]] = {
-    "a picture called onnx": (lambda s: (b"\x89PNG\r\n\x1a\n" + bytes(500), npz(x=s.x, y=s.y)), "not an ONNX model"),
     "a pickle called onnx": (lambda s: (b"\x80\x04cos\nsystem\n(S'true'\ntR.", npz(x=s.x, y=s.y)), "not an ONNX model"),
-    "half a model": (lambda s: (model()[:2000], npz(x=s.x, y=s.y)), "not an ONNX model"),
-    "classes that the model does not have": (lambda s: (model(), npz(x=s.x, y=s.y + 5)), "label 14"),
     "labels that are objects": (lambda s: (model(), npz(x=s.x, y=s.y.astype(object))), "Python objects"),
-    "labels of another length": (lambda s: (model(), npz(x=s.x, y=s.y[:9])), "9 labels"),
-    "inputs of another shape": (lambda s: (model(), npz(x=s.x[:, :64], y=s.y)), "shape"),
     "no validation set at all": (lambda s: (model(), b"junk"), "validation"),
 }
 
@@ -195,19 +159,11 @@ def test_refused_registrations_are_counted(system):
             reply = await ask(nc, "infaas.register", body)
             assert reply["error"]["code"] == "bad_request"
 
-    with psycopg.connect(system.sql, autocommit=True) as connection:
-
-        def refused() -> int:
-            (count,) = connection.execute(
-                "SELECT count(*) FROM infaas.registrations WHERE state = 'refused'"
-            ).fetchone()
-            return count
-
-        before = refused()
-        talk(system, work)
-        assert eventually(lambda: refused() >= before + 2)
-        named = "SELECT reason FROM infaas.registrations WHERE app = '../counted'"
-        assert "app" in connection.execute(named).fetchone()[0]
+    refused = "SELECT count(*) FROM infaas.registrations WHERE state = 'refused'"
+    before = system.rows(refused)[0][0]
+    talk(system, work)
+    assert eventually(lambda: system.rows(refused)[0][0] >= before + 2)
+    assert "app" in system.rows("SELECT reason FROM infaas.registrations WHERE app = '../counted'")[0][0]
 
 
 def test_refusals_and_answers_are_in_the_record(system):
@@ -231,9 +187,8 @@ def test_refusals_and_answers_are_in_the_record(system):
         ("recorded-nul", "ok", None),
         ("recorded-ok", "ok", None),
     ]
-    query = "SELECT id, outcome, code FROM infaas.query_outcomes WHERE id LIKE 'recorded-%' ORDER BY id"
-    with psycopg.connect(system.sql, autocommit=True) as sql:
-        assert eventually(lambda: sql.execute(query).fetchall() == expected), sql.execute(query).fetchall()
+    query = "SELECT id, outcome, code FROM infaas.query_outcomes WHERE id LIKE 'recorded-%%' ORDER BY id"
+    assert eventually(lambda: system.rows(query) == expected), system.rows(query)
 
 
 def test_bytes_that_are_no_query_are_in_the_record(system):
@@ -243,9 +198,5 @@ def test_bytes_that_are_no_query_are_in_the_record(system):
 
     talk(system, work)
     errors = "SELECT code, sum(count) FROM infaas.client_errors WHERE app = 'nobody-at-all' GROUP BY code"
-    with psycopg.connect(system.sql, autocommit=True) as sql:
-        assert eventually(lambda: sql.execute(errors).fetchall() == [("bad_request", 3)]), sql.execute(
-            errors
-        ).fetchall()
-        outcomes = sql.execute("SELECT count(*) FROM infaas.query_outcomes WHERE app = 'nobody-at-all'").fetchone()
-    assert outcomes == (0,)
+    assert eventually(lambda: system.rows(errors) == [("bad_request", 3)]), system.rows(errors)
+    assert system.rows("SELECT count(*) FROM infaas.query_outcomes WHERE app = 'nobody-at-all'") == [(0,)]

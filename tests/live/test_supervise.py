@@ -61,14 +61,6 @@ def test_a_killed_child_is_reported_and_restarted(tmp_path: Path) -> None:
         assert not alive(second)
 
 
-def test_a_child_that_is_stopped_for_good_is_ended_and_started_again(tmp_path: Path) -> None:
-    with script(SUPERVISE, str(tmp_path), "exec sleep 600") as supervisor:
-        first = next_fact(supervisor)["launched"]
-        os.kill(first, signal.SIGSTOP)
-        assert next_fact(supervisor) == {"exited": "it did not turn for 2 s (stopped by a signal) and was ended"}
-        assert next_fact(supervisor)["launched"] != first
-
-
 # A service whose loop turns until it waits for a lock that nobody gives up.
 HANGS = """
 import threading

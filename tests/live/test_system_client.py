@@ -1,7 +1,6 @@
 """The client and the commands against the whole system, real models and digits."""
 
 import asyncio
-import json
 import re
 import time
 from functools import partial
@@ -12,7 +11,6 @@ import pytest
 import infaas
 from tests.support.clients.responders import until
 from tests.support.servers.processes import eventually
-from tests.support.servers.processes import infaas as command
 from tests.support.servers.system import APP, MODELS
 
 
@@ -70,43 +68,11 @@ def test_the_blocking_client(system):
 
 def test_commands(system, tmp_path):
     np.save(tmp_path / "x.npy", system.x[:20])
-    here = ("--data-dir", str(system.directory))
-    done = command("query", "--app", APP, "--input", str(tmp_path / "x.npy"), "--json", *here)
-    assert done.returncode == 0, done.stderr
-    (scores,) = json.loads(done.stdout)["outputs"].values()
+    (scores,) = system.told("query", "--app", APP, "--input", str(tmp_path / "x.npy"))["outputs"].values()
     assert (np.argmax(scores, 1) == system.y[:20]).mean() > 0.7
-    done = command("bench", "--app", APP, "--rate", "100", "--seconds", "1", "--json", *here)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = system.told("bench", "--app", APP, "--rate", "100", "--seconds", "1")
     assert report["answered"] + report["refused"] + report["failed"] == report["offered"] > 0
     assert report["answered"] > 0
-    told = partial(command, "status", *here)
+    told = partial(system.command, "status")
     ready = r"1 of 1 workers ready, [1-9]\d* apps"  # other tests have apps there, too
     assert eventually(lambda: re.match(ready, told().stdout) is not None), told()
-
-
-def test_python_objects_in_a_file_are_refused(system, tmp_path):
-    np.save(tmp_path / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    done = command("query", "--app", APP, "--input", str(tmp_path / "x.npy"), "--data-dir", str(system.directory))
-    assert done.returncode == 1
-    assert "Python objects" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_scikit_learn_model_serves_after_one_call(system):
-    pytest.importorskip("skl2onnx")
-    from sklearn.datasets import load_wine
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    wine = load_wine()
-    names = wine.target_names[wine.target]
-    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(wine.data, names)
-    done = infaas.register(model, wine.data, names, app="wine", data_dir=system.directory)
-    assert done["model"] == "wine"
-    assert all(one["accuracy"] > 0.9 for one in done["variants"])
-    with infaas.connect_blocking(data_dir=system.directory) as client:
-        answer = client.query("wine", wine.data.astype("f4"), deadline=time.time() + 300)
-    assert (model.classes_[answer.output.argmax(axis=1)] == model.predict(wine.data)).all()

@@ -2,16 +2,15 @@
 
 import asyncio
 import json
-import signal
-import subprocess
-import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, PipelineEdge, PipelineRecord, PipelineVertex
+from bus.messages.catalog import AppRecord, PipelineEdge, PipelineRecord, PipelineVertex, VariantRecord
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
 from bus.tensors import from_array
@@ -25,14 +24,15 @@ from tests.support.clients.responders import until
 from tests.support.data.events import app_record, model_record, variant_record
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
-from tests.support.servers.processes import environ
+from tests.support.servers.processes import program
 from tests.support.servers.span_collector import Collector, collector
-from tests.support.servers.worker import APP, measured, worker
+from tests.support.servers.worker import APP, Worker, measured, worker
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADER = f"00-{TRACE}-{PARENT}-01"
+X, _ = tiny_models.digits(4)
 BRISK = MonitorSettings(heartbeat_s=0.1, sample_s=1.0)
 
 
@@ -41,34 +41,42 @@ def hexed(span: object, field: str) -> str:
     return value.hex()
 
 
+@asynccontextmanager
+async def traced(
+    found: Collector, url: str, prefix: str, directory: Path
+) -> AsyncIterator[tuple[Worker, SpanExporter, VariantRecord]]:
+    """A worker with one variant, whose parts send their spans there."""
+    model = tiny_models.mlp()
+    async with worker(url, prefix, directory, BRISK) as here:
+        spans = SpanExporter(found.url, "test")
+        for runtimes in here.runtimes.values():
+            for runtime in runtimes:
+                runtime.spans = spans
+        record = measured(model, X, [tiny_models.CLASSES])
+        await here.catalogue(record, model)
+        yield here, spans, record
+
+
 async def arrived(found: Collector, count: int) -> None:
     await until(lambda: len(found.spans) >= count)
 
 
 def test_a_query_is_traced_from_the_client_to_the_answer(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    model = tiny_models.mlp()
-    x, _ = tiny_models.digits(4)
-
     async def main(found: Collector) -> None:
-        async with worker(nats_url, prefix, tmp_path, BRISK) as here:
-            spans = SpanExporter(found.url, "test")
-            for runtimes in here.runtimes.values():
-                for runtime in runtimes:
-                    runtime.spans = spans
-            await here.catalogue(measured(model, x, [tiny_models.CLASSES]), model)
-            body = encode({"inputs": from_array(x[:1]), "id": "mine"})
-            first = await here.ask(x[:1])
+        async with traced(found, nats_url, prefix, tmp_path) as (here, spans, _):
+            body = encode({"inputs": from_array(X[:1]), "id": "mine"})
+            first = await here.ask(X[:1])
             assert "outputs" in first
             answer = await here.bus.request(here.subjects.query(APP), body, 30.0, {"traceparent": HEADER})
             client = await Client(here.bus, prefix=prefix).open()
-            await client.query(APP, x[:2], traceparent=f"00-{TRACE}-{PARENT}-00")  # not to be recorded
+            await client.query(APP, X[:2], traceparent=f"00-{TRACE}-{PARENT}-00")  # not to be recorded
             with pytest.raises(BadInput, match="traceparent"):
-                await client.query(APP, x[:2], traceparent="nonsense")
+                await client.query(APP, X[:2], traceparent="nonsense")
             from opentelemetry import trace
             from opentelemetry.sdk.trace import TracerProvider
 
             with TracerProvider().get_tracer("test").start_as_current_span("mine") as mine:
-                await client.query(APP, x[:2])
+                await client.query(APP, X[:2])
             await client.close()
             await asyncio.to_thread(spans.close)
             await arrived(found, 6)
@@ -103,17 +111,8 @@ def test_a_query_is_traced_from_the_client_to_the_answer(nats_url: str, prefix: 
 
 
 def test_a_pipeline_has_one_span_a_stage_below_its_own(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    model = tiny_models.mlp()
-    x, _ = tiny_models.digits(4)
-
     async def main(found: Collector) -> None:
-        async with worker(nats_url, prefix, tmp_path, BRISK) as here:
-            spans = SpanExporter(found.url, "test")
-            for runtimes in here.runtimes.values():
-                for runtime in runtimes:
-                    runtime.spans = spans
-            record = measured(model, x, [tiny_models.CLASSES])
-            await here.catalogue(record, model)
+        async with traced(found, nats_url, prefix, tmp_path) as (here, spans, record):
             vertices = [PipelineVertex(name=name, app=APP, inputs={"x": "$.x"}) for name in ("first", "second")]
             edges = [PipelineEdge(source="first", target="second")]
             graph = PipelineRecord(vertices=vertices, edges=edges, output={"scores": "second.scores"})
@@ -125,8 +124,8 @@ def test_a_pipeline_has_one_span_a_stage_below_its_own(nats_url: str, prefix: st
                 if await client.pipelines(app="both"):
                     break
                 await asyncio.sleep(0.02)
-            assert "outputs" in await here.ask(x[:1])  # the model is loaded
-            answer = await client.query("both", x[:1], traceparent=HEADER, timeout=60.0)
+            assert "outputs" in await here.ask(X[:1])  # the model is loaded
+            answer = await client.query("both", X[:1], traceparent=HEADER, timeout=60.0)
             await client.close()
             await asyncio.to_thread(spans.close)
             await arrived(found, 7)
@@ -186,16 +185,8 @@ def test_a_service_sends_spans_where_its_settings_say(nats_url: str, prefix: str
             "INFAAS_PREFIX": prefix,
             "INFAAS_TELEMETRY__OTLP_ENDPOINT": found.url,
         }
-        command = [sys.executable, "-P", "-m", "infaas.cli.run", "dispatcher"]
-        with (
-            (tmp_path / "log").open("wb") as log,
-            subprocess.Popen(command, env=environ(**settings), stderr=log) as process,
-        ):
-            try:
-                run(main(found))
-            finally:
-                process.send_signal(signal.SIGTERM)
-                process.wait(60)
+        with program("infaas.cli.run", "dispatcher", errors=tmp_path / "log", **settings):
+            run(main(found))
         lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
         assert {line["service"] for line in lines} == {"dispatcher"}
         assert {line["message"] for line in lines} >= {"dispatcher runs", "dispatcher stopped"}

@@ -3,12 +3,10 @@
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -20,32 +18,16 @@ from bus.messages.fleet import ExecutorExited
 from bus.messages.public import Listing, ListRequest
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
-from tests.support.servers.nats import free_port, run
-from tests.support.servers.processes import alive, environ, eventually, infaas, living_of, read_line, stands_by
+from tests.support.servers.nats import run
+from tests.support.servers.processes import about, alive, eventually, infaas, living_of, program, read_line, stands_by
 
 SUBJECTS = Subjects()
 
 
-@contextmanager
-def up(directory: Path, *options: str, **more: str) -> Iterator[subprocess.Popen[str]]:
-    """Start `infaas up`; whatever happens, nothing of it is left at the end."""
-    with (directory.parent / f"{directory.name}.err").open("a") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "infaas.cli", "up", "--data-dir", str(directory), *options],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environ(**more),
-        )
-    with process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+def up(directory: Path, *options: str, **more: str) -> AbstractContextManager["subprocess.Popen[str]"]:
+    """Start `infaas up`."""
+    errors = directory.parent / f"{directory.name}.err"
+    return program("infaas.cli", "up", "--data-dir", str(directory), *options, errors=errors, **more)
 
 
 class System:
@@ -63,10 +45,7 @@ class System:
 
 
 def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
+    return about(pid, "cmdline").replace("\0", " ")
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +76,6 @@ def test_it_prints_its_urls_and_then_that_it_is_ready(system: System) -> None:
     assert eventually(lambda: live_workers(system.urls["nats"]) == ["w0"])  # each dispatcher hears of it by itself
 
 
-def test_both_dispatchers_run(system: System) -> None:
-    assert eventually(lambda: len(system.pids("infaas.cli.run dispatcher")) == 2)
-
-
 def test_the_dsn_reads_and_does_not_write(system: System) -> None:
     with psycopg.connect(system.urls["sql"], autocommit=True) as connection:
         assert connection.execute("SELECT current_user").fetchall() == [("infaas_reader",)]
@@ -118,14 +93,6 @@ def test_everything_with_a_password_in_it_is_private(system: System) -> None:
         assert not [secret for secret in secrets if secret in log.read_text()]
     for pid in living_of(system.directory):
         assert not [secret for secret in secrets if secret in _command(pid)]
-
-
-def test_a_second_one_in_the_same_directory_is_refused(system: System) -> None:
-    done = infaas("up", "--data-dir", str(system.directory))
-    assert done.returncode == 1
-    assert "already" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert eventually(lambda: live_workers(system.urls["nats"]) == ["w0"])
 
 
 def test_doctor_finds_it_well(system: System) -> None:
@@ -149,11 +116,10 @@ def test_doctor_names_a_wrong_password(system: System) -> None:
 
 
 def test_a_service_joins_from_another_terminal(system: System) -> None:
-    command = [sys.executable, "-P", "-m", "infaas.cli", "run", "dispatcher", "--data-dir", str(system.directory)]
-    with subprocess.Popen(command, env=environ(), stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        lines = iter(process.stderr.readline, "")
-        assert any("dispatcher runs" in line for line in lines)
+    log = system.directory.parent / "joins.err"
+    command = ("infaas.cli", "run", "dispatcher", "--data-dir", str(system.directory))
+    with program(*command, errors=log) as process:
+        assert eventually(lambda: "dispatcher runs" in log.read_text())
         process.terminate()
         assert process.wait(60) == 0
 
@@ -197,7 +163,8 @@ def _answers(system: System) -> bool:
         return False
 
 
-def test_sigterm_stops_all_of_it_and_a_second_start_finds_it_as_it_was(tmp_path: Path) -> None:
+def test_however_it_ends_nothing_is_left_and_the_next_start_finds_it_as_it_was(tmp_path: Path) -> None:
+    """By SIGTERM, killed, and by Ctrl-C."""
     directory = tmp_path / "data"
     with up(directory, "--json") as process:
         first = System(process, directory)
@@ -213,21 +180,16 @@ def test_sigterm_stops_all_of_it_and_a_second_start_finds_it_as_it_was(tmp_path:
         second = System(process, directory)
         # Credentials stay; a port may have been taken meanwhile.
         assert second.urls["nats"].rpartition("@")[0] == first.urls["nats"].rpartition("@")[0]
-        assert eventually(lambda: live_workers(second.urls["nats"]) == ["w0"])
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-    assert living_of(directory) == []
-
-
-def test_when_it_is_killed_its_children_die_and_the_next_start_works(tmp_path: Path) -> None:
-    directory = tmp_path / "data"
-    with up(directory, "--json") as process:
-        System(process, directory)
         process.kill()
         process.wait()
         assert eventually(lambda: not living_of(directory))
     with up(directory, "--json") as process:
-        assert System(process, directory).ready.startswith("ready")
+        third = System(process, directory)
+        assert third.ready.startswith("ready")
+        assert eventually(lambda: live_workers(third.urls["nats"]) == ["w0"])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert living_of(directory) == []
 
 
 def test_it_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
@@ -239,19 +201,21 @@ def test_it_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
     assert living_of(directory) == []
 
 
-def test_a_busy_port_of_a_base_is_named(tmp_path: Path) -> None:
-    base = free_port()
-    with socket.create_server(("127.0.0.1", base)):
-        done = infaas("up", "--data-dir", str(tmp_path / "data"), "--port-base", str(base))
-    assert done.returncode == 1
-    assert str(base) in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_server_that_cannot_start_is_one_line(tmp_path: Path) -> None:
-    done = infaas("up", "--data-dir", str(tmp_path / "data"), EMBEDDED_PG_BIN=str(tmp_path))
-    assert done.returncode == 1
-    assert done.stderr == f"infaas: EMBEDDED_PG_BIN: there is no postgres in {tmp_path}\n"
+@pytest.mark.parametrize(
+    ("variable", "told"),
+    [
+        ("EMBEDDED_PG_BIN", "EMBEDDED_PG_BIN: there is no postgres in {}\n"),
+        ("NATS_SERVER_BIN", "{}/old is nats-server 2.10.0, "),
+    ],
+)
+def test_a_server_that_cannot_start_is_one_line(variable: str, told: str, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.write_text("#!/bin/sh\necho nats-server: v2.10.0\n")
+    old.chmod(0o755)
+    place = str(tmp_path if variable == "EMBEDDED_PG_BIN" else old)
+    done = infaas("up", "--data-dir", str(tmp_path / "data"), **{variable: place})
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("infaas: " + told.format(tmp_path))
     assert living_of(tmp_path / "data") == []
 
 

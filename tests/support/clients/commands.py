@@ -22,7 +22,7 @@ def ran(capsys: pytest.CaptureFixture[str], words: Iterable[str], code: int = 0)
 
 
 def refused(capsys: pytest.CaptureFixture[str], words: Iterable[str], code: int = 2) -> str:
-    """The one line that a command ends with which cannot be."""
+    """The one line that a command says which ends with this code; it prints nothing else."""
     said = ran(capsys, words, code)
     assert (said.out, said.err[:8], said.err.count("\n")) == ("", "infaas: ", 1), said
     return str(said.err)

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import msgpack
@@ -220,15 +221,21 @@ class StockLoad(Load):
         return {name: all_ for name, all_ in self.replies.items() if len(all_) > 1}
 
 
-def wrong(load: LibraryLoad | StockLoad) -> dict[str, Any]:
-    """Answers that are not the ones of the query that got them."""
+def answers_its_query(given: np.ndarray, query: Query, answer: Any) -> bool:
+    return is_right(given, query.sample)
+
+
+def wrong(
+    load: LibraryLoad | StockLoad, right: Callable[[np.ndarray, Query, Any], bool] = answers_its_query
+) -> dict[str, Any]:
+    """Answers with another query's id, or whose scores are not right. right: is told the scores, the query, and the answer."""
     found = {}
     for name, answer in load.answers.items():
         if isinstance(answer, infaas.Answer):
-            given, label = answer.output, answer.id
+            given, label = answer.outputs["scores"], answer.id
         else:
             given, label = np.frombuffer(answer["outputs"]["scores"]["data"], "<f4"), answer["id"]
-        if label != name or not is_right(given, load.queries[name].sample):
+        if label != name or not right(given, load.queries[name], answer):
             found[name] = answer
     return found
 

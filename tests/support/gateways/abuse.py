@@ -196,56 +196,13 @@ def bodies() -> Iterator[Abuse]:
 
 
 def tensors() -> Iterator[Abuse]:
-    """Tensors that are none."""
-    big = 2**31
-    for name, changes in {
-        "two times 2^31": {"shape": [big, big]},
-        "2^63": {"shape": [2**63]},
-        "2^64 by 0": {"shape": [2**64, 0]},
-        "2^32 by 2^32": {"shape": [2**32, 2**32], "data": []},
-        "-1": {"shape": [-1, 784]},
-        "0": {"shape": [0, 784], "data": []},
-        "nothing": {"shape": []},
-        "10,000 axes": {"shape": [1] * 10_000},
-        "half": {"shape": [0.5, 784]},
-        "a text": {"shape": "1,784"},
-        "true": {"shape": [True, 784]},
-        "too much": {"shape": [2, 784]},
-    }.items():
-        yield _abuse(f"a shape of {name}", request(INFER, tensor(**changes)), 400)
-    for name, changes in {
-        "unknown datatype": {"datatype": "FP33"},
-        "no datatype": {"datatype": None},
-        "object": {"datatype": "O"},
-        "no name": {"name": None},
-        "data of texts": {"data": ["a"] * 784},
-        "data of nulls": {"data": [None] * 784},
-        "data of maps": {"data": [{}] * 784},
-        "ragged data": {"data": [[0.0] * 784, [0.0]], "shape": [2, 784]},
-        "a text as data": {"data": "0" * 784},
-        "binary of -1": {"data": None, "parameters": {"binary_data_size": -1}},
-        "binary of 2^63": {"data": None, "parameters": {"binary_data_size": 2**63}},
-        "shared memory": {"data": None, "parameters": {"shared_memory_region": "a", "shared_memory_byte_size": 3136}},
-    }.items():
-        yield _abuse(name, request(INFER, tensor(**changes)), 400)
-    twice = tensor()
-    twice["inputs"] *= 2
-    yield _abuse("an input twice", request(INFER, twice), 400)
-    yield _abuse("no inputs", request(INFER, {"inputs": []}), 400)
+    """Tensors that are none by their number, and names that mean something elsewhere; tests/unit/gateway/test_stock_rest.py has the other wrong fields."""
+    yield _abuse("10,000 axes", request(INFER, tensor(shape=[1] * 10_000)), 400)
+    yield _abuse("a shape of 2^32 by 2^32", request(INFER, tensor(shape=[2**32, 2**32], data=[])), 400)
     yield _abuse("10,000 inputs", request(INFER, {"inputs": tensor(shape=[1, 1], data=[0.0])["inputs"] * 10_000}), 400)
-    yield _abuse("outputs nobody has", request(INFER, {**tensor(), "outputs": [{"name": "nothing"}]}), 400)
-    for name, value in {
-        "latency_ms": [-1, "fast", 1e400, True, [1], {}],
-        "accuracy": [1.1, -0.1, "high"],
-        "cost": [-1, "cheap"],
-        "priority": [-1, 2.5, "high"],
-        "timeout": [-1, "soon"],
-        "model": [1, "../x", "a" * 300, "$(id)", "' or 1=1", "{{7*7}}", "a\0b", "\u202e"],
-        "variant": ["*", ">"],
-    }.items():
-        for one in value:
-            text = json.dumps({**tensor(), "parameters": {name: one}}).replace("Infinity", "1e400").encode()
-            yield _abuse(f"{name} of {str(one)[:20]!r}", request(INFER, text), 400, 404)
+    for name in ("../x", "a" * 300, "$(id)", "' or 1=1", "{{7*7}}", "a\0b", "\u202e"):
+        text = json.dumps({**tensor(), "parameters": {"model": name}}).encode()
+        yield _abuse(f"model of {name[:20]!r}", request(INFER, text), 400, 404)
 
 
 def paths() -> Iterator[Abuse]:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tests.support.gateways.web_application import Reply, read, shut
 from tests.support.servers.nats import free_port
-from tests.support.servers.processes import alive, environ
+from tests.support.servers.processes import alive, program
 from tests.support.servers.system import Whole
 
 
@@ -22,7 +21,7 @@ class Gate(NamedTuple):
 
     port: int
     grpc_port: int
-    process: "subprocess.Popen[bytes]"
+    process: "subprocess.Popen[str]"
     log: Path
 
     @property
@@ -77,31 +76,13 @@ def gateway(system: Whole, directory: Path, **settings: str) -> Iterator[Gate]:
     """A gateway beside the system; settings of its section, as variables have them."""
     port, grpc_port = int(settings.get("port", 0)) or free_port(), free_port()
     own = {"PORT": str(port), "GRPC_PORT": str(grpc_port), **{name.upper(): text for name, text in settings.items()}}
-    variables = environ(
-        INFAAS_NATS_URL=system.nats,
-        INFAAS_METRICS__ENABLED="false",
-        **{f"INFAAS_GATEWAY__{name}": text for name, text in own.items()},
-    )
+    variables = {f"INFAAS_GATEWAY__{name}": text for name, text in own.items()}
+    variables |= {"INFAAS_NATS_URL": system.nats, "INFAAS_METRICS__ENABLED": "false"}
     log = directory / f"gateway-{port}.err"
-    with (
-        log.open("wb") as errors,
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", "infaas.cli", "run", "gateway"],
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            env=variables,
-        ) as process,
-    ):
+    with program("infaas.cli", "run", "gateway", errors=log, **variables) as process:
         gate = Gate(port, grpc_port, process, log)
-        try:
-            asyncio.run(_ready(gate))
-            yield gate
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        asyncio.run(_ready(gate))
+        yield gate
 
 
 async def _ready(gate: Gate) -> None:

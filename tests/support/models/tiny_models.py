@@ -309,3 +309,12 @@ def convnet(layers: int = 5) -> bytes:
     last = rng.normal(size=(64, CLASSES)).astype("f4")
     constants = [*(nh.from_array(k, f"k{i}") for i, k in enumerate(kernels)), nh.from_array(last, "last")]
     return made(nodes, [tensor("x", ["n", 1, 28, 28])], [tensor("scores", ["n", CLASSES])], constants)
+
+
+def images(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs of `convnet`, FP32 [count, 1, 28, 28], and the classes that it says, int64 [count]."""
+    import onnxruntime
+
+    x = np.random.default_rng(0).normal(size=(count, 1, 28, 28)).astype("f4")
+    session = onnxruntime.InferenceSession(convnet(), providers=["CPUExecutionProvider"])
+    return x, session.run(None, {"x": x})[0].argmax(axis=1)

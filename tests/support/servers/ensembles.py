@@ -1,13 +1,11 @@
 """A system whose apps have several models: tiny ones with errors of their own, that tests link as they need them."""
 
 import asyncio
-import json
 from collections import deque
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psycopg
 import pytest
 from onnx import helper as h
 from onnx import numpy_helper as nh
@@ -17,7 +15,6 @@ from tests.support.clients.responders import until
 from tests.support.models import tiny_models
 from tests.support.models.tiny_models import CLASSES, FEATURES, tensor, weights
 from tests.support.servers.nats import run
-from tests.support.servers.processes import infaas as command
 from tests.support.servers.system import Whole
 
 MEMBERS = ("n0", "n1", "n2", "n3", "n4")
@@ -63,29 +60,24 @@ def file_of(model: str) -> bytes:
     return tiny_models.exact(made)
 
 
-class Ensembles:
+class Ensembles(Whole):
     """A system with two dispatchers and two workers, and the models of `second_weights`, which no app links yet."""
 
-    def __init__(self, whole: Whole) -> None:
-        self.whole = whole
-        self.where = ("--data-dir", str(whole.directory))
-        self.validation = whole.directory.parent / "tiny.npz"
-        x, y = tiny_models.digits()
-        self.validation.write_bytes(tiny_models.npz(x=x, y=y))
+    @property
+    def validation(self) -> Path:
+        return self.directory.parent / "tiny.npz"
 
     async def prepare(self) -> None:
-        async with infaas.connect(self.whole.nats) as client:
+        x, y = tiny_models.digits()
+        self.validation.write_bytes(tiny_models.npz(x=x, y=y))
+        async with infaas.connect(self.nats) as client:
             for name in (*MEMBERS, "sound", "sound@2"):
                 model, _, version = name.partition("@")
-                path = self.whole.directory.parent / f"{name}.onnx"
+                path = self.directory.parent / f"{name}.onnx"
                 path.write_bytes(file_of(name))
                 await client.register(
                     path, app="shelf", model=model, version=version or "1", validation=self.validation
                 )
-
-    def admin(self, verb: str, app: str, *options: str) -> None:
-        done = command("admin", verb, app, *options, *self.where)
-        assert done.returncode == 0, done.stderr
 
     async def app(self, client: Any, name: str, models: tuple[str, ...], fields: dict[str, Any], **more: Any) -> None:
         """An app that links these models and asks them by these rules; returns once both dispatchers do so and all answer."""
@@ -105,31 +97,17 @@ class Ensembles:
 
         await until(settled)
 
-    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.whole.sql) as connection:
-            return connection.execute(query, values).fetchall()
-
     def weights(self, app: str, context: str | None = None) -> dict[str, float]:
         """By member, as the command tells them."""
         options = () if context is None else ("--context", context)
-        done = command("selection", "--app", app, *options, "--json", *self.where)
-        assert done.returncode == 0, done.stderr
-        return {row["member"]: row["weight"] for row in json.loads(done.stdout)["items"]}
+        return {row["member"]: row["weight"] for row in self.told("selection", "--app", app, *options)}
 
 
 @pytest.fixture(scope="session")
 def ensembles(doubled: Whole) -> Ensembles:
-    found = Ensembles(doubled)
+    found = Ensembles(*doubled)
     run(found.prepare())
     return found
-
-
-def talk(ensembles: Ensembles, work: Callable[[Any], Any]) -> Any:
-    async def main() -> Any:
-        async with infaas.connect(ensembles.whole.nats) as client:
-            return await work(client)
-
-    return run(main())
 
 
 async def taught(client: Any, app: str, x: np.ndarray, y: np.ndarray, **context: Any) -> list[infaas.Answer]:

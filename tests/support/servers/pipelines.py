@@ -2,13 +2,11 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgpack
 import nats
 import numpy as np
-import psycopg
 import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
@@ -158,19 +156,15 @@ def when(output: str, op: str, value: Any, reduce: str = "first") -> dict[str, A
     return {"when": {"output": output, "op": op, "value": value, "reduce": reduce}}
 
 
-class StagedSystem:
+class StagedSystem(Whole):
     """A system with two dispatchers and two workers, and the models of MODELS."""
 
-    def __init__(self, whole: Whole) -> None:
-        self.whole = whole
-        self.where = ("--data-dir", str(whole.directory))
-
     async def prepare(self) -> None:
-        async with infaas.connect(self.whole.nats) as client:
+        async with infaas.connect(self.nats) as client:
             for one in MODELS:
-                path = self.whole.directory.parent / f"{one.model}.onnx"
+                path = self.directory.parent / f"{one.model}.onnx"
                 path.write_bytes(one.file)
-                data = self.whole.directory.parent / f"{one.model}.npz"
+                data = self.directory.parent / f"{one.model}.npz"
                 data.write_bytes(tiny_models.npz(**validation(one.model)))
                 key = "a" if one.model == "both" else X
                 await client.register(path, app=one.app, model=one.model, validation=data, inputs_key=key)
@@ -203,10 +197,6 @@ class StagedSystem:
         await until(settled)
         return answers
 
-    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.whole.sql) as connection:
-            return connection.execute(query, values).fetchall()
-
 
 def ones(first: float) -> np.ndarray:
     """FP32 [1, 16]: ones after the first feature."""
@@ -217,17 +207,9 @@ def ones(first: float) -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def pipelines(doubled: Whole) -> StagedSystem:
-    found = StagedSystem(doubled)
+    found = StagedSystem(*doubled)
     run(found.prepare())
     return found
-
-
-def talk(pipelines: StagedSystem, work: Callable[[Any], Any]) -> Any:
-    async def main() -> Any:
-        async with infaas.connect(pipelines.whole.nats) as client:
-            return await work(client)
-
-    return run(main())
 
 
 async def one_message_each(url: str, app: str, x: np.ndarray, **needs: Any) -> dict[str, Any]:

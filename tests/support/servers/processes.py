@@ -1,13 +1,15 @@
 """What tests of processes need: who lives, what is left of a directory's system, scripts of their own."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from services.shell.host.process import PLAIN, launched
 
@@ -42,20 +44,21 @@ def pids_of(directory: Path, service: str, worker: str = "") -> list[int]:
     return [
         pid
         for pid in living_of(directory)
-        if f"infaas.cli.run\0{service}" in _read(pid, "cmdline")
-        and (not worker or f"INFAAS_WORKER__NAME={worker}\0" in _read(pid, "environ"))
+        if f"infaas.cli.run\0{service}" in about(pid, "cmdline")
+        and (not worker or f"INFAAS_WORKER__NAME={worker}\0" in about(pid, "environ"))
         and not stands_by(pid)
     ]
 
 
 def stands_by(pid: int) -> bool:
     """Whether it is a copy of the process that it takes over from, which has started it."""
-    parent = re.search(r"PPid:\s*(\d+)", _read(pid, "status"))
-    ours = _read(pid, "cmdline")
-    return parent is not None and len(ours) > 1 and _read(int(parent[1]), "cmdline") == ours
+    parent = re.search(r"PPid:\s*(\d+)", about(pid, "status"))
+    ours = about(pid, "cmdline")
+    return parent is not None and len(ours) > 1 and about(int(parent[1]), "cmdline") == ours
 
 
-def _read(pid: int, what: str) -> str:
+def about(pid: int, what: str) -> str:
+    """A file of the process in /proc."""
     try:
         return Path(f"/proc/{pid}/{what}").read_text() + "\0"
     except OSError:
@@ -92,6 +95,39 @@ def script(text: str, *arguments: str, identity: tuple[str, int, int] = PLAIN) -
             yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def program(
+    *words: str, errors: Path | None = None, cwd: Path | None = None, patience: float = 60.0, **more: str
+) -> Iterator[subprocess.Popen[str]]:
+    """`python -m` of these words and with these variables, its stdout to be read by line, its stderr in a file.
+
+    At the end it is asked to end, and killed once it has had `patience` s for it.
+    """
+    with (errors or Path(os.devnull)).open("a") as log:
+        command = [sys.executable, "-P", "-m", *words]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environ(**more), cwd=cwd)
+    with process:
+        try:
+            yield process
+        finally:
+            if patience:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(patience)
+            process.kill()
+
+
+@contextmanager
+def container(place: Path, named: str, *options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+    """`infaas container` of a class of this directory, and what it says once it serves; killed at the end."""
+    errors = place / f"container-{time.monotonic_ns()}.err"
+    words = ("infaas.cli", "container", named, "--json", *options)
+    with program(*words, errors=errors, cwd=place, patience=0.0, **more) as process:
+        line = read_line(process)
+        assert line, errors.read_text()
+        yield process, json.loads(line)
 
 
 def read_line(process: subprocess.Popen[str]) -> str:

@@ -2,19 +2,22 @@
 
 import json
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import psycopg
 import pytest
 
+import infaas
 from infaas.demo import digits
 from services.shell.host.nats import find_nats_server
 from services.shell.host.process import ServerError
-from tests.support.servers.processes import environ, infaas, read_line
+from tests.support.servers.nats import run
+from tests.support.servers.processes import infaas as command
+from tests.support.servers.processes import pids_of, program, read_line
 
 APP = "digits"
 MODELS = ("logreg", "mlp-s")
@@ -33,39 +36,76 @@ class Whole(NamedTuple):
     gateway: str = ""
     gateway_grpc: str = ""
 
+    @property
+    def where(self) -> tuple[str, str]:
+        """The option that names it to a command."""
+        return "--data-dir", str(self.directory)
+
+    @property
+    def metrics(self) -> str:
+        """The URL of its page of metrics, as `infaas up` wrote it down."""
+        return str(json.loads((self.directory / "endpoints.json").read_text())["metrics"])
+
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """What SQL says."""
+        with psycopg.connect(self.sql) as connection:
+            return connection.execute(query.encode(), values).fetchall()
+
+    def command(self, *arguments: str, **more: Any) -> "subprocess.CompletedProcess[str]":
+        return command(*arguments, *self.where, **more)
+
+    def done(self, *arguments: str, **more: Any) -> str:
+        """What a command prints that succeeds."""
+        done = self.command(*arguments, **more)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def told(self, *arguments: str, **more: Any) -> Any:
+        """The document that such a command prints; of a list, the items."""
+        document = json.loads(self.done(*arguments, "--json", **more))
+        return document.get("items", document)
+
+    def pids(self, service: str, worker: str = "") -> list[int]:
+        return pids_of(self.directory, service, worker)
+
+    def register(self, app: str, model: bytes, x: np.ndarray | None = None, y: np.ndarray | None = None) -> Any:
+        """As app and model of this name; without x and y with those of `tiny_models.mlp`. What the command says."""
+        from tests.support.models import tiny_models
+
+        file, validation = (self.directory.parent / f"{app}.{ending}" for ending in ("onnx", "npz"))
+        file.write_bytes(model)
+        if x is None or y is None:
+            x, y = tiny_models.digits()
+        validation.write_bytes(tiny_models.npz(x=x, y=y))
+        return self.told("register", str(file), "--app", app, "--model", app, "--validation", str(validation))
+
+
+def talk(system: Whole, work: Callable[[Any], Any]) -> Any:
+    """Do it with a client of its own."""
+
+    async def main() -> Any:
+        async with infaas.connect(system.nats) as client:
+            return await work(client)
+
+    return run(main())
+
 
 @contextmanager
-def running(directory: Path, *options: str) -> Iterator[Whole]:
-    """`infaas up` with this data directory and these options, and no models; it ends with the block."""
+def running(directory: Path, *options: str, **more: str) -> Iterator[Whole]:
+    """`infaas up` with this data directory, these options and variables, and no models; it ends with the block."""
     try:
         find_nats_server()
     except ServerError as error:
         pytest.skip(str(error))
-    command = (sys.executable, "-P", "-m", "infaas.cli", "up", "--json", "--data-dir", str(directory), *options)
-    with (
-        (directory.parent / "up.err").open("w") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ()) as process,
-    ):
-        try:
-            urls = json.loads(read_line(process))
-            assert read_line(process).startswith("ready"), (directory.parent / "up.err").read_text()
-            unseen = digits.load(digits.UNSEEN)
-            yield Whole(
-                directory,
-                urls["nats"],
-                urls["sql"],
-                urls.get("dashboard", ""),
-                unseen.x,
-                unseen.y,
-                urls.get("gateway", ""),
-                urls.get("gateway_grpc", ""),
-            )
-        finally:
-            process.terminate()
-            try:
-                process.wait(180)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    errors = directory.parent / "up.err"
+    command = ("infaas.cli", "up", "--json", "--data-dir", str(directory), *options)
+    with program(*command, errors=errors, patience=180.0, **more) as process:
+        urls = json.loads(read_line(process))
+        assert read_line(process).startswith("ready"), errors.read_text()
+        unseen = digits.load(digits.UNSEEN)
+        places = [urls.get(name) or "" for name in ("nats", "sql", "dashboard")]
+        doors = [urls.get(name) or "" for name in ("gateway", "gateway_grpc")]
+        yield Whole(directory, *places, unseen.x, unseen.y, *doors)
 
 
 @contextmanager
@@ -74,11 +114,8 @@ def with_digits(directory: Path) -> Iterator[Whole]:
     with running(directory) as whole:
         validation = digits.save_validation(directory.parent / "validation.npz")
         for model in MODELS:
-            done = infaas(
-                *("register", str(digits.models()[model]), "--app", APP, "--model", model),
-                *("--validation", str(validation), "--data-dir", str(directory)),
-            )
-            assert done.returncode == 0, done.stderr
+            about = ("--app", APP, "--model", model, "--validation", str(validation))
+            whole.done("register", str(digits.models()[model]), *about)
         yield whole
 
 

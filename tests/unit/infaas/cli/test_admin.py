@@ -15,33 +15,6 @@ from services.simulation.workload import at_once, mean_rate, peak_rate, zipf
 from tests.support.clients.commands import ran, refused
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["explode"], ["explode", "set-version"]),
-        (["set-version", "--app", "a"], ["set-version needs", "--model", "--version"]),
-        (["add-app", "--app", "a", "--model", "m"], ["add-app has no option --model"]),
-        (["set-replicas", "--app", "a", "--count", "1.5"], ["--count", "whole number"]),
-        (["set-target", "--app", "a"], ["set-target needs", "--slo-target"]),
-        (["set-target", "--app", "a", "--slo-target", "most"], ["--slo-target", "most"]),
-        (["set-selection", "--policy", "exp4"], ["set-selection needs", "--app"]),
-        (["set-selection", "digits", "--policy", "exp4", "--members"], ["--members needs a value"]),
-        (["set-selection", "digits", "--eta", "much"], ["--eta", "much"]),
-        (["set-target", "digits", "--slo-target", "0.9", "--contextual"], ["set-target has no option --contextual"]),
-        (["set-batching", "--policy", "aimd"], ["set-batching needs", "--app", "--model", "--variant"]),
-        (["set-batching", "--app", "a", "--model", "m"], ["exactly one"]),
-        (["set-batching", "--app", "a", "--batch", "1.5"], ["--batch", "whole number"]),
-        (["add-app", "a", "--no-latency-ms"], ["add-app has no option --no-latency-ms"]),
-        (["set-app", "a", "--slo-target", "0.9", "--no-slo-target"], ["--no-slo-target", "one of both"]),
-    ],
-)
-def test_bad_usage_exits_2_with_one_line(
-    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = refused(capsys, ["admin", *arguments]).lower()
-    assert [word for word in words if word.lower() not in told] == []
-
-
 def test_each_verb_that_options_can_say_is_a_command_of_its_noun(capsys: pytest.CaptureFixture[str]) -> None:
     assert {*ADMIN_VERBS} - {*VERBS} == {"set-pipeline", "deploy-pipeline"}, "of `infaas pipeline`"
     for verb, kind in VERBS.items():
@@ -153,6 +126,7 @@ ONE = ("a",)
 
 
 def test_a_closed_loop_unless_times_are_given(tmp_path) -> None:
+    """As `infaas bench` has it without --times or another option of a load."""
     assert LoadOptions().spec(ONE, 5) == (f"closed loop of {CLOSED}", None, (1.0,))
     assert LoadOptions(closed=3, shares="zipf").spec(("a", "b"), 5) == ("closed loop of 3", None, zipf(2))
     (tmp_path / "t.txt").write_text("0.5\n1\n7\n")
@@ -173,6 +147,7 @@ def test_a_closed_loop_unless_times_are_given(tmp_path) -> None:
     ],
 )
 def test_an_open_loop_is_a_load_as_in_a_scenario(options, name, mean, peak):
+    """By --rate, --rate-points or --rates."""
     told, load, shares = LoadOptions(**options).spec(ONE, 20)
     assert (told, shares) == (name, (1.0,))
     assert mean_rate(load, 20) == pytest.approx(mean)
@@ -180,6 +155,7 @@ def test_an_open_loop_is_a_load_as_in_a_scenario(options, name, mean, peak):
 
 
 def test_traces_are_scaled_to_a_mean_or_a_range(tmp_path):
+    """By --rate, --range-qps and --seconds-per-line."""
     path = tmp_path / "t.txt"
     path.write_text("# counts\n10\n30\n20\n500\n")
     told, load, _ = LoadOptions(trace=path).spec(ONE, 3)
@@ -199,57 +175,3 @@ def test_apps_have_shares(shares, wanted):
     _, load, found = LoadOptions(rate=1.0, shares=shares).spec(("a", "b", "c"), 5)
     assert load.shares == found == wanted
     assert load.apps == ("a", "b", "c")
-
-
-BAD = [
-    (["--closed", "4", "--rate", "5"], "--closed and --rate are different kinds of load"),
-    (["--closed", "4", "--trace", "{good}"], "--closed and --trace are different kinds of load"),
-    (["--rate", "5", "--rate-points", "0:1"], "--rate-points and --rate are different kinds of load"),
-    (["--times", "{good}", "--trace", "{good}"], "--times and --trace are different kinds of load"),
-    (["--arrivals", "mmpp", "--rates", "1,2"], "--arrivals mmpp needs --rates and --dwell"),
-    (["--rates", "1,2", "--dwell", "1,2"], "add --arrivals mmpp"),
-    (["--arrivals", "mmpp", "--rates", "1,2", "--dwell", "1"], "--dwell: 1 stays for 2 rates"),
-    (["--arrivals", "mmpp", "--rates", "1,2", "--dwell", "1,0"], "--dwell: a stay must last more than 0 s"),
-    (["--arrivals", "mmpp", "--rates", "1,-2", "--dwell", "1,1"], "--rates: '1,-2': write numbers of at least 0"),
-    (["--arrivals", "mmpp", "--rates", "0,0", "--dwell", "1,1"], "--rates: no query would be sent"),
-    (["--arrivals", "mmpp", "--rates", "1,1e9", "--dwell", "1e9,1"], "--rates: the peak is above 200,000 queries/s"),
-    (["--arrivals", "gamma"], "--arrivals gamma needs --rate"),
-    (["--arrivals", "uniform", "--trace", "{good}"], "--arrivals uniform needs --rate"),
-    (["--arrivals", "gamma", "--rate", "5"], "--arrivals gamma needs --cv"),
-    (["--seed", "1.5"], "--seed: must be a whole number, not '1.5'"),
-    (["--seed", "-1"], "for --seed. Must be >= 0"),
-    (["--closed", "2.5"], "--closed: must be a whole number, not '2.5'"),
-    (["--items", "1.5"], "--items: must be a whole number, not '1.5'"),
-    (["--priority", "1.5"], "--priority: must be a whole number, not '1.5'"),
-    (["--latency-ms", "fast"], "--latency-ms must be a number, not 'fast'"),
-    (["--priority", "0"], '"0" for --priority. must be at least 1 and at most 9'),
-    (["--priority", "10"], '"10" for --priority. must be at least 1 and at most 9'),
-    (["--cv", "2", "--rate", "5"], "--cv describes gamma gaps"),
-    (["--rate-points", "0:4,60"], "--rate-points: '60': write two numbers of at least 0, separated by a colon"),
-    (["--rate-points", "0:4,nan:5"], "--rate-points: 'nan:5'"),
-    (["--rate-points", "5:4,0:5"], "--rate-points: '5:4,0:5': sort the points"),
-    (["--rate-points", "0:0"], "--rate-points: no query would be sent in 11 s"),
-    (["--range-qps", "1:5"], "--range-qps scales a --trace"),
-    (["--range-qps", "1:5", "--rate", "3", "--trace", "{good}"], "--range-qps scales a --trace"),
-    (["--range-qps", "5:1", "--trace", "{good}"], "--range-qps: '5:1': the lower rate comes first"),
-    (["--range-qps", "5", "--trace", "{good}"], "--range-qps: '5': write two numbers"),
-    (["--seconds-per-line", "2"], "--seconds-per-line describes a --trace"),
-    (["--trace", "{bad}"], "--trace: {bad}, line 2: 'x' is no count of queries"),
-    (["--times", "{bad}"], "--times: {bad}, line 2: 'x' is no time"),
-    (["--trace", "nowhere.txt"], "--trace: cannot read the trace nowhere.txt: No such file"),
-    (["--rate", "100000", "--seconds", "3000"], "--rate: more than 20,000,000 queries in 3001 s"),
-    (["--app", "b", "--shares", "0.5,0.4"], "--shares: they add up to 0.9"),
-    (["--app", "b", "--shares", "1"], "--shares: 1 shares for 2 apps"),
-    (["--shares", "zipf:x"], "--shares: 'x'"),
-    (["--shares", "zipf:1,2"], "--shares: 'zipf:1,2': write one exponent"),
-    (["--app", "a"], "--app: an app is named twice"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "reason"), BAD)
-def test_bad_usage_names_the_option_in_one_line(arguments, reason, tmp_path, capsys):
-    files = {"good": tmp_path / "good.txt", "bad": tmp_path / "bad.txt"}
-    files["good"].write_text("1\n2\n")
-    files["bad"].write_text("1\nx\n")
-    words = (argument.format(**files) for argument in arguments)
-    assert reason.format(**files) in refused(capsys, ["bench", "--app", "a", *words])

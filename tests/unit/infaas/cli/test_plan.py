@@ -1,7 +1,7 @@
 """`infaas plan`: the paper's example, what is refused and how, and what it prints."""
 
 import json
-import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,30 @@ EXAMPLE = ROOT / "examples" / "plan.toml"
 FEW, TIGHT = ("qps = 1000", "qps = 10"), ("latency_ms = 300", "latency_ms = 50")
 
 
-@pytest.fixture
-def changed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The example with texts replaced, as a file."""
+def edits(text: str, file: Path) -> Callable[..., str]:
+    """Writes the text, some of it replaced, into the file."""
 
     def write(*changes: tuple[str, str]) -> str:
-        text = EXAMPLE.read_text()
+        made = text
         for old, new in changes:
-            assert old in text
-            text = text.replace(old, new)
-        path = tmp_path_factory.mktemp("plan") / "plan.toml"
-        path.write_text(text)
-        return str(path)
+            assert old in made
+            made = made.replace(old, new)
+        file.write_text(made)
+        return str(file)
 
     return write
+
+
+@pytest.fixture
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The example."""
+    return edits(EXAMPLE.read_text(), tmp_path_factory.mktemp("plan") / "plan.toml")
+
+
+@pytest.fixture
+def edited(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The file of a pipeline."""
+    return edits(TOML, tmp_path_factory.mktemp("pipeline") / "social.toml")
 
 
 @pytest.mark.parametrize(
@@ -211,11 +221,14 @@ def test_files_that_are_none(tmp_path_factory: pytest.TempPathFactory, capsys: p
     ):
         if body is not None:
             (place / name).write_bytes(body)
-        assert re.search(f"{name}.*{re.escape(reason)}", refused(capsys, ["plan", str(place / name)]))
-    assert "larger than" in refused(capsys, ["plan", "/dev/zero"])
-    assert "Is a directory" in refused(capsys, ["plan", str(place)])
-    for words in ([], [str(EXAMPLE), "--policy", "gurobi"], [str(EXAMPLE), "--time-limit", "0"]):
-        assert refused(capsys, ["plan", *words])
+        said = refused(capsys, ["plan", str(place / name)])
+        assert name in said
+        assert reason in said
+    assert "larger than" in ran(capsys, ["plan", "/dev/zero"], 2).err
+    assert "Is a directory" in ran(capsys, ["plan", str(place)], 2).err
+    assert main(["plan"]) == 2
+    assert main(["plan", str(EXAMPLE), "--policy", "gurobi"]) == 2
+    assert main(["plan", str(EXAMPLE), "--time-limit", "0"]) == 2
 
 
 def test_wide_shows_what_the_terminal_has_no_room_for(
@@ -229,22 +242,6 @@ def test_wide_shows_what_the_terminal_has_no_room_for(
 # -- `infaas pipeline`: plans of a file's load, and usage that is refused. What a running system answers is in
 # tests/live/test_pipelines.py.
 POLICIES = ("inferline", "model-less", "cg-mean", "cg-peak")
-
-
-@pytest.fixture
-def edited(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The file with texts replaced."""
-
-    def write(*changes: tuple[str, str]) -> str:
-        text = TOML
-        for old, new in changes:
-            assert old in text
-            text = text.replace(old, new)
-        path = tmp_path_factory.mktemp("pipeline") / "social.toml"
-        path.write_text(text)
-        return str(path)
-
-    return write
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -323,31 +320,9 @@ def test_a_wrong_file_is_refused_in_one_line(
     change: tuple[str, str], message: str, edited: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = edited(change)
-    assert re.match(f"infaas: {path}: .*{re.escape(message)}", refused(capsys, ["pipeline", "plan", path]))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["explode"], "there is no verb 'explode': use add, list, plan, deploy, remove, trace"),
-        (["add"], "add needs a pipeline's file"),
-        (["list", "social"], "list takes no argument"),
-        (["remove"], "remove needs the name of a pipeline"),
-        (["remove", "social", "--undeploy"], "remove takes no --undeploy"),
-        (["add", "x.toml", "--policy", "inferline"], "add takes no --policy"),
-        (["plan", "x.toml", "--policy", "magic"], "magic"),
-        (["plan", "/none/x.toml"], "/none/x.toml: cannot be read: No such file or directory"),
-        (["add", "/none/x.toml"], "/none/x.toml: cannot be read: No such file or directory"),
-        (["deploy", "/none/x.json"], "cannot read /none/x.json: No such file or directory"),
-        (["trace", "drivers:cascade"], "trace needs --samples"),
-        (["trace", "drivers", "--samples", "x.npz"], "'drivers' names no function: write MODULE:FUNCTION"),
-        (["trace", "no.such:driver", "--samples", "x.npz"], "cannot import no.such:driver: ModuleNotFoundError"),
-        (["trace", "json:nothing", "--samples", "x.npz"], "cannot import json:nothing: AttributeError"),
-        (["trace", "json:dumps", "--samples", "x.npz"], "json:dumps is no driver: it must be an `async def` function"),
-    ],
-)
-def test_bad_usage_exits_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert message in refused(capsys, ["pipeline", *arguments])
+    said = refused(capsys, ["pipeline", "plan", path])
+    assert said.startswith(f"infaas: {path}: ")
+    assert message in said
 
 
 @pytest.mark.parametrize(

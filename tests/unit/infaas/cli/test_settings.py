@@ -66,11 +66,6 @@ def test_json_has_the_variables_and_one_section_may_be_asked_for(capsys: pytest.
     assert {key.partition(".")[0] for key in found} == {"store"}
 
 
-@pytest.mark.parametrize("bad", [["nonsense"], ["--toml", "--json"]])
-def test_bad_usage(bad: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, ["settings", *bad])
-
-
 def test_the_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = ran(capsys, ["settings"]).out.splitlines()

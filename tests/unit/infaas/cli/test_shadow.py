@@ -21,34 +21,6 @@ def system(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        ((), 2, "name a policy"),
-        (("infass",), 2, "did you mean infaas?"),
-        (("no.such.module:Policy",), 2, "cannot be loaded"),
-        (("infaas", "--seconds", "0"), 2, "Must be > 0"),
-        (("infaas", "--slo-target", "1"), 2, "--slo-target 1: must be above 0 and below 1"),
-        (("infaas", "--slo-target", "nan"), 2, "must be above 0 and below 1"),
-        (("infaas", "--set", "hold_s=3"), 2, "must be a section and a key"),
-        (("infaas", "--set", "autoscaler.hold_s=soon"), 2, "--set: autoscaler.hold_s: must be a number, not 'soon'"),
-        (("infaas", "--set", "autoscaler.nonsense=1"), 2, "--set: autoscaler.nonsense: there is no such key"),
-        (("infaas", "--set", "bus.url=nats://x"), 2, "no policy reads it"),
-        (("infaas", "--set", "autoscaler"), 2, "write KEY=VALUE"),
-        (
-            ("infaas", "--data-dir", "/nowhere/at/all"),
-            1,
-            "no system runs in /nowhere/at/all: start one with `infaas up",
-        ),
-    ],
-)
-def test_bad_usage_is_one_line(
-    arguments: tuple[str, ...], code: int, said: str, system: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = [] if "--data-dir" in arguments else ["--data-dir", str(system)]
-    assert said in refused(capsys, ["shadow", *arguments, *place], code)
-
-
 @pytest.mark.parametrize("settings", [{"autoscaler": {"hold_s": "soon"}}, {"nonsense": 3}])
 def test_a_systems_damaged_settings_are_named(
     settings: dict[str, Any], system: Path, capsys: pytest.CaptureFixture[str]

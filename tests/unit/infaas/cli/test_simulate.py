@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import chdir
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -158,33 +157,15 @@ def test_a_picture(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "name a scenario file: infaas simulate SCENARIO.toml"),
-        (["nothing.toml"], "nothing.toml: cannot be read: No such file or directory"),
-        (["small.toml", "--policy", "nosuch"], "nosuch"),
-        (["small.toml", "--policy"], "--policy needs a value"),
-        (["small.toml", "--seed", "-1"], "--seed"),
-        (["small.toml", "--seed", "x"], "--seed: must be a whole number, not 'x'"),
-        (["small.toml", "--seed", "1.5"], "--seed: must be a whole number, not '1.5'"),
-        (["small.toml", "--out", "nowhere/kept.json"], "--out nowhere/kept.json: there is no directory nowhere"),
-        (["small.toml", "--out", "."], "--out .: cannot be written"),
-        (["small.toml", "--plot", "run.bmp"], "--plot run.bmp: the name must end in .png, .svg or .pdf"),
-    ],
-)
-def test_bad_usage_exits_2_with_one_line_before_anything_runs(
-    arguments: list[str], said: str, scenario: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with chdir(scenario.parent):
-        assert said in refused(capsys, ["simulate", *arguments])
-
-
-@pytest.mark.parametrize(
     ("old", "new", "said"),
     [
         ("rate = 30", "rate = -4", "load[0].rate: must be at least 0 and at most 1e+07, not -4"),
         ("seed = 3", "sede = 3", "scenario.sede: there is no such key; did you mean seed?"),
-        ('arrivals = "poisson"\nrate = 30', 'arrivals = "trace"\nfile = "gone.txt"', "gone.txt"),
+        (
+            'arrivals = "poisson"\nrate = 30',
+            'arrivals = "trace"\nfile = "gone.txt"',
+            "load[0].file: cannot read the trace ",
+        ),
     ],
 )
 def test_bad_files_exit_2_with_file_key_and_reason(
@@ -192,7 +173,7 @@ def test_bad_files_exit_2_with_file_key_and_reason(
 ) -> None:
     assert old in SCENARIO
     scenario.write_text(SCENARIO.replace(old, new))
-    assert re.match(rf"infaas: {scenario}: .*{re.escape(said)}", refused(capsys, ["simulate", str(scenario), "--json"]))
+    assert refused(capsys, ["simulate", str(scenario), "--json"]).startswith(f"infaas: {scenario}: {said}")
 
 
 def _hears_ctrl_c() -> None:
