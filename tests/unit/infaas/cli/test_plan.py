@@ -1,6 +1,7 @@
 """`infaas plan`: the paper's example, what is refused and how, and what it prints."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

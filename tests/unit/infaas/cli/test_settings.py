@@ -10,7 +10,7 @@ import pytest
 from infaas.cli import main
 from services.core.settings import Settings, described
 from services.shell.settings import load
-from tests.support.clients.commands import ran, refused
+from tests.support.clients.commands import ran
 
 
 def test_the_table_shows_key_default_bounds_and_meaning(
