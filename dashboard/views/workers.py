@@ -70,7 +70,7 @@ def trend() -> None:
         (left, "utilisation", "Utilisation", "%", [0, 100]),
         (right, "memory", "Memory", "%", [0, 100]),
         (left, "load", "Load", "items/s", None),
-        (right, "queue", "Queue", "queries", None),
+        (right, "queue", "Queue", "items", None),
     ):
         with place.container(border=True):
             st.markdown(f"**{name}**, {unit}")

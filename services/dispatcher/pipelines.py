@@ -403,11 +403,11 @@ def _confidences(replies: Iterable[PartReply]) -> list[float] | UnsetType:
 
 def _unfit(query: Query, served: ServedPipeline, least: Least | None, view: ClusterView, full: bool) -> Error | None:
     """Why a query cannot begin."""
+    if served.conditional and query.ask.items > 1:
+        return ONE_ITEM
     error = unserved(query.ask, served, least, view)
     if error is not None:
         return error
-    if served.conditional and query.ask.items > 1:
-        return ONE_ITEM
     if full:
         text = "too many queries wait for a worker: ask again later"
         return Error(code="overloaded", message=text, retry_after_ms=1000.0)

@@ -97,10 +97,13 @@ def page(browser: "playwright.Browser", loaded: Whole) -> Iterator["playwright.P
     found.on(
         "request", lambda request: foreign.append(request.url) if not _ours(request.url, loaded.dashboard) else None
     )
+    failed: list[str] = []
+    found.on("response", lambda reply: failed.append(reply.url) if reply.status >= 400 else None)
     found.goto(loaded.dashboard)
     yield found
     context.close()
     assert not foreign
+    assert not failed
 
 
 def _ours(url: str, dashboard: str) -> bool:
