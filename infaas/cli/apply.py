@@ -59,7 +59,7 @@ ModelBlock: Any = defstruct(  # a [[model]]; sha256: of its file, which then nee
         ("sha256", str, ""),
         *((one, str, "") for one in AROUND),
         *(
-            (one, hints_of(Register)[one], "" if one == "metric" else fields_of(Register)[one].default)
+            (one, str, "") if one == "metric" else (one, hints_of(Register)[one], fields_of(Register)[one].default)
             for one in _OF_A_MODEL
         ),
     ],
@@ -242,7 +242,7 @@ def _model(block: Any, there: Catalog, at: Location, folder: Path) -> Change | N
 
     versions = there.versions(block.name)
     known = versions.get(block.version) if block.version is not None else None
-    around = {one: str(folder / said) if ".py:" in said else said for one in AROUND if (said := getattr(block, one))}
+    around = {one: _own(said, folder) for one in AROUND if (said := getattr(block, one))}
     absent = [said for said in around.values() if ".py:" in said and not Path(said.rpartition(":")[0]).is_file()]
     functions = None if block.sha256 and absent else functions_of(**around)
     source, validation = _digests(block, at, folder, functions)
@@ -264,6 +264,7 @@ def _model(block: Any, there: Catalog, at: Location, folder: Path) -> Change | N
     if block.validation:
         fields["validation"] = folder / block.validation
     fields |= {name: getattr(block, name) for name in _OF_A_MODEL} | around
+    fields["metric"] = _own(block.metric, folder)
     said = f" version {block.version}" if block.version is not None else ""
     against = "" if block.validation else ", measured against its own answers to random items"
     return Change(f"+ model {block.name}{said} for app {block.app}: {block.file}{against}", "", fields)
@@ -275,6 +276,10 @@ def _alike(functions: Functions | None, block: Any, known: Functions | None) -> 
         return known is not None and replace(known, model=None) == functions
     names = [known.before, known.after] if known else ["", ""]
     return names == [Path(getattr(block, one)).name for one in AROUND]
+
+
+def _own(function: str, folder: Path) -> str:
+    return str(folder / function) if ".py:" in function else function
 
 
 def _path(file: str, folder: Path) -> str:
@@ -298,7 +303,7 @@ def _digests(block: Any, at: Location, folder: Path, functions: Functions | None
         source, validation = hashlib.sha256(content).hexdigest(), None
         if block.validation:
             keys = ("metric", "inputs_key", "labels_key", "labels", "allow_nan")
-            said = {name: getattr(block, name) for name in keys}
+            said = {name: getattr(block, name) for name in keys} | {"metric": _own(block.metric, folder)}
             request = Register(
                 app=block.app, model=block.name, format="onnx", object="", validation="", functions=functions, **said
             )

@@ -76,6 +76,14 @@ def offer(ask: Ask, served: ServedPipeline, view: ClusterView, text: str, *, che
     return Error(code="unsatisfiable", message=text, closest=closest, field=NEEDS)
 
 
+def told_of(error: Error, stage: str, ask: Ask, served: ServedPipeline, view: ClusterView) -> Error:
+    """A stage's refusal, as the pipeline's client is told of it: with what the whole pipeline can do, where that is on offer."""
+    text = f"vertex {stage}: {error.message}"
+    if error.code != "unsatisfiable":
+        return replace(error, message=text)
+    return replace(offer(ask, served, view, text), field=error.field)
+
+
 def _fastest(ask: Ask, served: ServedPipeline, name: str) -> float:
     """Seconds of an idle instance of the fastest variant that is accurate enough; 0.0: this says another refusal, or a pipeline within."""
     stage = served.stages[name]
