@@ -50,7 +50,7 @@ PAGES = {
     "Explain": ["would answer", "Only variant"],
     "Try a query": ["Sends one query", "Random values"],
     "Recent queries": ["how each ended", "any outcome"],
-    "Registrations": ["Models on their way", "last news"],
+    "Registrations": ["Models on their way", "registration id"],
     "Logs": ["The last lines of each process", "level"],
     "Jobs": ["Items done", "Unfinished"],
 }
