@@ -102,10 +102,9 @@ def _framed(x: Any) -> Any:
     import_of("pandas", "", "convert")
     import pandas as pd  # noqa: PLC0415
 
+    flat = {name: np.squeeze(one, 1) if np.shape(one)[1:] == (1,) else one for name, one in table.items()}
     try:
-        return pd.DataFrame(
-            {name: np.squeeze(one, 1) if np.shape(one)[1:] == (1,) else one for name, one in table.items()}
-        )
+        return pd.DataFrame(flat)
     except ValueError as error:
         raise BadInput(f"x: these columns are no table ({_short(error)})") from error
 
@@ -163,17 +162,13 @@ def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) ->
             "measured, or name a metric"
         )
     columns = columns_of(x)
-    array = np.asarray(x) if columns is None else None
-    if columns is not None and any(one.dtype.kind == "U" for one in columns.values()):
-        inputs = columns
-    elif columns is not None:
-        inputs = {
-            "x": np.hstack(list(columns.values()))
-        }  # numbers are one input, whichever way the estimator takes them
-    elif array is not None and (array.dtype.kind == "U" or (array.size and isinstance(array.reshape(-1)[0], str))):
-        inputs = {"x": array.astype(np.str_).reshape(len(array), -1)}  # texts, as vectorizers take them
+    if columns is not None:  # numbers are one input, whichever way the estimator takes them
+        texts = any(one.dtype.kind == "U" for one in columns.values())
+        inputs = columns if texts else {"x": np.hstack(list(columns.values()))}
     else:
-        inputs = {"x": float32_of(x)}
+        array = np.asarray(x)
+        texts = array.dtype.kind == "U" or any(isinstance(one, str) for one in array.reshape(-1)[:1])  # for vectorizers
+        inputs = {"x": array.astype(np.str_).reshape(len(array), -1) if texts else float32_of(x)}
     classifier = is_classifier(model)
 
     def made(options: Any, given: Named = inputs) -> Any:
@@ -204,13 +199,12 @@ def _taken_apart(proto: Any) -> Any:
     from onnx import TensorProto, helper, numpy_helper  # noqa: PLC0415
 
     graph, count = proto.graph, len(proto.graph.input)
-    names = [f"x.{number}" for number in range(count)]
-    _named_again(graph, names)
+    _named_again(graph, names := [f"x.{number}" for number in range(count)])
     for number, name in enumerate(names):
         graph.initializer.append(numpy_helper.from_array(np.array([number]), f"{name}.at"))
         graph.node.insert(number, helper.make_node("Gather", ["x", f"{name}.at"], [name], axis=1))
-    del graph.input[:]
-    graph.input.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, count]))
+    del graph.input[1:]
+    graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, count]))
     return proto
 
 
@@ -218,10 +212,10 @@ def _put_together(path: Path, columns: Named) -> Named:
     """Give the model in this file, whose only input is the table `x`, an input for each column. Returns the columns."""
     import onnx  # noqa: PLC0415
 
-    model, helper = onnx.load(str(path)), onnx.helper
+    model, helper, kind = onnx.load(str(path)), onnx.helper, onnx.TensorProto.FLOAT
     _named_again(model.graph, ["x.all"])
     del model.graph.input[:]
-    model.graph.input.extend(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None, 1]) for name in columns)
+    model.graph.input.extend(helper.make_tensor_value_info(name, kind, [None, 1]) for name in columns)
     model.graph.node.insert(0, helper.make_node("Concat", list(columns), ["x.all"], axis=1))
     onnx.save(model, str(path))
     return columns
