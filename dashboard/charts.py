@@ -30,7 +30,7 @@ WORKER_STATES: Mapping[str, str] = {
     "Booting": "#56b4e9",
     "Draining": "#e69f00",
     "Stopped": "#8a9099",
-    "Lost": "#d0342c",
+    "Failed": "#d0342c",
 }
 IDLE_COLOUR = "#a9b0ba"
 INSTANCE_STATES: Mapping[str, str] = {**STATES, "reclaimable": "#8a9099"}  # in tables; an instance may have both

@@ -40,12 +40,14 @@ def state_spans(
     row: str = "instance",
     dead: Sequence[str] = ("Inactive",),
     after: pd.DataFrame | None = None,
+    heard: pd.Series | None = None,
 ) -> pd.DataFrame:
     """The state of each `row` within the window: `time`, `until`, `state`, and the `reason` of the change.
 
     events: `time`, `row`, `from_state`, `to_state`, `reason` of the changes in the window. now: `row`, `state` and `since` of what exists
     now; it covers rows without a change. after: `row` and `from_state` of the first changes after the window; it covers rows that have
-    changed since. Time in the states `dead` is left out.
+    changed since. heard: the last words of each row; one that is not there now, as it was killed, ends with them. Time in the states `dead` is
+    left out.
     """
     start, end = pd.Timestamp(window.start), pd.Timestamp(window.end)
     found: list[tuple[object, ...]] = []
@@ -54,7 +56,8 @@ def state_spans(
         for time, to_state, why in zip(changes["time"], changes["to_state"], changes["reason"], strict=True):
             found.append((name, since, time, state, reason))
             since, state, reason = time, to_state, why
-        found.append((name, since, end, state, reason))
+        last = end if heard is None or name in set(now[row]) else max(since, min(end, heard.get(name, since)))
+        found.append((name, since, last, state, reason))
     covered = set(events[row])
     still = "no change in this time"
     later = {} if after is None else dict(zip(after[row][::-1], after["from_state"][::-1], strict=True))

@@ -3,6 +3,7 @@
 Until then it is a plain Python process with a tenth of the memory. The visitor's connection waits in the socket's queue meanwhile.
 """
 
+import json
 import logging
 import select
 import socket
@@ -123,7 +124,7 @@ def _run(listener: socket.socket, options: ServeOptions, secrets: dict[str, Any]
     if options.login:
         set_login_required()
     origin = Middleware(SameOrigin, public=urlsplit(options.url).netloc)
-    app = App(APP, secrets=secrets, middleware=[origin])
+    app = App(APP, secrets=secrets, middleware=[origin], routes=_pages(urlsplit(options.url).path.rstrip("/")))
     for name, value in _settings(options).items():  # after App, which finds config.toml
         streamlit_config.set_option(name, value)
     config = uvicorn.Config(
@@ -137,6 +138,21 @@ def _run(listener: socket.socket, options: ServeOptions, secrets: dict[str, Any]
     )
     uvicorn.Server(config).run(sockets=[listener])
     return 0
+
+
+def _pages(base: str) -> list[Any]:
+    """Each page's address, which tells the browser where the server is: else it first looks below the page, where nothing answers."""
+    from starlette.responses import HTMLResponse  # noqa: PLC0415
+    from starlette.routing import Route  # noqa: PLC0415
+    from streamlit.file_util import get_static_dir  # noqa: PLC0415
+
+    told = f"<script>window.__streamlit = {{BACKEND_BASE_URL: location.origin + {json.dumps(f'{base}/')}}}</script>"
+    text = (Path(get_static_dir()) / "index.html").read_text("utf-8").replace("<head>", f"<head>{told}", 1)
+
+    async def page(_: object) -> HTMLResponse:
+        return HTMLResponse(text, headers={"Cache-Control": "no-cache"})
+
+    return [Route(f"{base}/{view.stem}", page) for view in APP.parent.glob("views/*.py")]
 
 
 def _unify_logging() -> None:

@@ -201,9 +201,8 @@ def table(
 
 
 def _texts(frame: pd.DataFrame, columns: Mapping[str, Any], others: float) -> dict[str, Any]:
-    """The columns of texts with widths of their own: long ones get what the rest leaves on a usual screen. others: what further columns take.
-
-    The pointer shows what is cut (hover.js).
+    """The columns of texts with widths of their own: long ones get what the rest leaves on a usual screen, the shortest of them all that they
+    need. others: what further columns take. The pointer shows what is cut (hover.js).
     """
     texts: dict[str, Any] = {}
     long: dict[str, int] = {}
@@ -217,9 +216,10 @@ def _texts(frame: pd.DataFrame, columns: Mapping[str, Any], others: float) -> di
         elif not lengths.max() <= lengths[lengths.index.isin(frame.index[:10])].max():
             texts[name] = _wide(title, CHARACTER_PX * lengths.max() + 20)  # the browser looks at the first rows only
     taken = others + sum(_taken(frame[name], title) for name, title in columns.items() if name not in long)
-    for name, length in long.items():
-        share = max(SCREEN_PX - taken, 160.0 * len(long)) * length / sum(long.values())
-        texts[name] = _wide(columns[name], min(CHARACTER_PX * length + 20, share))
+    left = max(SCREEN_PX - taken, 160.0 * len(long))
+    for rank, name in enumerate(sorted(long, key=long.__getitem__)):
+        width = min(CHARACTER_PX * long[name] + 20, left / (len(long) - rank))
+        texts[name], left = _wide(columns[name], width), left - width
     return texts
 
 

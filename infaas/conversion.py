@@ -52,6 +52,7 @@ def convert(
     names: Sequence[str] = (),
     allow_nan: bool = False,
     dynamic_shapes: Mapping[str, Mapping[int, Any]] | None = None,
+    apart: bool = False,
 ) -> Converted:
     """Convert a model to a file in `directory`, and try it on the first sample.
 
@@ -59,7 +60,8 @@ def convert(
     of input names to arrays, a DataFrame, rows (a list of maps) or columns (a map of lists), a Series or texts; y: labels or targets; None:
     there are no labels. metric: None: labels and outputs tell it. allow_nan: samples may hold NaN. names: of the classes, in the order of the
     scores; an estimator knows its own. dynamic_shapes: of a torch module, the axes of any length by input, besides the first: a
-    torch.export.Dim, or a name, which axes of one length share. Raises BadInput.
+    torch.export.Dim, or a name, which axes of one length share. apart: the columns of a table stay inputs of their own, as a function gives
+    them. Raises BadInput.
     """
     if isinstance(model, (str, Path)) and is_mlflow(model):
         model = mlflow_model(Path(model))
@@ -81,7 +83,9 @@ def convert(
         found = _torch(model, x, y, directory, dynamic_shapes or {})
     else:
         found = _KINDS[kind](model, x, y, directory, metric)
-    if hasattr(x, "columns") and len(found.inputs) == 1:
+    if apart and hasattr(x, "columns") and list(found.inputs) == ["x"]:
+        found = structs.replace(found, inputs=_put_together(found.path, columns_of(x) or {}))
+    elif hasattr(x, "columns") and len(found.inputs) == 1:
         found = structs.replace(found, columns=[str(name) for name in x.columns])
     trial = try_file(found.path, found.inputs)
     if found.metric:
@@ -98,8 +102,9 @@ def _framed(x: Any) -> Any:
     import_of("pandas", "", "convert")
     import pandas as pd  # noqa: PLC0415
 
+    flat = {name: np.squeeze(one, 1) if np.shape(one)[1:] == (1,) else one for name, one in table.items()}
     try:
-        return pd.DataFrame(table)
+        return pd.DataFrame(flat)
     except ValueError as error:
         raise BadInput(f"x: these columns are no table ({_short(error)})") from error
 
@@ -157,17 +162,17 @@ def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) ->
             "measured, or name a metric"
         )
     columns = columns_of(x)
-    array = np.asarray(x) if columns is None else None
-    if columns is not None:
-        inputs = columns
-    elif array is not None and (array.dtype.kind == "U" or (array.size and isinstance(array.reshape(-1)[0], str))):
-        inputs = {"x": array.astype(np.str_).reshape(len(array), -1)}  # texts, as vectorizers take them
+    if columns is not None:  # numbers are one input, whichever way the estimator takes them
+        texts = any(one.dtype.kind == "U" for one in columns.values())
+        inputs = columns if texts else {"x": np.hstack(list(columns.values()))}
     else:
-        inputs = {"x": float32_of(x)}
+        array = np.asarray(x)
+        texts = array.dtype.kind == "U" or any(isinstance(one, str) for one in array.reshape(-1)[:1])  # for vectorizers
+        inputs = {"x": array.astype(np.str_).reshape(len(array), -1) if texts else float32_of(x)}
     classifier = is_classifier(model)
 
-    def made(options: Any) -> Any:
-        initial = [(name, _onnx_type(array)) for name, array in inputs.items()]
+    def made(options: Any, given: Named = inputs) -> Any:
+        initial = [(name, _onnx_type(array)) for name, array in given.items()]
         try:
             return _portable(to_onnx(model, initial_types=initial, options=options))
         except RuntimeError as error:  # some converters know only an older set of operators
@@ -179,15 +184,41 @@ def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) ->
     try:
         try:
             proto = _first(made, tries)
-        except RuntimeError:  # most estimators alone take one array, and not its columns
-            if columns is None or any(array.dtype.kind == "U" for array in columns.values()):
+        except Exception:
+            if columns is None or inputs is columns:
                 raise
-            inputs = {"x": np.hstack(list(columns.values()))}
-            proto = _first(made, tries)
+            proto = _taken_apart(_first(lambda options: made(options, columns), tries))  # a ColumnTransformer, by names
     except Exception as error:
         raise BadInput(f"skl2onnx cannot convert this {type(model).__name__} ({_short(error)}); {SERVE_IT}") from error
     _named_again(proto.graph, list(inputs))
     return _scored(model, proto, x, inputs, y, directory, metric, classifier, "scikit-learn")
+
+
+def _taken_apart(proto: Any) -> Any:
+    """The model of columns, with the table as its only input `x`."""
+    from onnx import TensorProto, helper, numpy_helper  # noqa: PLC0415
+
+    graph, count = proto.graph, len(proto.graph.input)
+    _named_again(graph, names := [f"x.{number}" for number in range(count)])
+    for number, name in enumerate(names):
+        graph.initializer.append(numpy_helper.from_array(np.array([number]), f"{name}.at"))
+        graph.node.insert(number, helper.make_node("Gather", ["x", f"{name}.at"], [name], axis=1))
+    del graph.input[1:]
+    graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, count]))
+    return proto
+
+
+def _put_together(path: Path, columns: Named) -> Named:
+    """Give the model in this file, whose only input is the table `x`, an input for each column. Returns the columns."""
+    import onnx  # noqa: PLC0415
+
+    model, helper, kind = onnx.load(str(path)), onnx.helper, onnx.TensorProto.FLOAT
+    _named_again(model.graph, ["x.all"])
+    del model.graph.input[:]
+    model.graph.input.extend(helper.make_tensor_value_info(name, kind, [None, 1]) for name in columns)
+    model.graph.node.insert(0, helper.make_node("Concat", list(columns), ["x.all"], axis=1))
+    onnx.save(model, str(path))
+    return columns
 
 
 def _named_again(graph: Any, names: list[str]) -> None:

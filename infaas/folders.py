@@ -12,6 +12,7 @@ from infaas.errors import BadInput
 
 MLMODEL = "MLmodel"
 RANDOM_ITEMS = 256  # that a model without samples answers
+LEAST_ITEMS = 20  # that accuracy is measured on
 _KEY = re.compile(r"( *)([\w.-]+):(?: +(.*))?\Z")
 _IN_PYTHON = (
     "open it yourself in Python, where you trust it, and pass the object: infaas.register(model, x, y, app='...')"
@@ -53,25 +54,38 @@ def mlflow_model(folder: Path) -> Any:
 
 
 def example_of(folder: Path) -> Any:
-    """The folder's input example: a DataFrame, an array, or arrays by name. Raises BadInput if there is none."""
+    """The folder's input example: a DataFrame, an array, or arrays by name. Raises BadInput if there is none.
+
+    One of a few rows, as most are, is followed by rows that are drawn from its columns.
+    """
     import numpy as np  # noqa: PLC0415
 
     told = _scalars((folder / MLMODEL).read_text("utf-8"))
     path = folder / told.get("saved_input_example_info.artifact_path", "")
     if not path.is_file() or path.suffix != ".json":
         raise BadInput(f"{folder} has no input example: give samples with --validation, or save it with input_example=")
+
+    def drawn(given: Any) -> Any:
+        array = np.asarray(given)
+        if not 0 < len(array) < LEAST_ITEMS:
+            return array
+        flat = array.reshape(len(array), -1)
+        at = np.random.default_rng(0).integers(len(array), size=(RANDOM_ITEMS, flat.shape[1]))
+        return np.concatenate([array, flat[at, np.arange(flat.shape[1])].reshape(-1, *array.shape[1:])])
+
     found = json.loads(path.read_text("utf-8"))
     if isinstance(found, list):
-        return np.asarray(found)
+        return drawn(found)
     if "dataframe_split" in found:
         found = found["dataframe_split"]
     if "columns" in found:
         import_of("pandas", "")
         import pandas as pd  # noqa: PLC0415
 
-        return pd.DataFrame(found["data"], columns=found["columns"])
+        table = pd.DataFrame(found["data"], columns=found["columns"])
+        return pd.DataFrame({name: drawn(table[name].to_numpy()) for name in table})
     inputs = found.get("inputs", found)
-    return {name: np.asarray(one) for name, one in inputs.items()} if isinstance(inputs, dict) else np.asarray(inputs)
+    return {name: drawn(one) for name, one in inputs.items()} if isinstance(inputs, dict) else drawn(inputs)
 
 
 def random_samples(path: Path) -> dict[str, Any]:

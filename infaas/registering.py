@@ -312,6 +312,7 @@ async def register_model(
             names=labels,
             allow_nan=allow_nan,
             dynamic_shapes=dynamic_shapes,
+            apart=raw is not None,
         )
         inputs = raw or converted.inputs
         given = y if theirs else None if converted.metric == AGREEMENT else converted.labels

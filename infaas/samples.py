@@ -5,6 +5,7 @@ import json
 import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -271,7 +272,8 @@ def validation_file(
     Labels that are texts become the numbers of their names, and a copy of the set holds them. Without names, the sorted texts are the
     names: so scikit-learn numbers them. groups: of each sample, the list that it is ranked in. Raises BadInput.
     """
-    name, source = own_metric(request.metric or None)
+    held = isinstance(validation, (str, Path)) and _holds(Path(validation), f"{request.labels_key}.metric")
+    name, source = (request.metric, b"") if held else own_metric(request.metric or None)
     request = structs.replace(request, metric=name or "")
     more = {} if groups is None else {f"{request.labels_key}.groups": np.asarray(groups)}
     if source:
@@ -312,6 +314,13 @@ def validation_file(
         kept = {} if given is None else {request.labels_key: labels if texts else given}
         np.savez(path, allow_pickle=False, **{**arrays, **kept, **more})
     return path, request
+
+
+def _holds(path: Path, array: str) -> bool:
+    """Whether a validation set has this array, as the function of a metric that a set was sent with."""
+    with suppress(ValueError, OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as file:
+        return f"{array}.npy" in file.namelist()
+    return False
 
 
 def _says_class(request: Register) -> bool:

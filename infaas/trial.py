@@ -104,21 +104,25 @@ def _try_pt2(path: Path, given: Mapping[str, Array]) -> Trial | None:
     import torch  # noqa: PLC0415
 
     arrays = {name: np.ascontiguousarray(array[:1]) for name, array in given.items()}
-    specs = [
-        TensorSpec(name=name, datatype=datatype_of(array), shape=list(array.shape[1:]))
-        for name, array in arrays.items()
-    ]
+
+    def specs() -> list[TensorSpec]:
+        return [TensorSpec(name=k, datatype=datatype_of(one), shape=list(one.shape[1:])) for k, one in arrays.items()]
+
     try:
-        program = torch.export.load(path).module()
+        program = torch.export.load(path)
+        taken = {node.name: node.meta["val"].dtype for node in program.graph.nodes if node.op == "placeholder"}
+        for name, (key, array) in zip(program.graph_signature.user_inputs, arrays.items(), strict=True):
+            if array.dtype == np.float64:  # as JSON and DataFrames have numbers
+                arrays[key] = torch.from_numpy(array).to(taken[str(name)]).numpy()
         with torch.inference_mode():
-            found = program(*map(torch.from_numpy, arrays.values()))
+            found = program.module()(*map(torch.from_numpy, arrays.values()))
     except Exception as error:
-        return Trial(inputs=specs, failed=" ".join(str(error).split())[:200])
+        return Trial(inputs=specs(), failed=" ".join(str(error).split())[:200])
     parts = found if isinstance(found, (tuple, list)) else [found]
     if isinstance(found, dict):
-        return trial_of(specs, None, {name: part.numpy() for name, part in found.items()})
+        return trial_of(specs(), None, {name: part.numpy() for name, part in found.items()})
     names = ["output", *(f"output_{number}" for number in range(1, len(parts)))]
-    return trial_of(specs, None, {name: part.numpy() for name, part in zip(names, parts, strict=True)})
+    return trial_of(specs(), None, {name: part.numpy() for name, part in zip(names, parts, strict=True)})
 
 
 def trial_of(specs: list[TensorSpec], batch: int | None, named: dict[str, Any]) -> Trial:

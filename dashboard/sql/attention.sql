@@ -23,8 +23,8 @@ SELECT 'device silent', d.worker || ' ' || d.device, extract(epoch FROM now() - 
 FROM devices d JOIN workers w USING (worker)
 WHERE d.last < now() - interval '30 seconds' AND w.state IN ('Ready', 'Draining')
 UNION ALL -- seconds since then
-SELECT 'worker lost', worker, extract(epoch FROM now() - time) FROM workers
-WHERE state = 'Lost' AND time > now() - interval '1 hour'
+SELECT 'worker failed', worker, extract(epoch FROM now() - time) FROM workers
+WHERE state = 'Failed' AND time > now() - interval '1 hour'
 UNION ALL -- instances
 SELECT 'in trouble', variant, count(DISTINCT instance) FROM infaas.variant_states
 WHERE state IN ('Overloaded', 'Interfered') AND since < now() - interval '1 minute' GROUP BY variant

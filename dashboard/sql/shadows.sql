@@ -20,7 +20,8 @@ CROSS JOIN LATERAL (
   SELECT count(*) AS actions FROM infaas.scaling_events WHERE time >= s.since AND time <= s.until AND count > 0
 ) a
 CROSS JOIN LATERAL (
-  SELECT sum(attainment * queries) / nullif(sum(queries), 0)::float8 AS attainment
-  FROM infaas.slo_by_app_minutely WHERE minute >= date_trunc('minute', s.since) AND minute <= s.until
+  SELECT sum(items) FILTER (WHERE outcome = 'ok')::float8 / nullif(sum(items), 0) AS attainment
+  FROM infaas.query_outcomes
+  WHERE time > s.since AND time <= s.until AND parent IS NULL AND policy IS DISTINCT FROM 'offline'
 ) o
 ORDER BY s.until DESC, s.policy

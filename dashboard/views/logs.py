@@ -1,5 +1,6 @@
 """Logs: the last lines of the system's processes, by service, level and text, where their files are on this machine."""
 
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from infaas.logfiles import LEVELS, Line, LogFile
 
 ALL = "all services"
 EVERY_S = 2.0
+DAY_S = 43_200.0  # age of a line from which times show the day
 READ = 2**17  # bytes at each file's end; the page shows the last lines only
 COLOURS = {"DEBUG": "#b3b8bf", "INFO": "#56b4e9", "WARNING": "#e69f00", "ERROR": "#d0342c", "CRITICAL": "#b3261e"}
 
@@ -59,8 +61,9 @@ def lines() -> None:
     if not found:
         show_empty("No line meets these filters.", "Choose a lower level or another service, or clear the search.")
         return
+    old = found[0][0] < time.time() - DAY_S
     if as_text:
-        st.code("\n".join(_written(line) for line in found), language=None, wrap_lines=True, height=640)
+        st.code("\n".join(_written(line, old) for line in found), language=None, wrap_lines=True, height=640)
         return
     shown = pd.DataFrame([(datetime.fromtimestamp(at, UTC), name, *_level(told)) for at, name, told in reversed(found)])
     shown.columns = ["time", "process", "level", "text"]
@@ -69,7 +72,7 @@ def lines() -> None:
     widgets.table(
         shown,
         {
-            "time": st.column_config.DatetimeColumn("time", format="HH:mm:ss.SSS"),
+            "time": st.column_config.DatetimeColumn("time", format=f"{'D MMM ' * old}HH:mm:ss.SSS"),
             "process": "process",
             "level": widgets.state_column(COLOURS, "level"),
             "text": "text",
@@ -84,10 +87,10 @@ def _level(told: str) -> tuple[str, str]:
     return (first, rest.strip()) if first in LEVELS else ("", told)
 
 
-def _written(line: Line) -> str:
+def _written(line: Line, old: bool) -> str:
     at, name, told = line
     clock = datetime.fromtimestamp(at, UTC).astimezone(widgets.viewer_zone())
-    return f"{clock:%H:%M:%S}.{int(1000 * (at % 1)):03} {name:18} {told}"
+    return f"{clock:{'%-d %b ' * old}%H:%M:%S}.{int(1000 * (at % 1)):03} {name:18} {told}"
 
 
 st.fragment(lines, run_every=EVERY_S if follow else None)()

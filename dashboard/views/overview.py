@@ -82,7 +82,7 @@ PROBLEMS = {  # kind of problem in attention.sql: whether it is urgent, what is 
     "missed": (False, "**{name}**: {share} of the queries were in time in the last 5 minutes", "slo", "app"),
     "member missing": (False, "**{name}**: {share} of the answers lack this model", "members", ""),
     "device silent": (True, "**{name}** has sent nothing for {duration}", "workers", ""),
-    "worker lost": (True, "The worker **{name}** was lost {duration} ago", "workers", "search"),
+    "worker failed": (True, "The worker **{name}** failed {duration} ago", "workers", "search"),
     "in trouble": (
         False,
         "{count} of **{name}** cannot keep up, or other work slows it down, for more than a minute",

@@ -9,17 +9,7 @@ from dashboard.widgets import show_empty, show_live
 from infaas.errors import Refused
 
 REGISTER = "`infaas register MODEL.onnx --app APP --model NAME --validation FILE.npz` registers a model for an app."
-STATES = {
-    "accepted": "#b3b8bf",
-    "inspecting": "#9fc5e8",
-    "building": "#56b4e9",
-    "profiling": "#56b4e9",
-    "done": "#009e73",
-    "failed": "#d0342c",
-    "refused": "#d0342c",
-    "cancelled": "#8b929b",
-}
-OVER = ("done", "failed", "refused", "cancelled")
+OVER = {"done": "#009e73", "failed": "#d0342c", "refused": "#d0342c", "cancelled": "#8b929b"}
 TOLD = "cancelled"  # key of the session: what became of the last cancellation or dismissal
 
 widgets.page_title("Registrations", "Models on their way into the system, and those that have arrived or failed.")
@@ -50,8 +40,10 @@ def page() -> None:
         return
     if told := st.session_state.get(TOLD):
         getattr(st, told[0])(told[1])
-    for row in rows[~rows["state"].isin(OVER)].to_dict("records"):
+    over = rows["state"].isin(OVER)
+    for row in rows[~over].to_dict("records"):
         _under_way(row)
+    rows = rows[over]
     if failed := list(rows.loc[rows["state"] == "failed", "registration"]):
         st.button(
             f"Dismiss {len(failed)} failed",
@@ -64,7 +56,9 @@ def page() -> None:
                 f"{formats.count(len(failed), 'failed registration leaves', 'failed registrations leave')} the list in some seconds.",
             ),
         )
-    shown = rows.assign(state=[[state] for state in rows["state"]], progress=100 * rows["progress"])
+    if rows.empty:
+        return
+    shown = rows.assign(state=[[state] for state in rows["state"]])
     widgets.table(
         shown,
         {
@@ -72,11 +66,10 @@ def page() -> None:
             "app": "app",
             "model": "model",
             "version": "version",
-            "state": widgets.state_column(STATES),
-            "progress": widgets.progress_column("progress"),
+            "state": widgets.state_column(OVER),
             "reason": "reason",
-            "updated": widgets.time_column("last news"),
-            "registration": "registration id",
+            "updated": widgets.time_column("ended"),
+            "registration": st.column_config.TextColumn("registration id"),
         },
         "registrations",
     )

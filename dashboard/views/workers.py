@@ -70,7 +70,7 @@ def trend() -> None:
         (left, "utilisation", "Utilisation", "%", [0, 100]),
         (right, "memory", "Memory", "%", [0, 100]),
         (left, "load", "Load", "items/s", None),
-        (right, "queue", "Queue", "queries", None),
+        (right, "queue", "Queue", "items", None),
     ):
         with place.container(border=True):
             st.markdown(f"**{name}**, {unit}")
@@ -91,7 +91,9 @@ def life() -> None:
     window = widgets.up_to_now(chosen)
     changes, devices = rows_of.of(history("worker_changes", window)), rows_of.of(query("devices"))
     st.subheader("Starts and stops", anchor=False)
-    bands = series.state_spans(changes, devices.drop_duplicates("worker"), window, "worker", dead=("Stopped", "None"))
+    heard = history("utilisation", window).groupby("worker")["time"].max()
+    known = devices.drop_duplicates("worker")
+    bands = series.state_spans(changes, known, window, "worker", dead=("Stopped", "None"), heard=heard)
     if bands.empty:
         show_empty("There was no worker in this range.", "A longer range may show some.")
         return

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ from infaas.cli.pipeline import change_of
 from infaas.client import Client
 from infaas.connecting import connect, with_client
 from infaas.folders import random_samples, repository
+from infaas.registering import REMOTE
 from services.core.catalog import Catalog
 from services.simulation.scenario.pipelines import PipelineFile, pipeline_in, read_pipeline
 from services.simulation.scenario.planning import PipelineBlock
@@ -34,7 +36,8 @@ from services.simulation.scenario.toml import Location, ScenarioError, key_text,
 
 Item = dict[str, Any]
 AROUND = ("before", "after")  # functions of a model's owner
-_OF_A_MODEL = ("version", "task", "metric", "inputs_key", "labels_key", "labels", "contended", "contexts", "allow_nan")
+_KEPT = ("version", "task", "metric", "inputs_key", "labels_key", "labels", "contended", "contexts", "allow_nan")
+_OF_A_MODEL = (*_KEPT, "target", "unit", "columns")
 
 
 class AppTable(AppSettings, frozen=True, kw_only=True):
@@ -56,7 +59,7 @@ ModelBlock: Any = defstruct(  # a [[model]]; sha256: of its file, which then nee
         ("sha256", str, ""),
         *((one, str, "") for one in AROUND),
         *(
-            (one, hints_of(Register)[one], "" if one == "metric" else fields_of(Register)[one].default)
+            (one, str, "") if one == "metric" else (one, hints_of(Register)[one], fields_of(Register)[one].default)
             for one in _OF_A_MODEL
         ),
     ],
@@ -239,7 +242,7 @@ def _model(block: Any, there: Catalog, at: Location, folder: Path) -> Change | N
 
     versions = there.versions(block.name)
     known = versions.get(block.version) if block.version is not None else None
-    around = {one: str(folder / said) if ".py:" in said else said for one in AROUND if (said := getattr(block, one))}
+    around = {one: _own(said, folder) for one in AROUND if (said := getattr(block, one))}
     absent = [said for said in around.values() if ".py:" in said and not Path(said.rpartition(":")[0]).is_file()]
     functions = None if block.sha256 and absent else functions_of(**around)
     source, validation = _digests(block, at, folder, functions)
@@ -261,6 +264,7 @@ def _model(block: Any, there: Catalog, at: Location, folder: Path) -> Change | N
     if block.validation:
         fields["validation"] = folder / block.validation
     fields |= {name: getattr(block, name) for name in _OF_A_MODEL} | around
+    fields["metric"] = _own(block.metric, folder)
     said = f" version {block.version}" if block.version is not None else ""
     against = "" if block.validation else ", measured against its own answers to random items"
     return Change(f"+ model {block.name}{said} for app {block.app}: {block.file}{against}", "", fields)
@@ -272,6 +276,10 @@ def _alike(functions: Functions | None, block: Any, known: Functions | None) -> 
         return known is not None and replace(known, model=None) == functions
     names = [known.before, known.after] if known else ["", ""]
     return names == [Path(getattr(block, one)).name for one in AROUND]
+
+
+def _own(function: str, folder: Path) -> str:
+    return str(folder / function) if ".py:" in function else function
 
 
 def _path(file: str, folder: Path) -> str:
@@ -295,7 +303,7 @@ def _digests(block: Any, at: Location, folder: Path, functions: Functions | None
         source, validation = hashlib.sha256(content).hexdigest(), None
         if block.validation:
             keys = ("metric", "inputs_key", "labels_key", "labels", "allow_nan")
-            said = {name: getattr(block, name) for name in keys}
+            said = {name: getattr(block, name) for name in keys} | {"metric": _own(block.metric, folder)}
             request = Register(
                 app=block.app, model=block.name, format="onnx", object="", validation="", functions=functions, **said
             )
@@ -342,32 +350,67 @@ def _of_repository(folder: Path) -> SystemFile:
 # -- a running system as a file
 
 
-def export(*, data_dir: DataDir = None) -> int:
+def export(
+    *,
+    files: Annotated[
+        Path | None, Parameter(help="A folder to write it to, as system.toml, with all the files that it names.")
+    ] = None,
+    data_dir: DataDir = None,
+) -> int:
     """Print a running system's apps, models, targets, ensembles and pipelines as a file for `infaas apply`.
 
-    Models are named by the sha256 of their files, which stay where they are: applied to the same system the file changes nothing, to another
-    one it takes them from beside it. Rules of batching and deployed plans are not in it.
+    Models are named by the sha256 of their files: applied to the same system the file changes nothing, another one takes them from beside
+    it. Rules of batching, deployed plans and containers are not in it.
 
-    Example: `infaas export > system.toml`
+    Example: `infaas export --files copy`, then `infaas apply copy/system.toml`
     """
-    print(text_of(with_client(data_dir, catalogue)), end="")
+    text = with_client(data_dir, partial(_exported, folder=files))
+    if files is None:
+        print(text, end="")
+    else:
+        (files / "system.toml").write_text(text, "utf-8")
+        print(f"written: {files / 'system.toml'}")
     return 0
 
 
-def text_of(there: Catalog) -> str:
-    """The file of a catalogue."""
+async def _exported(client: Client, folder: Path | None) -> str:
+    """The file of a system, whose models' files are put into the folder."""
+    there = await catalogue(client)
+    store = await client.bus.object_store(client.subjects.artifacts_bucket, create=False)
+    blocks = []
+    for model in sorted(there.models, key=lambda one: (one.created, one.model)):
+        if model.format == "container":
+            continue
+        block = _file_of(model)
+        kept = {block["file"]: model.source, block["validation"]: model.validation}
+        if model.format == REMOTE:
+            block["file"] = msgspec.json.decode(await store.get(kept.pop(block["file"])))["url"]
+        blocks.append(block)
+        if folder is not None:
+            functions = {} if model.functions is None else model.functions.sources
+            (folder / _stem(model) if functions else folder / "models").mkdir(parents=True, exist_ok=True)
+            for name, digest in kept.items():
+                await store.get_to(digest, folder / name)
+            for name, source in functions.items():
+                (folder / _stem(model) / name).write_text(source, "utf-8")
+    return text_of(there, blocks)
+
+
+def text_of(there: Catalog, models: list[Item]) -> str:
+    """The file of a catalogue. models: their blocks."""
     lines: list[str] = []
-    apps = sorted(there.apps, key=lambda one: one.app)
+    apps, known = sorted(there.apps, key=lambda one: (_depth(one, there), one.app)), {one["name"] for one in models}
     for app in apps:
         if app.pipeline is None:
             given = {name: getattr(app, name) for name in AppSettings.__struct_fields__}
             block = {"name": app.app, **{name: one for name, one in given.items() if one is not None}}
-            more: Item = {"models": app.links, "replicas": app.replicas}
+            links = {model: version for model, version in app.links.items() if model in known}
+            more: Item = {"models": links, "replicas": app.replicas}
             if app.selection is not None:
                 more["selection"] = {name: one for name, one in asdict(app.selection).items() if one is not None}
             lines += _block("app", block | {name: one for name, one in more.items() if one})
-    for model in sorted(there.models, key=lambda one: (one.created, one.model)):
-        lines += _block("model", _file_of(model))
+    for one in models:
+        lines += _block("model", one)
     for app in apps:
         if app.pipeline is not None:
             head = {"name": app.app, "latency_ms": app.latency_ms, "slo_target": app.slo_target}
@@ -376,8 +419,19 @@ def text_of(there: Catalog) -> str:
     return "\n".join(lines)
 
 
+def _depth(app: AppRecord | None, there: Catalog) -> int:
+    """Pipelines come behind those that they are made of."""
+    if app is None or app.pipeline is None:
+        return 0
+    return 1 + max(_depth(there.app(one.app), there) for one in app.pipeline.vertices)
+
+
+def _stem(model: ModelRecord) -> str:
+    return f"models/{model.model}-{model.version}"
+
+
 def _file_of(model: ModelRecord) -> Item:
-    stem = f"models/{model.model}-{model.version}"
+    stem, inputs = _stem(model), model.signature.inputs
     ending = {"onnx": ".onnx", "pt2": ".pt2", "torchscript": ".pt"}.get(model.format, "")
     found = {
         "name": model.model,
@@ -385,10 +439,13 @@ def _file_of(model: ModelRecord) -> Item:
         "file": f"{stem}{ending}",
         "validation": f"{stem}.npz",
         "sha256": model.source,
+        **{name: getattr(model, name) for name in _KEPT},
+        **dict(zip(("target", "unit"), model.signature.target, strict=True)),
+        "columns": inputs[0].columns if len(inputs) == 1 else [],
     }
     if model.functions is not None:
         found |= {name: f"{stem}/{said}" for name in AROUND if (said := getattr(model.functions, name))}
-    return found | {name: one for name in _OF_A_MODEL if (one := getattr(model, name)) not in (None, [], False)}
+    return {name: one for name, one in found.items() if one not in (None, "", [], False)}
 
 
 def _block(head: str, fields: Item) -> list[str]:

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec.structs import replace
 
-from bus.messages.public import Closest, Error
+from bus.messages.public import Error
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, Ask, VariantInstances
-from services.core.selection.instances import CAUTION
-from services.core.selection.refusals import NEEDS, nearest, offered_s
+from services.core.selection.refusals import NEEDS, nearest, offered, offered_s
 from services.dispatcher.budgets import Least, dearest
 from services.dispatcher.needs import needs_of_stage
 from services.dispatcher.stages import ServedPipeline
@@ -63,17 +62,26 @@ def offer(ask: Ask, served: ServedPipeline, view: ClusterView, text: str, *, che
             return Error(code="unsatisfiable", message=text, field=NEEDS)
         groups[name], seconds[name] = group, offered_s(group, ask.items, None)
         costs[name] = float(stage.app.charge(ask.items)[stage.app.index[group.record.variant]])
-    accuracies = [group.record.accuracy for group in groups.values()]
-    known = [one for one in accuracies if one is not None]
-    closest = Closest(
+    records = [group.record for group in groups.values()]
+    accuracies = [one.accuracy for one in records if one.accuracy is not None]
+    least = max(ask.latency_s if ask.latency_s < INFINITE else 0.0, _objective(served, seconds))
+    closest = offered(
+        records[0],
+        min(accuracies) if len(accuracies) == len(records) else None,
+        least,
+        dearest(costs, served),
         model=served.app.app,
-        variant=", ".join(group.record.variant for group in groups.values()),
-        accuracy=min(known) if len(known) == len(accuracies) else None,
-        latency_ms=1e3 * max(ask.latency_s if ask.latency_s < INFINITE else 0.0, _objective(served, seconds)),
-        cost=CAUTION * dearest(costs, served),
-        metric=next(iter(groups.values())).record.metric,
+        variant=", ".join(one.variant for one in records),
     )
     return Error(code="unsatisfiable", message=text, closest=closest, field=NEEDS)
+
+
+def told_of(error: Error, stage: str, ask: Ask, served: ServedPipeline, view: ClusterView) -> Error:
+    """A stage's refusal, as the pipeline's client is told of it: with what the whole pipeline can do, where that is on offer."""
+    text = f"vertex {stage}: {error.message}"
+    if error.code != "unsatisfiable":
+        return replace(error, message=text)
+    return replace(offer(ask, served, view, text), field=error.field)
 
 
 def _fastest(ask: Ask, served: ServedPipeline, name: str) -> float:

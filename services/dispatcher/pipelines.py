@@ -33,7 +33,7 @@ from services.dispatcher.feedback import prediction_of
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import Joins, answer_part, refuse_part
 from services.dispatcher.needs import head_of, missed_by, needs_of_stage, unrouted
-from services.dispatcher.offers import offer, too_dear, too_fast
+from services.dispatcher.offers import told_of, too_dear, too_fast
 from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Join, PartReply, Query, QueryPart, ensemble_of, outermost
 from services.dispatcher.stages import ServedPipeline, Stage
@@ -403,11 +403,11 @@ def _confidences(replies: Iterable[PartReply]) -> list[float] | UnsetType:
 
 def _unfit(query: Query, served: ServedPipeline, least: Least | None, view: ClusterView, full: bool) -> Error | None:
     """Why a query cannot begin."""
+    if served.conditional and query.ask.items > 1:
+        return ONE_ITEM
     error = unserved(query.ask, served, least, view)
     if error is not None:
         return error
-    if served.conditional and query.ask.items > 1:
-        return ONE_ITEM
     if full:
         text = "too many queries wait for a worker: ask again later"
         return Error(code="overloaded", message=text, retry_after_ms=1000.0)
@@ -466,8 +466,7 @@ def _told(part: QueryPart, join: Join, view: ClusterView) -> Error:
     error, run = part.error, join.plan
     assert error is not None
     if error.code == "unsatisfiable":
-        offered = offer(join.query.ask, run.served, view, f"vertex {part.stage}: {error.message}")
-        return replace(offered, field=error.field)
+        return told_of(error, part.stage, join.query.ask, run.served, view)
     # What a stage gets is made here and not the client's fault, unless it is the query's alone, or read from where the client says.
     sources = {one.vertex for refs in run.served.stages[part.stage].inputs.values() for one in refs}
     from_client = sources == {QUERY} or (run.by_ref and QUERY in sources)

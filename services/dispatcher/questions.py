@@ -33,6 +33,7 @@ from services.dispatcher.composites import Composites
 from services.dispatcher.contexts import Contexts
 from services.dispatcher.lists import listing, state_of
 from services.dispatcher.needs import needs_of, needs_of_member, needs_of_stage
+from services.dispatcher.offers import told_of
 from services.dispatcher.pipelines import unserved
 from services.dispatcher.stages import NESTED, ServedPipeline, Stage
 from services.dispatcher.stages import unserved as unserved_app
@@ -183,7 +184,7 @@ class Questions(Struct, eq=False):
             rows += [replace(one, vertex=f"{name}/{one.vertex}") for one in found.stages or ()]
             candidates += [replace(one, stage=f"{name}/{one.stage}" if one.stage else name) for one in found.candidates]
             if found.refusal and not when and refusal is None:
-                refusal = replace(found.refusal, message=f"vertex {name}: {found.refusal.message}")
+                refusal = told_of(found.refusal, name, ask, pipeline, self.view)
         candidates.sort(key=lambda one: bool(one.why_not))
         if refusal is not None:
             return Explanation(chosen=None, candidates=candidates, refusal=refusal, stages=rows)

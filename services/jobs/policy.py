@@ -11,12 +11,12 @@ from msgspec import Struct
 from bus.fields import filled
 from bus.messages.catalog import AppRecord, Signature, VariantRecord, value_of
 from bus.messages.jobs import JobRecord, JobStatus, SubmitJob
-from bus.messages.public import Closest, Error, Requirements
+from bus.messages.public import Error, Requirements
 from bus.subjects import Subjects
 from services.core.catalog import Catalog
 from services.core.cost import LatencyTable, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms
 from services.core.demand import meeting
-from services.core.selection.refusals import misstated
+from services.core.selection.refusals import kept, misstated, offered
 from services.core.settings import JobsSettings
 from services.core.validation import WrongField, check_name
 from services.jobs.commands import BadUrl, JobRoute, parse
@@ -140,9 +140,9 @@ class JobPolicy(Struct, eq=False):
             return Error(code="unsatisfiable", message=f"{app} has no variant that really computes yet")
         best = max(candidates, key=accuracy_of)
         cost = cost_per_item(best, best.max_batch, self.prices) * 1000.0
-        nearest = filled(Closest, best, latency_ms=latency_ms(best, 1), cost=cost)
+        nearest = offered(best, best.accuracy, latency_ms(best, 1) / 1000.0, cost)
         wanted, metric = ask.accuracy or 0.0, best.metric
-        text = f"{ask.metric or 'accuracy'}: no variant reaches {value_of(wanted, metric):g}, the most accurate one has {value_of(accuracy_of(best), metric):g}"
+        text = f"{ask.metric or 'accuracy'}: no variant reaches {value_of(wanted, metric):g}, the most accurate one has {value_of(kept(accuracy_of(best), metric), metric):g}"
         return Error(code="unsatisfiable", message=text, closest=nearest)
 
     def route_of(self, status: JobStatus) -> JobRoute | None:

@@ -49,7 +49,7 @@ PAGES = {
     "Explain": ["would answer", "Only variant"],
     "Try a query": ["Sends one query", "Random values"],
     "Recent queries": ["how each ended", "any outcome"],
-    "Registrations": ["Models on their way", "last news"],
+    "Registrations": ["Models on their way", "registration id"],
     "Logs": ["The last lines of each process", "level"],
     "Jobs": ["Items done", "Unfinished"],
 }
@@ -101,10 +101,13 @@ def page(browser: "playwright.Browser", loaded: Whole) -> Iterator["playwright.P
     found.on(
         "request", lambda request: foreign.append(request.url) if not _ours(request.url, loaded.dashboard) else None
     )
+    failed: list[str] = []
+    found.on("response", lambda reply: failed.append(reply.url) if reply.status >= 400 else None)
     found.goto(loaded.dashboard)
     yield found
     context.close()
     assert not foreign
+    assert not failed
 
 
 def _ours(url: str, dashboard: str) -> bool:

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from onnx import helper
 
-from tests.support.models.tiny_models import digits, exact, mlp, npz
+from tests.support.models.tiny_models import digits, exact, made, mlp, npz, tensor
 from tests.support.servers.ensembles import Ensembles
 from tests.support.servers.processes import infaas
 
@@ -24,6 +25,20 @@ version = "7"
 app = "applied"
 file = "first.onnx"
 validation = "validation.npz"
+[[model]]
+name = "rated"
+app = "rated"
+file = "first.onnx"
+validation = "validation.npz"
+metric = "score.py:near"
+[[model]]
+name = "priced"
+app = "priced"
+file = "priced.onnx"
+validation = "priced.npz"
+metric = "mae"
+target = "price"
+unit = "EUR"
 [[pipeline]]
 pipeline = { name = "applied-pipe", latency_ms = 9000 }
 vertex = [{ name = "only", app = "applied-too", inputs = { x = "$.x" } }]
@@ -36,6 +51,11 @@ def file(tmp_path: Path) -> Path:
     x, y = digits()
     (tmp_path / "first.onnx").write_bytes(exact(mlp(seed=77)))
     (tmp_path / "validation.npz").write_bytes(npz(x=x, y=y))
+    mean = [helper.make_node("ReduceMean", ["x"], ["price"], axes=[1], keepdims=1)]
+    (tmp_path / "priced.onnx").write_bytes(made(mean, [tensor("x", ["n", 16])], [tensor("price", ["n", 1])]))
+    (tmp_path / "priced.npz").write_bytes(npz(x=x, y=x.mean(axis=1)))
+    score = "def near(y, outputs):\n    return float((outputs['scores'].argmax(axis=1) == y).mean())\n"
+    (tmp_path / "score.py").write_text(score)
     (tmp_path / "system.toml").write_text(FILE)
     return tmp_path / "system.toml"
 
@@ -50,14 +70,19 @@ def test_a_file_is_applied_once_and_what_is_exported_changes_nothing(
 
     plan = applied(file, "--dry-run")
     assert [one.split(":")[0] for one in plan] == [
-        "+ app applied", "+ app applied-too", "+ model first version", "~ selection of app", "+ model first version",
-        "+ pipeline applied-pipe of",
+        "+ app applied", "+ app applied-too", "+ model first version", "+ model rated for", "+ model priced for",
+        "~ selection of app", "+ model first version", "+ pipeline applied-pipe of",
     ]  # fmt: skip
     assert applied(file) == plan
     assert applied(file) == []
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "system.toml"
-    elsewhere.write_text(infaas("export", *ensembles.where).stdout)
+    elsewhere.write_text(text := infaas("export", *ensembles.where).stdout)
     assert applied(elsewhere) == []
+    assert 'metric = "near"' in text and 'target = "price"\nunit = "EUR"' in text
+    assert infaas("export", "--files", str(elsewhere.parent), *ensembles.where).returncode == 0
+    assert elsewhere.read_text() == text
+    whole = elsewhere.parent / "models" / "rated-1.npz"  # with the metric's function: the set is what was sent
+    assert applied(elsewhere) == [] and whole.is_file()
     file.write_text(FILE.replace("5000", "6000"))
     assert applied(file) == ["~ app applied: latency_ms"]
     file.write_text(FILE.replace('"first.onnx"', '"validation.npz"'))

@@ -116,7 +116,9 @@ class RankedVariants:
         self._latency: dict[tuple[int, int | None], NDArray[np.float64]] = {}
 
     def eligible(self, ask: Ask) -> NDArray[np.intp]:
-        """Indices in `groups` of the variants that meet accuracy, latency (inference alone, and the way to it), cost and pinned names."""
+        """Indices in `groups` of the variants that meet accuracy, latency (inference alone, and the way to it), cost and pinned names, in the app's
+        order; where cost is the goal, by what items cost in a query of so many.
+        """
         if ask.variant is not None or ask.model is not None or ask.version is not None:
             mask = self._app.pinned(ask)[self._found]
         else:
@@ -135,7 +137,10 @@ class RankedVariants:
             mask = mask & (latency + self._app.way <= ask.latency_s)
         if ask.cost < INFINITE:
             mask = mask & (self._app.charge(ask.items, ask.length)[self._found] <= ask.cost)
-        return np.flatnonzero(mask)
+        met = np.flatnonzero(mask)
+        if ask.items > 1 and met.size > 1 and self._app.goal == "cost":
+            met = met[np.argsort([self._app.cost_in(i, ask.items) for i in self._found[met].tolist()], kind="stable")]
+        return met
 
 
 class Eligibility:
@@ -277,6 +282,13 @@ class AppView:
         if anew or now - self._full_at > CALM:
             self._full_since = now
         self._full_at = now
+
+    def cost_in(self, variant: int, items: int) -> float:
+        """US$ per 1,000 items where a query of so many comes: it fills batches by itself that are larger than the usual ones."""
+        most = self.groups[variant].table.max_batch
+        if min(items, most) <= self.batch[variant]:
+            return float(self.cost[variant])
+        return cost_per_1000(self.records[variant], float(self._price[variant]), min(items, most))
 
     def set_way(self, seconds: float) -> None:
         self.way = seconds

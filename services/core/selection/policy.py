@@ -358,7 +358,7 @@ class BruteForce(SelectionPolicy):
                 continue
             alone = group.table.at(ask.length).seconds(ask.items)
             price = next((x.price_per_s for x in group.active), view.nominal_price_per_s(record))
-            cost = cost_per_1000(record, price, app.batch[i])
+            cost = cost_per_1000(record, price, max(app.batch[i], min(ask.items, record.max_batch)))
             charged = 1000.0 * price * group.table.at(ask.length).charged_seconds(ask.items)
             if not accurate[i] or alone > ask.latency_s or charged > ask.cost:
                 continue

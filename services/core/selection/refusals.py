@@ -6,14 +6,14 @@ Answers, explain, events and logs all have these texts from here.
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import combinations
+from math import floor, log10
 from typing import NamedTuple
 
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
-from bus.fields import filled
-from bus.messages.catalog import ACCURACIES, METRICS, VariantRecord, is_error, stated_in, value_of
+from bus.messages.catalog import ACCURACIES, METRICS, VariantRecord, accuracy_of, is_error, stated_in, value_of
 from bus.messages.public import Closest, Code, Error, Requirements
 from services.core.cost import HANDLING_MS
 from services.core.placement import arithmetic_words, is_container, quarantined_words
@@ -67,8 +67,7 @@ def not_loaded(ask: Ask, view: ClusterView) -> Error | None:
         )
         code: Code = "deadline" if starts else "overloaded"  # a worker may start until then
         return Error(code=code, message=text, retry_after_ms=LOAD_AGAIN * 1000.0)
-    closest = _offer(ask, app, view, servable=True)
-    return Error(code="unsatisfiable", message=text, closest=UNSET if closest is None else closest)
+    return Error(code="unsatisfiable", message=text, closest=_offer(ask, app, nearest(ask, app, view, servable=True)))
 
 
 def unserved(app: AppView, view: ClusterView) -> str:
@@ -151,33 +150,36 @@ def unsatisfiable(ask: Ask, app: AppView, view: ClusterView) -> Error:
         version = f" of version {ask.version!r}" if ask.version and not ask.variant else ""
         return Error(code="unknown_model", message=f"app {ask.app!r} has no {what}{version}: see infaas.list.variants")
     default = allowed & app.accurate(ask) if not ask.accuracy else allowed
-    closest = _offer(ask, app, view)
-    assert closest is not None, "some variant is allowed"
-    is_default = default[app.index[closest.variant]]
+    group = nearest(ask, app, view)
+    assert group is not None, "some variant is allowed"
+    record, is_default = group.record, default[app.index[group.record.variant]]
     what = "no variant" if is_default else "no variant as accurate as its model"
     text = f"{what} of app {ask.app!r} {_failing(ask, app, default)}; ask for less, or register another model"
-    if not is_default and closest.accuracy is not None:
-        what = "an accuracy" if closest.metric in ACCURACIES else f"a {closest.metric}"
-        text += f", or state {what}: {closest.variant} has {value_of(closest.accuracy, closest.metric):.4g}"
-    return Error(code="unsatisfiable", message=text, closest=closest, field=NEEDS)
+    if not is_default and record.accuracy is not None:
+        what = "an accuracy" if record.metric in ACCURACIES else f"a {record.metric}"
+        text += f", or state {what}: {record.variant} has {value_of(kept(record.accuracy, record.metric), record.metric):.4g}"
+    offered = group if is_servable(group, view) else None
+    return Error(code="unsatisfiable", message=text, closest=_offer(ask, app, offered), field=NEEDS)
 
 
 def nearest(ask: Ask, app: AppView, view: ClusterView, *, servable: bool = False) -> VariantInstances | None:
-    """The variant that misses the fewest stated needs; among those, one that is accurate enough, then the least sum of relative misses.
+    """The variant that misses the fewest stated needs; among those, one that is accurate enough, then the least sum of relative misses, of
+    which loading is a part, then a loaded one.
 
     Of the nearest ones, the first that is loaded or can be. If there is none, the very nearest; with `servable`, None.
     """
     allowed = np.flatnonzero(app.pinned(ask))
     latency = app.latency(ask.items, ask.length)[allowed] + app.way
     accuracy, cost = app.accuracy[allowed], app.charge(ask.items, ask.length)[allowed]
-    inaccurate = ~app.accurate(ask)[allowed]
+    inaccurate, absent = ~app.accurate(ask)[allowed], ~(app.has_active | app.has_troubled)[allowed]
     count = (latency > ask.latency_s).astype(np.int64) + (cost > ask.cost) + (inaccurate & (ask.accuracy > 0.0))
     miss = np.where(inaccurate, (ask.accuracy or 1.0) - accuracy, 0.0) / (ask.accuracy or 1.0)
     if ask.latency_s < INFINITE:
-        miss = miss + np.maximum(0.0, latency - ask.latency_s) / max(ask.latency_s, 1e-9)
+        late = np.maximum(0.0, latency + absent * app.load_s[allowed] - ask.latency_s)
+        miss = miss + late / max(ask.latency_s, 1e-9)
     if ask.cost < INFINITE:
         miss = miss + np.maximum(0.0, cost - ask.cost) / max(ask.cost, 1e-12)
-    found = [app.groups[i] for i in allowed[np.lexsort((miss, inaccurate, count))[:OFFERS]].tolist()]
+    found = [app.groups[i] for i in allowed[np.lexsort((absent, miss, inaccurate, count))[:OFFERS]].tolist()]
     served = (group for group in found if is_servable(group, view))
     return next(served, None if servable or not found else found[0])
 
@@ -191,26 +193,47 @@ def is_servable(group: VariantInstances, view: ClusterView) -> bool:
     return any(worker not in shut for worker in view.able(group.record))
 
 
-def _offer(ask: Ask, app: AppView, view: ClusterView, *, servable: bool = False) -> Closest | None:
-    """What is on offer instead. A query with exactly these needs is served."""
-    group = nearest(ask, app, view, servable=servable)
+def _offer(ask: Ask, app: AppView, group: VariantInstances | None) -> Closest | UnsetType:
+    """What is on offer instead: a query with exactly these needs is served, also as people see and type them."""
     if group is None:
-        return None
+        return UNSET
     record, place = group.record, app.index[group.record.variant]
-    return filled(
-        Closest,
-        record,
-        latency_ms=1000.0 * offered_s(group, ask.items, ask.length),
-        cost=float(app.charge(ask.items, ask.length)[place]),
+    seconds = offered_s(group, ask.items, ask.length)
+    return offered(record, record.accuracy, seconds, float(app.charge(ask.items, ask.length)[place]))
+
+
+def offered(record: VariantRecord, accuracy: float | None, seconds: float, cost: float, **more: str) -> Closest:
+    """An offer in figures that are short, and never better than what there is. cost: as predicted; batches of a busy machine take longer."""
+    return Closest(
+        **{"model": record.model, "variant": record.variant, **more},
+        accuracy=None if accuracy is None else kept(accuracy, record.metric),
+        latency_ms=_short(1000.0 * seconds, up=True),
+        cost=_short(CAUTION * cost, up=True),
+        metric=record.metric,
         unit=record.signature.target[1],
     )
 
 
+def kept(accuracy: float, metric: str) -> float:
+    """The best accuracy that this one reaches and that is short in its metric."""
+    return accuracy_of(_short(value_of(accuracy, metric), 4, up=is_error(metric)), metric)
+
+
+def _short(value: float, digits: int = 3, *, up: bool) -> float:
+    """The next number of so many digits, up or down."""
+    near = float(f"{value:.{digits}g}")
+    if near == value or (near > value) == up:
+        return near
+    step = 10.0 ** (floor(log10(abs(value))) - digits + 1)
+    return float(f"{near + (step if up else -step):.{digits}g}")
+
+
 def offered_s(group: VariantInstances, items: int, length: int | None) -> float:
-    """Seconds in which an idle instance answers, with some margin."""
-    factor = min((one.factor for one in (*group.active, *group.troubled)), default=1.0)
+    """Seconds in which an idle instance answers, with some margin; where there is none yet, after loading it."""
+    serving = (*group.active, *group.troubled)
     seconds = group.table.at(length).seconds(items) + HANDLING_MS / 1000.0
-    return CAUTION * seconds * max(1.0, factor) + OVERHEAD + WAY
+    seconds *= max(1.0, min((one.factor for one in serving), default=1.0))
+    return CAUTION * (seconds if serving else seconds + group.seconds_to_load) + OVERHEAD + WAY
 
 
 class _Need(NamedTuple):
@@ -224,11 +247,11 @@ class _Need(NamedTuple):
     scale: float = 1.0
 
     def words(self, variant: int) -> tuple[str, str]:
-        """The limit, and what this variant has, with as many digits as tell them apart."""
+        """The limit, and what this variant has, not better than it is, with as many digits as tell them apart."""
         most, value = self.most * self.scale, float(self.values[variant]) * self.scale
         limit = f"{most:.6g}"
-        digits = next((d for d in range(3, 17) if most == value or f"{value:.{d}g}" != limit), 17)
-        return self.limit.format(limit), self.found.format(f"{value:.{digits}g}")
+        said = (f"{_short(value, digits, up=self.scale > 0):.{digits}g}" for digits in range(3, 18))
+        return self.limit.format(limit), self.found.format(next(one for one in said if most == value or one != limit))
 
 
 def _failing(ask: Ask, app: AppView, allowed: NDArray[np.bool_]) -> str:

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from msgspec import UNSET
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from services.core.demand import answers_as_model, meeting, variants_for
@@ -84,9 +85,12 @@ def test_scaling_plans_with_the_variants_that_selection_uses() -> None:
 
 
 def test_a_refusal_offers_the_less_accurate_variant_and_says_how_to_get_it() -> None:
+    """There is an offer where a worker may load it."""
     found = view(*THREE)
-    decision = InfaasPolicy().select(ask(latency_s=0.0016), 0.0, found)
-    assert decision.refusal is not None and decision.refusal.closest is not None
+    assert InfaasPolicy().select(ask(latency_s=0.0016), 0.0, found).refusal.closest is UNSET
+    found.heartbeat(beat(at=1.0, devices=[device(cores=8, memory_mb=9000)]), 1.0)
+    decision = InfaasPolicy().select(ask(latency_s=0.0016), 1.0, found)
+    assert decision.refusal is not None and decision.refusal.closest is not UNSET
     assert decision.refusal.code == "unsatisfiable"
     assert "as accurate as its model" in decision.refusal.message
     assert "state an accuracy: far has 0.94" in decision.refusal.message

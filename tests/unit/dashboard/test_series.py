@@ -99,6 +99,8 @@ def test_states_last_until_the_next_and_begin_before_the_window() -> None:
         ("new", at(60), at(75), "Active"),
     ]
     assert bands["reason"].tolist()[3] == "too much"
+    killed = state_spans(events, now[1:], WINDOW, after=after, heard=pd.Series({"j": at(30)}))
+    assert killed.set_index("instance").loc["j", "until"] == at(30)  # it said nothing any more
 
 
 # -- What nobody would pass over.

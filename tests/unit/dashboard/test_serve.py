@@ -1,5 +1,6 @@
 """`infaas run dashboard`, as far as it comes without a visitor."""
 
+import json
 import socket
 from datetime import UTC, datetime
 
@@ -66,3 +67,24 @@ def test_it_runs_and_names_no_table_of_ours(name: str, empty_dsn: str) -> None:
         cursor = connection.execute(statement(name), PARAMETERS)
         columns = [column.name for column in cursor.description or ()]
     assert len(columns) == len(set(columns))
+
+
+# -- A table's names are whole, beside a reason that is too long for any screen.
+
+
+def test_the_shortest_of_long_texts_are_whole() -> None:
+    pytest.importorskip("streamlit")
+    from streamlit.testing.v1 import AppTest
+
+    def page() -> None:
+        import pandas as pd
+
+        from dashboard import widgets
+
+        rows = pd.DataFrame({"model": ["m" * 44], "reason": ["why " * 70], "state": ["failed"]})
+        widgets.table(rows, {name: name for name in rows}, "rows")
+
+    shown = AppTest.from_function(page, default_timeout=60).run().dataframe[0]
+    widths = {name: one.get("width") for name, one in json.loads(shown.proto.columns).items()}
+    assert widths["model"] > 44 * 6
+    assert widths["reason"] > 600

@@ -194,6 +194,21 @@ def test_a_load_that_fits_nowhere_offers_what_is_loaded() -> None:
     assert "outputs" in served(fleet, error)
 
 
+@pytest.mark.parametrize("needs", [{"accuracy": 0.99}, {"cost": 1e-12}, {"latency_ms": 0.01}])
+def test_an_offer_of_what_is_not_loaded_leaves_the_time_to_load_it(needs: dict[str, float]) -> None:
+    fleet = Fleet(variant(accuracy=0.95))
+    error = refused(fleet.reply(fleet.ask(**needs), 2.0), "unsatisfiable")
+    assert "outputs" in served(fleet, error)
+
+
+def test_explain_offers_what_the_whole_pipeline_can_do() -> None:
+    fleet = Staged(CHAIN)
+    error = refused(fleet.reply(fleet.ask("p", accuracy=0.999), 1.0), "unsatisfiable")
+    explained = fleet.request(fleet.subjects.explain("p"), Requirements(accuracy=0.999))["refusal"]
+    assert explained["closest"] == error["closest"]
+    assert served(fleet, explained, "p")["missed"] == []
+
+
 def test_quarantined_variants_and_absent_containers_are_refused_soon() -> None:
     fleet = Fleet(variant())
     fleet.devices["w0"].broken = "no such operator"

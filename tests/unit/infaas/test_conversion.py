@@ -100,21 +100,32 @@ def test_columns_of_a_table_become_inputs_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("scaled", [False, True])
-def test_a_table_of_numbers_keeps_its_names_whatever_the_converter_makes_of_them(tmp_path: Path, scaled: bool) -> None:
-    """An estimator alone takes one array, and the converter renames what is no letter."""
+@pytest.mark.parametrize("kind", ["alone", "scaled", "chosen"])
+def test_a_table_of_numbers_is_one_input_with_its_names_whatever_the_estimator(tmp_path: Path, kind: str) -> None:
+    """The converter takes columns where some are chosen by name, else one array or either, and renames what is no letter."""
     sklearn()
     pandas = pytest.importorskip("pandas")
+    from sklearn.compose import make_column_transformer
+    from sklearn.ensemble import RandomForestClassifier
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    table = pandas.DataFrame({"od280/od315": X[:, 0], "a b": X[:, 1]})
-    model = LogisticRegression()
-    model = (make_pipeline(StandardScaler(), model) if scaled else model).fit(table, NAMES)
+    table = pandas.DataFrame({"od280/od315": X[:, 0], "x": (10 * X[:, 1]).astype(int), "a b": X[:, 1]})
+    parts = make_column_transformer((StandardScaler(), ["x", "od280/od315"]), remainder="passthrough")
+    kinds = {
+        "alone": RandomForestClassifier(5),
+        "scaled": make_pipeline(StandardScaler(), LogisticRegression()),
+        "chosen": make_pipeline(parts, LogisticRegression()),
+    }
+    model = kinds[kind].fit(table, NAMES)
     found = convert(model, table, NAMES, tmp_path)
-    assert (list(found.inputs) if scaled else found.columns) == ["od280/od315", "a b"]
+    assert {name: array.shape for name, array in found.inputs.items()} == {"x": (200, 3)}
+    assert found.columns == ["od280/od315", "x", "a b"]
     assert np.array_equal(model.classes_[answers(found.path, found.inputs)[0].argmax(axis=1)], model.predict(table))
+    named = convert(model, {name: table[[name]].to_numpy() for name in table}, NAMES, tmp_path, apart=True)
+    assert (list(named.inputs), named.columns) == (list(table), [])  # as a function before the model gives them
+    assert np.array_equal(model.classes_[answers(named.path, named.inputs)[0].argmax(axis=1)], model.predict(table))
 
 
 @pytest.mark.filterwarnings("ignore")

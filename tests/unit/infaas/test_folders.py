@@ -7,7 +7,7 @@ import pytest
 
 from infaas.conversion import convert
 from infaas.errors import BadInput
-from infaas.folders import example_of, mlflow_model
+from infaas.folders import RANDOM_ITEMS, example_of, mlflow_model
 from tests.support.models.tiny_models import digits, mlp
 
 MLMODEL = """flavors:
@@ -34,9 +34,24 @@ def test_an_onnx_folder_answers_its_example(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(mlp())
     path = mlflow_model(folder(tmp_path, "onnx", "data: model.onnx"))
     x = example_of(tmp_path)
-    assert x.shape == (8, 16)
+    assert np.allclose(x[:8], digits(8)[0])
+    assert x.shape == (8 + RANDOM_ITEMS, 16)  # eight are too few to measure on
+    assert all(np.isin(x[:, column], x[:8, column]).all() for column in range(16))
     made = convert(str(tmp_path), x, None, tmp_path)
     assert (made.path, made.metric) == (path, "agreement")
+
+
+def test_a_program_of_torch_takes_the_numbers_of_json(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    batch = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    program = torch.export.export(torch.nn.Linear(16, 3), (torch.zeros(2, 16),), dynamic_shapes=batch)
+    (tmp_path / "data").mkdir()
+    torch.export.save(program, tmp_path / "data" / "model.pt2")
+    place = folder(tmp_path, "pytorch", "model_data: data\n    pytorch_version: 2.9.0")
+    made = convert(str(place), example_of(place), None, tmp_path)
+    assert made.path.suffix == ".pt2" and made.trial is not None
+    assert (made.trial.failed, made.trial.scores) == ("", 3)
+    assert made.trial.inputs[0].datatype == "FP32"
 
 
 @pytest.mark.parametrize("flavour", ["xgboost", "lightgbm"])
