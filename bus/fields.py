@@ -10,8 +10,9 @@ finds the first fault, as fast as comparisons written by hand. `fields_of` lists
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from itertools import islice
 from math import inf, isfinite
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -268,6 +269,33 @@ def check_of(message: type[Struct]) -> Callable[[Any], Fault | None]:
 def short(value: float) -> str:
     """A number as people write it."""
     return str(value) if isinstance(value, int) and abs(value) < 10**15 else f"{value:g}"
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The known name that is a typo away from an unknown one, or differs in case or hyphens; empty: none is.
+
+    It looks at 1,000 names at most: strangers may ask for any number of names that are not there.
+    """
+    return next((one for one in islice(known, 1000) if _one_typo(_plain(name), _plain(one))), "")
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: which one was meant; empty: none is near."""
+    found = near(name, known)
+    return f"; did you mean {found}?" if found else ""
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _one_typo(name: str, other: str) -> bool:
+    """Whether they are equal but for a letter more, less, other or swapped."""
+    if abs(len(name) - len(other)) > 1:
+        return False
+    at = next((i for i, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), min(len(name), len(other)))
+    a, b = name[at:], other[at:]
+    return a[1:] == b[1:] or a[1:] == b or a == b[1:] or (a[:2] == b[1::-1] and a[2:] == b[2:])
 
 
 # ---- bounds that several messages and settings share

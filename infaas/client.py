@@ -83,6 +83,7 @@ class Client:
 
     async def close(self) -> None:
         """Fail all requests in flight with NotConnected, and disconnect. A second call does nothing."""
+        self._exchange.check_loop()
         if self._cleaning:
             await asyncio.wait(self._cleaning, timeout=GRACE)
         if self._owns_bus:

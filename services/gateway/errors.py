@@ -48,7 +48,7 @@ def retry_after(code: str, retry_after_ms: float | None) -> dict[str, str]:
     return {"Retry-After": str(max(1, ceil((retry_after_ms or 1000.0) / 1000.0)))}
 
 
-_SUBJECT = re.compile(r"see infaas\.[\w.]+, or |: see infaas\.[\w.]+\Z")  # in the system's refusals
+_SUBJECT = re.compile(r"see infaas\.[\w.]+, or |: see infaas\.[\w.]+(?=;|\Z)")  # in the system's refusals
 _RIGHT = re.compile(r"our credentials have no right to \S+: ")  # in the client library's errors
 
 

@@ -118,8 +118,7 @@ class JobPolicy(Struct, eq=False):
         """Why no variant can compute this job; None when one can."""
         record, model, variant = self.catalog.app(app), ask.model, ask.variant
         if record is None:
-            text = f"no app {app!r}: see infaas.list.apps, or register a model for it"
-            return Error(code="unknown_app", message=text)
+            return Error(code="unknown_app", message=self.catalog.no_app(app))
         if record.pipeline is not None:
             text = f"app: {app} is a pipeline: offline jobs run one model; submit them to the apps of its stages"
             return Error(code="bad_request", message=text)

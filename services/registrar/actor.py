@@ -59,7 +59,7 @@ from services.core.metric import MetricFamily
 from services.core.placement import REMOTE
 from services.core.requests import Commands, Retry, SyncGate, TakeOvers, answer, not_now, refuse
 from services.core.settings import RegistrarSettings, Settings
-from services.registrar.changes import refusal
+from services.registrar.changes import refusal, told
 from services.registrar.checks import Ceiling, registration_error, verb_asked
 from services.registrar.commands import (
     AlreadyTaken,
@@ -331,7 +331,7 @@ class Registrar:
         if kind == "admin":
             reply = self._changes.pop(which)
             if isinstance(result, ChangeRefused):
-                return refuse(reply, Error(code=result.code, message=result.message))
+                return refuse(reply, told(result, self._catalog))
             if isinstance(result, ContextsDeleted):
                 gone = ContextChanged(result.app, result.key, 0, None)
                 return (Publish(self._subjects.selection("changed"), gone), *answer(reply, AdminDone()))

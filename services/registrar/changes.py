@@ -202,13 +202,13 @@ def _link(record: AppRecord | None, change: LinkVersion, catalog: Catalog) -> Ap
 
 
 def _unknown_app(app: str) -> ChangeRefused:
-    return ChangeRefused("unknown_app", f"app: there is no app {app}: see infaas.list.apps")
+    return ChangeRefused("unknown_app", f"app: there is no app {app}: see infaas.list.apps", app)
 
 
 def _unknown_version(model: str, version: str | None, catalog: Catalog) -> ChangeRefused:
     known = sorted(catalog.versions(model))
     if not known:
-        return ChangeRefused("unknown_model", f"model: there is no model {model}")
+        return ChangeRefused("unknown_model", f"model: there is no model {model}{catalog.meant_model(model)}")
     return ChangeRefused("unknown_model", f"version: model {model} has no version {version}, only {', '.join(known)}")
 
 
@@ -237,8 +237,14 @@ def refusal(request: AdminVerb, catalog: Catalog) -> Error | None:
     check = CHECKS.get(type(request))
     found = None if check is None else check(request, catalog)
     if isinstance(found, ChangeRefused):
-        return Error(code=found.code, message=found.message)
+        return told(found, catalog)
     return Error(code="bad_request", message=found) if found else None
+
+
+def told(refused: ChangeRefused, catalog: Catalog) -> Error:
+    """The refusal as its sender hears it. catalog: all of it."""
+    near = catalog.meant_app(refused.app) if refused.app else ""
+    return Error(code=refused.code, message=refused.message + near)
 
 
 def _settings(request: AddApp | SetApp | LinkModel, _: Catalog) -> str:

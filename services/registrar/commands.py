@@ -143,10 +143,11 @@ class Noted(Struct, frozen=True):
 
 
 class ChangeRefused(Struct, frozen=True):
-    """The catalogue does not allow the change; code and message are for the sender."""
+    """The catalogue does not allow the change; code and message are for the sender. app: an unknown one."""
 
     code: Code
     message: str
+    app: str = ""
 
 
 class Finish(Struct, frozen=True, kw_only=True):
