@@ -97,26 +97,25 @@ def in_words(text: str) -> str:
 
 def _said(misfit: re.Match[str]) -> str:
     wanted, got = (" or ".join(_WORDS.get(kind, kind) for kind in kinds.split(" | ")) for kinds in misfit.groups())
-    return f"must be {wanted}, not {'a fraction' if wanted == 'a whole number' and got == 'a number' else got}"
+    return f"must be {wanted}, not {'a fraction' if wanted.startswith('a whole number') and got == 'a number' else got}"
 
 
-def explain(error: Exception) -> str:
-    """The text of a decoding error for the sender: the field, and what was expected there."""
-    text = in_words(str(error))
+def explain(error: Exception, at: str = "") -> str:
+    """The text of a decoding error for the sender: the field, and what was expected there. at: the field that was decoded; empty: the body."""
+    if isinstance(error, RecursionError):
+        return f"{at or 'the body'} is nested too deeply"
+    text = "it holds a text that is not UTF-8" if isinstance(error, UnicodeDecodeError) else in_words(str(error))
     if not isinstance(error, msgspec.ValidationError):
-        return f"not valid MessagePack: {text}; send a map of fields"
+        return f"{f'{at}: ' if at else ''}not valid MessagePack: {text}{'' if at else '; send a map of fields'}"
     said, _, where = text.partition(" - at ")
     if where == "`key` in `$`":
-        return "the names of fields must be texts"
-    field = where.strip("`").removeprefix("$").removeprefix(".")
+        return f"the names of {at or 'fields'} must be texts"
+    inside = where.strip("`").removeprefix("$")
+    field = f"{at}{inside}" if at else inside.removeprefix(".")
     if (lacks := _LACKS.fullmatch(said)) is not None:
         return f"field `{f'{field}.' if field else ''}{lacks[1]}` is missing"
     if not field:
-        return (
-            f"the body must be a map of fields{said.removeprefix('must be a map')}"
-            if said.startswith("must be a map")
-            else f"the body {said}"
-        )
+        return f"the body {said.replace('must be a map', 'must be a map of fields')}"
     return f"field `{field}` {said.replace(' or null,', ',')}"  # a field that may be left out is left out
 
 

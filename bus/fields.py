@@ -75,9 +75,11 @@ class Number(NamedTuple):
         if self.zero and value == 0:
             return None
         value = max(-1e300, min(value, 1e300)) if isinstance(value, int) else value  # larger ones are no float
+        exact = short(value)
+        exact = exact if float(exact) == value else repr(value)
         enough = value >= self.least if self.above is None else value > self.above
         right = isfinite(value) and enough and value <= self.most and (self.below is None or value < self.below)
-        return None if right else f"must be {self.words}, not {short(value)}"
+        return None if right else f"must be {self.words}, not {exact}"
 
     @property
     def test(self) -> str:
@@ -236,6 +238,25 @@ def _faults(value: Any, hint: Any, key: str) -> Iterator[Fault]:
     elif isinstance(value, tuple | list) and value and isinstance(value[0], Struct):
         for i, item in enumerate(value):
             yield from _faults(item, type(item), f"{key}[{i}]")
+
+
+def unread(value: Any, hint: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """The keys inside of a decoded object that no field reads, each with the name that was meant (empty: none is near).
+
+    hint: the message's type. key: of the object. Keys of the object itself are its caller's.
+    """
+    inner, _, _ = parts_of(hint)
+    inner = stated(inner)
+    if isinstance(inner, type) and issubclass(inner, Struct) and isinstance(value, dict):
+        names = dict(zip(inner.__struct_encode_fields__, inner.__struct_fields__, strict=True))
+        if key:
+            for name in value.keys() - names.keys():
+                yield f"{key}.{str(name)[:SHOWN]}", near(str(name), names)
+        for name in value.keys() & names.keys():
+            yield from unread(value[name], hints_of(inner)[names[name]], f"{key}.{name}".lstrip("."))
+    elif get_origin(inner) in (list, tuple) and isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from unread(item, get_args(inner)[0], f"{key}[{i}]")
 
 
 @cache

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bus.datatypes import ARRAYS, DATATYPES
+from bus.fields import meant
 from bus.messages.catalog import TensorSpec
 from bus.messages.public import Tensor, TensorView
 
@@ -166,7 +167,9 @@ def shown(shape: Sequence[int], *first: str) -> str:
 
 def unknown_datatype(datatype: str, where: str) -> BadTensor:
     """The error for a name that is not in the table."""
-    return BadTensor(f"field `{where}.datatype` is {datatype[:32]!r}: use one of {', '.join(DATATYPES)}")
+    called = {name: one for one, row in DATATYPES.items() for name in (row.onnx, row.torch)}
+    hint = meant(called.get(datatype, datatype), DATATYPES)
+    return BadTensor(f"field `{where}.datatype` is {datatype[:32]!r}: use one of {', '.join(DATATYPES)}{hint}")
 
 
 def wrong_size(datatype: str, shape: Sequence[int], size: int, where: str) -> BadTensor:

@@ -377,6 +377,8 @@ async def _figures(variants: ListVariants, status: RegistrationStatus) -> list[d
             app = None if status.app == WITHOUT_APP else status.app
             items = await variants(app=app, model=status.model)
             found = {item["variant"]: item for item in items if item.get("version") == status.version}
+        except Refused:  # the dispatcher does not know the app yet
+            pass
         except InfaasError as error:
             log.warning("the figures cannot be listed now (try `infaas variants`): %s", error)
             until = 0.0

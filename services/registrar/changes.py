@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
+from bus.fields import meant
 from bus.messages.catalog import LARGEST_BATCH, AppRecord, BatchingRule, VariantRecord
 from bus.messages.public import Error
 from bus.messages.verbs import (
@@ -118,7 +119,7 @@ def _replicate(record: AppRecord, change: SetReplicas, _: Catalog) -> AppRecord 
     if change.model is None:
         return replace(record, min_instances=change.count)
     if change.model not in record.links:
-        return _unlinked(change)
+        return _unlinked(change, record)
     return replace(
         record,
         replicas=_without(record.replicas, change.model) | ({change.model: change.count} if change.count else {}),
@@ -129,13 +130,14 @@ def _without(values: dict[str, T], model: str) -> dict[str, T]:
     return {name: value for name, value in values.items() if name != model}
 
 
-def _unlinked(change: SetReplicas | UnlinkModel) -> ChangeRefused:
-    return ChangeRefused("unknown_model", f"model: app {change.app} does not link {change.model}")
+def _unlinked(change: SetReplicas | UnlinkModel, record: AppRecord) -> ChangeRefused:
+    linked = ", ".join(sorted(record.links)) or "none"
+    return ChangeRefused("unknown_model", f"model: app {change.app} does not link {change.model}; it links {linked}")
 
 
 def _unlink(record: AppRecord, change: UnlinkModel, catalog: Catalog) -> AppRecord | ChangeRefused:
     if change.model not in record.links:
-        return _unlinked(change)
+        return _unlinked(change, record)
     needed = in_use(record, change, catalog)
     if needed is not None:
         return needed
@@ -289,7 +291,9 @@ def _batching(request: SetBatching, catalog: Catalog) -> str | ChangeRefused | N
         return f"app: {name} is a pipeline and forms no batches of its own; use set-batching on the app of a stage"
     if scope == "model" and catalog.model(name) is None:
         return _unknown_version(name, None, catalog)
-    return f"variant: there is no variant {name}" if scope == "variant" and catalog.variant(name) is None else None
+    if scope == "variant" and catalog.variant(name) is None:
+        return f"variant: there is no variant {name}: see infaas.list.variants{meant(name, (one.variant for one in catalog.variants))}"
+    return None
 
 
 def _in_scope(scope: str, name: str, catalog: Catalog) -> list[VariantRecord]:
