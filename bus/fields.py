@@ -75,8 +75,7 @@ class Number(NamedTuple):
         if self.zero and value == 0:
             return None
         value = max(-1e300, min(value, 1e300)) if isinstance(value, int) else value  # larger ones are no float
-        exact = short(value)
-        exact = exact if float(exact) == value else repr(value)
+        exact = repr(value) if isinstance(value, float) and float(short(value)) != value else short(value)
         enough = value >= self.least if self.above is None else value > self.above
         right = isfinite(value) and enough and value <= self.most and (self.below is None or value < self.below)
         return None if right else f"must be {self.words}, not {exact}"
@@ -240,7 +239,7 @@ def _faults(value: Any, hint: Any, key: str) -> Iterator[Fault]:
             yield from _faults(item, type(item), f"{key}[{i}]")
 
 
-def unread(value: Any, hint: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def unread_keys(value: Any, hint: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """The keys inside of a decoded object that no field reads, each with the name that was meant (empty: none is near).
 
     hint: the message's type. key: of the object. Keys of the object itself are its caller's.
@@ -253,10 +252,10 @@ def unread(value: Any, hint: Any, key: str = "") -> Iterator[tuple[str, str]]:
             for name in value.keys() - names.keys():
                 yield f"{key}.{str(name)[:SHOWN]}", near(str(name), names)
         for name in value.keys() & names.keys():
-            yield from unread(value[name], hints_of(inner)[names[name]], f"{key}.{name}".lstrip("."))
-    elif get_origin(inner) in (list, tuple) and isinstance(value, list):
-        for i, item in enumerate(value):
-            yield from unread(item, get_args(inner)[0], f"{key}[{i}]")
+            yield from unread_keys(value[name], hints_of(inner)[names[name]], f"{key}.{name}".lstrip("."))
+    elif get_origin(inner) is list and isinstance(value, list) and isinstance(get_args(inner)[0], type):
+        for i, item in enumerate(value if issubclass(get_args(inner)[0], Struct) else ()):
+            yield from unread_keys(item, get_args(inner)[0], f"{key}[{i}]")
 
 
 @cache

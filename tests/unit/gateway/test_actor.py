@@ -160,6 +160,7 @@ def test_the_index_names_what_may_be_asked_for() -> None:
     [
         ("no app 'a': see infaas.list.apps, or register a model for it", "no app 'a': register a model for it"),
         ("no model 'm': see infaas.list.models", "no model 'm'"),
+        ("no model 'm': see infaas.list.models; did you mean n?", "no model 'm'; did you mean n?"),
         (
             denied("mine.admin.add-app").message,
             "the gateway's credentials on the bus do not allow this: ask an operator (infaas auth)",
