@@ -167,7 +167,7 @@ def shown(shape: Sequence[int], *first: str) -> str:
 
 def unknown_datatype(datatype: str, where: str) -> BadTensor:
     """The error for a name that is not in the table."""
-    called = {name: one for one, row in DATATYPES.items() for name in (row.onnx, row.torch)}
+    called = {name: one for one, row in DATATYPES.items() for name in (row.onnx, row.torch) if name}
     hint = meant(called.get(datatype, datatype), DATATYPES)
     return BadTensor(f"field `{where}.datatype` is {datatype[:32]!r}: use one of {', '.join(DATATYPES)}{hint}")
 

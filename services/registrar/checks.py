@@ -171,7 +171,9 @@ def verb_asked(verb: str, body: bytes | Raw) -> AdminVerb | Error:
     strange = [name for name in given if name not in READ_BY_VERBS]  # of later releases, or misspelt
     found = {close[0]: name for name in strange if (close := get_close_matches(name, fields.keys() - given, 1, 0.8))}
     wrong += [f"{name}: {verb} does not read it; did you mean {close}?" for close, name in found.items()]
-    wrong += [f"{key}: {verb} does not read it; did you mean {close}?" for key, close in unread_keys(given, kind) if close]
+    wrong += [
+        f"{key}: {verb} does not read it; did you mean {close}?" for key, close in unread_keys(given, kind) if close
+    ]
     wrong += [
         f"{name}: {verb} needs it: {one.meaning}"
         for name, one in fields.items()

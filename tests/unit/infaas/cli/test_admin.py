@@ -22,7 +22,7 @@ from tests.support.clients.commands import ran
         (["set-version", "--app", "a"], ["set-version needs", "--model", "--version"]),
         (["add-app", "--app", "a", "--model", "m"], ["add-app has no option --model"]),
         (["set-replicas", "--app", "a", "--count", "1.5"], ["--count", "whole number"]),
-        (["set-target", "--app", "a"], ["set-target needs", "--slo-target"]),
+        (["set-target", "--app", "a"], ["set-target needs --slo-target: write --slo-target VALUE"]),
         (["set-target", "--app", "a", "--slo-target", "most"], ["--slo-target", "most"]),
         (["set-selection", "--policy", "exp4"], ["set-selection needs", "--app"]),
         (["set-selection", "digits", "--policy", "exp4", "--members"], ["--members needs a value"]),

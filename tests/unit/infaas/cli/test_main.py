@@ -69,6 +69,8 @@ def test_bad_usage_exits_2_with_one_line(arguments: list[str], capsys: pytest.Ca
         ("regster", "there is no command 'regster'; did you mean 'register'?"),
         ("nosuch", "there is no command 'nosuch'; `infaas --help` lists all"),
         ("apps --jsn", "apps has no option --jsn; did you mean --json?"),
+        ("down", "there is no command 'down': Ctrl-C where `infaas up` runs, or SIGTERM, stops everything"),
+        ("logs --tail 5", "logs has no option --tail; `infaas logs --help` lists its options"),
         ("apps --zzz", "apps has no option --zzz; `infaas apps --help` lists its options"),
         ("register m.onnx", "register needs --app: write --app VALUE, `infaas register --help` lists what it takes"),
         ("query --app", "query: --app needs a value: write it after --app, `infaas query --help` lists what it takes"),
