@@ -300,8 +300,9 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: which one was meant; empty: none is near."""
-    found = near(name, known)
+    """The end of a sentence about an unknown name: which one was meant; empty: none is near, or it is known."""
+    known = list(known)
+    found = "" if name in known else near(name, known)
     return f"; did you mean {found}?" if found else ""
 
 

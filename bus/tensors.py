@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bus.datatypes import ARRAYS, DATATYPES
-from bus.fields import meant
+from bus.fields import near
 from bus.messages.catalog import TensorSpec
 from bus.messages.public import Tensor, TensorView
 
@@ -168,7 +168,8 @@ def shown(shape: Sequence[int], *first: str) -> str:
 def unknown_datatype(datatype: str, where: str) -> BadTensor:
     """The error for a name that is not in the table."""
     called = {name: one for one, row in DATATYPES.items() for name in (row.onnx, row.torch) if name}
-    hint = meant(called.get(datatype, datatype), DATATYPES)
+    found = near(called.get(datatype, datatype), DATATYPES)
+    hint = f"; did you mean {found}?" if found else ""
     return BadTensor(f"field `{where}.datatype` is {datatype[:32]!r}: use one of {', '.join(DATATYPES)}{hint}")
 
 
@@ -189,7 +190,7 @@ def wrong_shape(shape: Sequence[int], spec: TensorSpec, where: str) -> BadTensor
 
 def _remedy(shape: list[int], wanted: list[int]) -> str:
     if takes(wanted, shape):
-        return "; it lacks the axis of items: send x[None]"
+        return f"; it lacks the axis of items: one item has shape {[1, *shape]}"
     item = shape[1:]
     if len(item) == len(wanted) == 3:
         if takes(wanted, [item[1], item[2], item[0]]):

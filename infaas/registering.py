@@ -239,7 +239,7 @@ def _check_validation(path: Path, request: Register) -> None:
         with zipfile.ZipFile(path) as archive:
             found = [name.removesuffix(".npy") for name in archive.namelist()]
     except (zipfile.BadZipFile, OSError) as error:
-        raise BadInput(f"the validation set {path} is no .npz file ({error}); make one with numpy.savez") from error
+        raise BadInput(f"the validation set {path} is no .npz file; make one with numpy.savez") from error
     if request.labels_key not in found and request.metric != AGREEMENT:
         raise BadInput(
             f"labels_key: {path.name} holds no {request.labels_key!r}, only {', '.join(found)}; name the labels, or measure without any "

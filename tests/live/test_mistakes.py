@@ -126,7 +126,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("register empty.onnx --app a --model m --validation validation.npz", FAILED, "empty.onnx is empty"),
     ("register fake.onnx --app a --model m --validation validation.npz", FAILED, "not an ONNX model: .*; export"),
     (f"{REGISTER} missing.npz", FAILED, "the validation set missing.npz does not exist"),
-    (f"{REGISTER} fake.npz", FAILED, "fake.npz is no .npz file .* make one with numpy.savez"),
+    (f"{REGISTER} fake.npz", FAILED, "fake.npz is no .npz file; make one with numpy.savez"),
     (f"{REGISTER} unlabelled.npz", FAILED, "unlabelled.npz holds no 'y', only x"),
     (f"{REGISTER} labels-only.npz", FAILED, "labels-only.npz holds no 'x', only y"),
     (f"{REGISTER} short.npz", FAILED, "200 .*100 labels"),

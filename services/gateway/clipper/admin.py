@@ -127,7 +127,10 @@ class ClipperAdminApi:
         found = self._service.catalog.app(app_name)
         for model in model_names:
             if found is not None and model not in found.links:
-                raise RequestFailed(None, f"application {app_name} does not link {model[:80]!r}")
+                raise RequestFailed(
+                    None,
+                    f"application {app_name} does not link {model[:80]!r}; it links {', '.join(sorted(found.links)) or 'none'}",
+                )
         return await self._changes([UnlinkModel(app=app_name, model=model) for model in model_names])
 
     # -- models
@@ -152,7 +155,8 @@ class ClipperAdminApi:
         catalog = self._service.catalog
         record = catalog.model(model, wanted)
         if record is None:
-            raise RequestFailed(None, f"there is no version {wanted} of a model {model[:80]!r}")
+            known = ", ".join(sorted(catalog.versions(model))) or f"none{catalog.meant_model(model)}"
+            raise RequestFailed(None, f"there is no version {wanted} of a model {model[:80]!r}: there is {known}")
         apps = sorted(catalog.apps_linking(model))
         if not apps:
             raise RequestFailed(

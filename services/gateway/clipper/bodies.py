@@ -142,7 +142,7 @@ def _bytes(items: list[Any], spec: TensorSpec | None) -> dict[str, Any]:
         try:
             pieces.append(base64.b64decode(_text_of(item, "bytes", at), validate=True))
         except (binascii.Error, ValueError) as error:
-            raise BadRequest(f"item {at}: this application takes bytes, base64 text: {error}") from error
+            raise BadRequest(f"item {at}: this application takes bytes, base64 text, and this is none") from error
     if spec is not None and spec.datatype == "BYTES":
         return _texts(pieces, spec)
     lengths = {len(piece) for piece in pieces}

@@ -146,7 +146,10 @@ class RafiqiModel(_of_model, frozen=True, kw_only=True):  # type: ignore[misc, c
 class RafiqiModels(Struct, frozen=True):
     """The body of a registration."""
 
-    models: Annotated[dict[str, Any], "By name: the fields of each (RafiqiModel)."]
+    models: Annotated[
+        dict[str, Any],
+        'By name: `model` and `validation`, each a file as {"URL": ...} or {"blob": base64}, and `labels`.',
+    ]
 
 
 _BATCHING = fields_of(BatchingFields)
