@@ -93,6 +93,21 @@ def test_an_item_comes_back_as_it_went(stage: Echoing, app: str, item: Any) -> N
             "item 0: this application takes floats, [float]: [0] must be a number, not a text",
         ),
         ("/admin/get_model", {"model_name": "m", "model_version": 1, "batch": 2}, "batch: nothing reads it here"),
+        (
+            "/admin/add_model",
+            {"model_name": "m", "model": {"blob": "!!"}, "validation": ""},
+            "model.blob: must be the file's bytes as base64",
+        ),
+        (
+            "/admin/add_model",
+            {"model_name": "m", "model": {"blob": "aGk="}, "validation": {"blob": "aGk="}},
+            "the validation set validation.npz is no .npz file; make one with numpy.savez",
+        ),
+        (
+            "/admin/set_model_version",
+            {"model_name": "m-fp23", "model_version": 1},
+            "there is no version 1 of a model 'm-fp23': there is none; did you mean m-fp32?",
+        ),
     ],
 )
 def test_what_would_have_no_effect_is_refused(stage: Echoing, path: str, body: Any, words: str) -> None:
