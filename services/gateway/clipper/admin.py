@@ -155,8 +155,8 @@ class ClipperAdminApi:
         catalog = self._service.catalog
         record = catalog.model(model, wanted)
         if record is None:
-            known = ", ".join(sorted(catalog.versions(model))) or f"none{catalog.meant_model(model)}"
-            raise RequestFailed(None, f"there is no version {wanted} of a model {model[:80]!r}: there is {known}")
+            others = ", ".join(sorted(catalog.versions(model))) or f"none{catalog.meant_model(model)}"
+            raise RequestFailed(None, f"there is no version {wanted} of a model {model[:80]!r}: there is {others}")
         apps = sorted(catalog.apps_linking(model))
         if not apps:
             raise RequestFailed(
