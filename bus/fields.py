@@ -75,10 +75,12 @@ class Number(NamedTuple):
         if self.zero and value == 0:
             return None
         value = max(-1e300, min(value, 1e300)) if isinstance(value, int) else value  # larger ones are no float
-        exact = repr(value) if isinstance(value, float) and float(short(value)) != value else short(value)
         enough = value >= self.least if self.above is None else value > self.above
         right = isfinite(value) and enough and value <= self.most and (self.below is None or value < self.below)
-        return None if right else f"must be {self.words}, not {exact}"
+        if right:
+            return None
+        exact = repr(value) if isinstance(value, float) and float(short(value)) != value else short(value)
+        return f"must be {self.words}, not {exact}"
 
     @property
     def test(self) -> str:
