@@ -115,7 +115,7 @@ def pack_texts(elements: Iterable[Any]) -> bytes:
     for element in elements:
         piece = element.encode() if isinstance(element, str) else element
         if not isinstance(piece, bytes):
-            raise BadTensor(f"a tensor cannot be made of {type(piece).__name__} objects: give numbers or strings")
+            raise BadTensor("a tensor holds numbers only, or texts only: null and other objects are neither")
         parts += (_LENGTH.pack(len(piece)), piece)
     return b"".join(parts)
 

@@ -124,7 +124,7 @@ class JobPolicy(Struct, eq=False):
             return Error(code="bad_request", message=text)
         if model is not None and model not in record.links:
             known = ", ".join(sorted(record.links))
-            return Error(code="unknown_model", message=f"model: {app} has no model {model!r}, only {known}")
+            return Error(code="unknown_model", message=f"model: {app} has no model {model!r}, only {known or 'none'}")
         candidates = self._eligible(app, ask, ignore_accuracy=True)
         if variant is not None and not candidates:
             text = f"variant: {app} has no variant {variant!r}: see infaas.list.variants"
