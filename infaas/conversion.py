@@ -136,6 +136,10 @@ def check_given(model: Any, x: Any, y: Any, metric: str | None, options: Mapping
             raise BadInput(
                 f"metric: {metric} is not for this {type(model).__name__}, which gives {gives}: use one of {', '.join(right)}, or leave it out"
             )
+        if metric == "top5" and len(getattr(model, "classes_", range(6))) <= 5:
+            raise BadInput(
+                f"metric: top5 needs more than five classes, and this model has {len(model.classes_)}: use top1"
+            )
     classes = metric in ("top1", "top5") or (metric is None and hasattr(model, "predict_proba"))
     if classes and (word := next((name for name in ("unit", "target") if options.get(name)), None)):
         raise BadInput(f"{word}: is of a regressor's number, and this model gives classes: leave it out")

@@ -340,6 +340,7 @@ async def test_a_mistake_is_told_before_anything_is_sent(model: Any, x: Any, y: 
             "mae",
             "mae is not for this LogisticRegression, which gives classes: use one of top1",
         ),
+        ("LogisticRegression", NAMES, "top5", "top5 needs more than five classes, and this model has"),
         ("Ridge", X[:, 0], "roc_auc", "roc_auc is not for this Ridge, which gives a number: use one of mae, rmse, r2"),
     ],
 )
