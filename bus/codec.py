@@ -67,31 +67,56 @@ def decode_kept(message: type[T], value: bytes | None) -> T | None:
 
 _MISFIT = re.compile("Expected `([^`]+)`, got `([^`]+)`")
 _WORDS = {
-    "float": "a number", "int": "a whole number", "str": "a text", "bool": "true or false", "array": "a list", "object": "a map",
+    "float": "a number", "int": "a whole number", "str": "a text", "bool": "true or false", "array": "a list", "object": "a map", "None": "null",
 }  # fmt: skip
+# A decoder's other texts, and what they mean: of a value, and of bytes that are no JSON or MessagePack.
+_SAID = [
+    (r".*out of range", "is out of range: give a number that fits 64 bits"),
+    (r"Object contains unknown field `(.+)`", r"has \1, which nothing reads: leave it out"),
+    (r"Expected `array` of (?:at least )?length (\d+)(?:, got \d+)?", r"must have \1 entries"),
+    (r"Invalid (?:enum )?value (.+)", r"cannot be \1"),
+    (r"Input data was truncated", "it ends too early"),
+    (r"\S+(?: data)? is malformed: trailing characters \(byte (\d+)\)", r"it ends at byte \1, and more follows"),
+    (
+        r"\S+(?: data)? is malformed: object keys must be strings(.*)",
+        r'names stand in double quotation marks, as in {"name": 1}\1',
+    ),
+    (r"\S+(?: data)? is malformed: (.*)", r"\1"),
+]
 
 
 def in_words(text: str) -> str:
-    """A decoder's text of a value of the wrong type, in the words of people."""
-    return _MISFIT.sub(_said, text)
+    """A decoder's text in the words of people. What follows ` - at ` stays."""
+    said, at, where = _MISFIT.sub(_said, text).partition(" - at ")
+    for pattern, words in _SAID:
+        if (found := re.fullmatch(pattern, said)) is not None:
+            said = found.expand(words)
+            break
+    return said + at + where
 
 
 def _said(misfit: re.Match[str]) -> str:
     wanted, got = (" or ".join(_WORDS.get(kind, kind) for kind in kinds.split(" | ")) for kinds in misfit.groups())
-    return f"must be {wanted}, not {got}"
+    return f"must be {wanted}, not {'a fraction' if wanted.startswith('a whole number') and got == 'a number' else got}"
 
 
-def explain(error: Exception) -> str:
-    """The text of a decoding error for the sender: the field, and what was expected there."""
-    text = str(error)
-    if isinstance(error, msgspec.ValidationError):
-        found, text = text.startswith("Expected"), in_words(text)
-        if text.endswith("at `key` in `$`"):
-            return f"the names of fields must be texts: {text.partition(' - at')[0]}"
-        if found and " - at " not in text:
-            return f"the body must be a map of fields: it {text}"
-        said, where, field = text.partition(" - at `$.")
-        if found and where:  # a field that may be left out is left out
-            return f"field `{field} {said.replace(' or null,', ',')}"
-        return text.replace("at `$.", "at field `").replace("at `$`", "at the top level")
-    return f"not valid MessagePack: {text}"
+def explain(error: Exception, at: str = "") -> str:
+    """The text of a decoding error for the sender: the field, and what was expected there. at: the field that was decoded; empty: the body."""
+    if isinstance(error, RecursionError):
+        return f"{at or 'the body'} is nested too deeply"
+    text = "it holds a text that is not UTF-8" if isinstance(error, UnicodeDecodeError) else in_words(str(error))
+    if not isinstance(error, msgspec.ValidationError):
+        return f"{f'{at}: ' if at else ''}not valid MessagePack: {text}{'' if at else '; send a map of fields'}"
+    said, _, where = text.partition(" - at ")
+    if where == "`key` in `$`":
+        return f"the names of {at or 'fields'} must be texts"
+    inside = where.strip("`").removeprefix("$")
+    field = f"{at}{inside}" if at else inside.removeprefix(".")
+    if (lacks := _LACKS.fullmatch(said)) is not None:
+        return f"field `{f'{field}.' if field else ''}{lacks[1]}` is missing"
+    if not field:
+        return f"the body {said.replace('must be a map', 'must be a map of fields')}"
+    return f"field `{field}` {said.replace(' or null,', ',')}"  # a field that may be left out is left out
+
+
+_LACKS = re.compile("Object missing required field `(.+)`")

@@ -10,8 +10,9 @@ finds the first fault, as fast as comparisons written by hand. `fields_of` lists
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from itertools import islice
 from math import inf, isfinite
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -76,7 +77,10 @@ class Number(NamedTuple):
         value = max(-1e300, min(value, 1e300)) if isinstance(value, int) else value  # larger ones are no float
         enough = value >= self.least if self.above is None else value > self.above
         right = isfinite(value) and enough and value <= self.most and (self.below is None or value < self.below)
-        return None if right else f"must be {self.words}, not {short(value)}"
+        if right:
+            return None
+        exact = repr(value) if isinstance(value, float) and float(short(value)) != value else short(value)
+        return f"must be {self.words}, not {exact}"
 
     @property
     def test(self) -> str:
@@ -237,6 +241,25 @@ def _faults(value: Any, hint: Any, key: str) -> Iterator[Fault]:
             yield from _faults(item, type(item), f"{key}[{i}]")
 
 
+def unread_keys(value: Any, hint: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """The keys inside of a decoded object that no field reads, each with the name that was meant (empty: none is near).
+
+    hint: the message's type. key: of the object. Keys of the object itself are its caller's.
+    """
+    inner, _, _ = parts_of(hint)
+    inner = stated(inner)
+    if isinstance(inner, type) and issubclass(inner, Struct) and isinstance(value, dict):
+        names = dict(zip(inner.__struct_encode_fields__, inner.__struct_fields__, strict=True))
+        if key:
+            for name in value.keys() - names.keys():
+                yield f"{key}.{str(name)[:SHOWN]}", near(str(name), names)
+        for name in value.keys() & names.keys():
+            yield from unread_keys(value[name], hints_of(inner)[names[name]], f"{key}.{name}".lstrip("."))
+    elif get_origin(inner) is list and isinstance(value, list) and isinstance(get_args(inner)[0], type):
+        for i, item in enumerate(value if issubclass(get_args(inner)[0], Struct) else ()):
+            yield from unread_keys(item, get_args(inner)[0], f"{key}[{i}]")
+
+
 @cache
 def check_of(message: type[Struct]) -> Callable[[Any], Fault | None]:
     """A function that finds the first field of such a message whose value is wrong by itself. It does not look into nested messages.
@@ -268,6 +291,34 @@ def check_of(message: type[Struct]) -> Callable[[Any], Fault | None]:
 def short(value: float) -> str:
     """A number as people write it."""
     return str(value) if isinstance(value, int) and abs(value) < 10**15 else f"{value:g}"
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The known name that is a typo away from an unknown one, or differs in case or hyphens; empty: none is.
+
+    It looks at 1,000 names at most: strangers may ask for any number of names that are not there.
+    """
+    return next((one for one in islice(known, 1000) if _one_typo(_plain(name), _plain(one))), "")
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: which one was meant; empty: none is near, or it is known."""
+    known = list(known)
+    found = "" if name in known else near(name, known)
+    return f"; did you mean {found}?" if found else ""
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _one_typo(name: str, other: str) -> bool:
+    """Whether they are equal but for a letter more, less, other or swapped."""
+    if abs(len(name) - len(other)) > 1:
+        return False
+    at = next((i for i, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), min(len(name), len(other)))
+    a, b = name[at:], other[at:]
+    return a[1:] == b[1:] or a[1:] == b or a == b[1:] or (a[:2] == b[1::-1] and a[2:] == b[2:])
 
 
 # ---- bounds that several messages and settings share

@@ -17,6 +17,7 @@ from bus.natsclient import DirectClient, LostConnection, NatsError, NatsSubscrip
 from bus.natsconsumers import PullConsumer
 from bus.natsjet import JetStream, Streams
 from bus.port import (
+    OTHER_LOOP,
     Buffer,
     BusClosed,
     BusError,
@@ -181,7 +182,8 @@ class NatsBus:
     ) -> Delivery:
         self._count += 1
         reply = f"{self._inbox}{self._count}"
-        loop = asyncio.get_running_loop()
+        if (loop := asyncio.get_running_loop()) is not self._client._loop:
+            raise BusError(OTHER_LOOP)
         answer: asyncio.Future[Delivery] = loop.create_future()
         self._waiting[reply] = answer, subject
         timer = None

@@ -8,6 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+OTHER_LOOP = (
+    "this client belongs to the event loop in which it was connected, and this is another one: connect again in this one, or use "
+    "infaas.connect_blocking(), which works anywhere"
+)
+
 
 class BusError(Exception):
     """An operation of the bus failed."""

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bus.datatypes import ARRAYS, DATATYPES
+from bus.fields import near
 from bus.messages.catalog import TensorSpec
 from bus.messages.public import Tensor, TensorView
 
@@ -114,7 +115,7 @@ def pack_texts(elements: Iterable[Any]) -> bytes:
     for element in elements:
         piece = element.encode() if isinstance(element, str) else element
         if not isinstance(piece, bytes):
-            raise BadTensor(f"a tensor cannot be made of {type(piece).__name__} objects: give numbers or strings")
+            raise BadTensor("a tensor holds numbers only, or texts only: null and other objects are neither")
         parts += (_LENGTH.pack(len(piece)), piece)
     return b"".join(parts)
 
@@ -166,7 +167,10 @@ def shown(shape: Sequence[int], *first: str) -> str:
 
 def unknown_datatype(datatype: str, where: str) -> BadTensor:
     """The error for a name that is not in the table."""
-    return BadTensor(f"field `{where}.datatype` is {datatype[:32]!r}: use one of {', '.join(DATATYPES)}")
+    called = {name: one for one, row in DATATYPES.items() for name in (row.onnx, row.torch) if name}
+    found = near(called.get(datatype, datatype), DATATYPES)
+    hint = f"; did you mean {found}?" if found else ""
+    return BadTensor(f"field `{where}.datatype` is {datatype[:32]!r}: use one of {', '.join(DATATYPES)}{hint}")
 
 
 def wrong_size(datatype: str, shape: Sequence[int], size: int, where: str) -> BadTensor:
@@ -186,7 +190,7 @@ def wrong_shape(shape: Sequence[int], spec: TensorSpec, where: str) -> BadTensor
 
 def _remedy(shape: list[int], wanted: list[int]) -> str:
     if takes(wanted, shape):
-        return "; it lacks the axis of items: send x[None]"
+        return f"; it lacks the axis of items: one item has shape {[1, *shape]}"
     item = shape[1:]
     if len(item) == len(wanted) == 3:
         if takes(wanted, [item[1], item[2], item[0]]):

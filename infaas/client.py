@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import msgspec
 
+from bus.fields import meant
 from bus.messages.catalog import TensorSpec
 from bus.messages.jobs import JobStatus
 from bus.messages.public import ObjectRef, RegistrationStatus, TensorView
@@ -50,8 +51,7 @@ if TYPE_CHECKING:
     from infaas.registering import Arrays
 
 DEADLINE = 30.0  # s within which the system answers or refuses a query without a deadline
-# The client waits longer than the deadline, so that a refusal there still arrives: this share of the time to it, and at least so many s.
-# Under overload a query reaches its dispatcher late, and the 30 s of one without a deadline begin then.
+# The client waits longer than the deadline, by this share and at least so many s, so that a refusal there still arrives, under overload, too.
 GRACE, GRACE_SHARE = 1.0, 0.1
 FEEDBACK_TIMEOUT = 30.0  # s; a feedback may have its query evaluated again
 LIST_TIMEOUT = 5.0  # s to wait for lists and explanations
@@ -83,6 +83,7 @@ class Client:
 
     async def close(self) -> None:
         """Fail all requests in flight with NotConnected, and disconnect. A second call does nothing."""
+        self._exchange.check_loop()
         if self._cleaning:
             await asyncio.wait(self._cleaning, timeout=GRACE)
         if self._owns_bus:
@@ -247,11 +248,11 @@ class Client:
         return await self._list("apps", app=app)
 
     async def models(self, *, app: str | None = None, model: str | None = None) -> list[dict[str, Any]]:
-        """The registered models and versions."""
+        """The registered models and versions. Raises Refused where there is no such app."""
         return await self._list("models", app=app, model=model)
 
     async def variants(self, *, app: str | None = None, model: str | None = None) -> list[dict[str, Any]]:
-        """The variants with their measured figures, which decisions use."""
+        """The variants with their measured figures, which decisions use. Raises Refused where there is no such app."""
         return await self._list("variants", app=app, model=model)
 
     async def workers(self) -> list[dict[str, Any]]:
@@ -301,9 +302,7 @@ class Client:
     async def register(
         self, model_or_file: Any, x: Any = None, y: Any = None, /, *, app: str, **options: Any
     ) -> RegistrationStatus | dict[str, Any]:
-        """Register a trained model with its labelled validation set. Waits until its variants are built and measured.
-
-        Two shapes:
+        """Register a trained model with its labelled validation set. Waits until its variants are built and measured. Two shapes:
 
             await client.register(model, x, y, app="wine")
             await client.register("model.onnx", app="wine", model="forest", validation="validation.npz")
@@ -316,8 +315,7 @@ class Client:
         `variants`, and the `failures` of those that could not be built. With dry_run the model is inspected only, nothing is kept, and the
         result has what would be registered: `variants`, `signature`, and the `accuracy` of the model as it is.
 
-        options: further arguments of `infaas.registering.register`. Raises BadInput where a model cannot be converted, RegistrationFailed
-        if no variant works, and what every method raises.
+        options: further ones of `infaas.registering.register`. Raises BadInput where a model cannot be converted, RegistrationFailed if none works.
         """
         from infaas import registering  # noqa: PLC0415  (a query needs none of it)
 
@@ -440,6 +438,9 @@ class Client:
         items = (await self._request(self.subjects.list(what), about)).get("items")
         if not isinstance(items, list):
             raise InfaasError(f"the list of {what} has no items")
+        app = about.get("app") if not items and what in ("models", "variants") else None
+        if app is not None and app not in (known := [one["app"] for one in await self.apps()]):
+            raise Refused("unknown_app", f"no app {app!r}: see infaas.list.apps{meant(app, known)}")
         return items
 
     async def _request(
@@ -494,7 +495,6 @@ def reply_within(deadline: Any) -> float:
 
 def _number(value: Any) -> float | None:
     """A requirement as a number; None if it is no number, which the system then refuses."""
-    try:
-        return None if value is None else float(value)
-    except (TypeError, ValueError):
-        return None
+    with contextlib.suppress(TypeError, ValueError):
+        return float(value)
+    return None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
+from bus.messages.catalog import TARGETS
 from infaas.errors import BadInput
 from infaas.folders import import_of, is_mlflow, mlflow_model
 from infaas.samples import CHECKED, arrays_of, by_name, check_finite, columns_of, float32_of, labels_of, numbered
@@ -22,6 +23,7 @@ Array = np.ndarray[Any, Any]
 Named = dict[str, Array]
 LEAST_AGREEMENT = 0.99
 OLDER = {"": 17, "ai.onnx.ml": 3}
+_OF_CLASSES = ("top1", "top5", "f1_macro", "roc_auc", "average_precision", "log_loss")
 SERVE_IT = "serve the object itself with `infaas container` (docs/containers.md)"
 
 
@@ -125,6 +127,7 @@ def check_given(model: Any, x: Any, y: Any, metric: str | None, options: Mapping
     if hasattr(samples, "__len__") and hasattr(y, "__len__") and len(samples) != len(y):
         raise BadInput(f"y: {len(y)} labels for {len(samples)} samples: give each sample one")
     if hasattr(model, "fit") and kind_of(model) in ("sklearn", "xgboost", "lightgbm"):
+        from sklearn.base import is_classifier, is_regressor  # noqa: PLC0415
         from sklearn.exceptions import NotFittedError  # noqa: PLC0415
         from sklearn.utils.validation import check_is_fitted  # noqa: PLC0415
 
@@ -132,6 +135,16 @@ def check_given(model: Any, x: Any, y: Any, metric: str | None, options: Mapping
             check_is_fitted(model)
         except NotFittedError:
             raise BadInput(f"model: this {type(model).__name__} is not fitted: call its fit(x, y) first") from None
+        number = is_regressor(model)
+        if metric in (_OF_CLASSES if number else TARGETS if is_classifier(model) else ()):
+            gives, right = ("a number", ("mae", "rmse", "r2")) if number else ("classes", _OF_CLASSES)
+            raise BadInput(
+                f"metric: {metric} is not for this {type(model).__name__}, which gives {gives}: use one of {', '.join(right)}, or leave it out"
+            )
+        if metric == "top5" and len(getattr(model, "classes_", range(6))) <= 5:
+            raise BadInput(
+                f"metric: top5 needs more than five classes, and this model has {len(model.classes_)}: use top1"
+            )
     classes = metric in ("top1", "top5") or (metric is None and hasattr(model, "predict_proba"))
     if classes and (word := next((name for name in ("unit", "target") if options.get(name)), None)):
         raise BadInput(f"{word}: is of a regressor's number, and this model gives classes: leave it out")

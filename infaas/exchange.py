@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bus.messages.public import RESENT
-from bus.port import Buffer, Bus, BusError, Delivery, PayloadTooLarge, Subscription
+from bus.port import OTHER_LOOP, Buffer, Bus, BusError, Delivery, PayloadTooLarge, Subscription
 from infaas.errors import BadInput, InfaasError, NotConnected, Timeout, denied
 
 FIRST_SILENCE = 1.5  # s without a reply after which a request is sent again; doubles each time
@@ -130,6 +130,7 @@ class Exchange:
         tail: Sequence[Buffer] = (),
     ) -> bytes:
         """Send a request and wait for its reply. Raises Timeout, NotConnected, BadInput."""
+        self.check_loop()
         future: asyncio.Future[bytes] = self._loop.create_future()
 
         def settle(reply: bytes | InfaasError) -> None:
@@ -146,6 +147,11 @@ class Exchange:
         except asyncio.CancelledError:
             self.forget(token)
             raise
+
+    def check_loop(self) -> None:
+        """Raises NotConnected in another event loop than that of `open`."""
+        if self._subscription is not None and asyncio.get_running_loop() is not self._loop:
+            raise NotConnected(OTHER_LOOP)
 
     def forget(self, token: str) -> None:
         """Ignore the reply to this request."""

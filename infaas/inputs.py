@@ -93,7 +93,7 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is no text in UTF-8: {error}") from error
+        raise BadInput(f"{path} is no text in UTF-8: save it as UTF-8") from error
 
 
 def _columns(path: Path) -> dict[str, list[Any]]:

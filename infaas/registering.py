@@ -239,7 +239,7 @@ def _check_validation(path: Path, request: Register) -> None:
         with zipfile.ZipFile(path) as archive:
             found = [name.removesuffix(".npy") for name in archive.namelist()]
     except (zipfile.BadZipFile, OSError) as error:
-        raise BadInput(f"the validation set {path} is no .npz file ({error}); make one with numpy.savez") from error
+        raise BadInput(f"the validation set {path} is no .npz file; make one with numpy.savez") from error
     if request.labels_key not in found and request.metric != AGREEMENT:
         raise BadInput(
             f"labels_key: {path.name} holds no {request.labels_key!r}, only {', '.join(found)}; name the labels, or measure without any "
@@ -378,6 +378,8 @@ async def _figures(variants: ListVariants, status: RegistrationStatus) -> list[d
             app = None if status.app == WITHOUT_APP else status.app
             items = await variants(app=app, model=status.model)
             found = {item["variant"]: item for item in items if item.get("version") == status.version}
+        except Refused:  # the dispatcher does not know the app yet
+            pass
         except InfaasError as error:
             log.warning("the figures cannot be listed now (try `infaas variants`): %s", error)
             until = 0.0

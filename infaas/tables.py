@@ -130,16 +130,16 @@ def _fitting(array: "Array", spec: TensorSpec, what: str) -> "Array":
 
     texts, flat = spec.datatype == "BYTES", array.reshape(-1)
     if texts and array.dtype.kind not in "OUS":
-        raise BadInput(f"{what} holds numbers, and the app takes texts: convert it, as by .astype(str)")
+        raise BadInput(f"{what} holds numbers, and the app takes texts: give it as texts")
     if texts and any(isinstance(one, int) or (isinstance(one, float) and not math.isnan(one)) for one in flat.tolist()):
-        raise BadInput(f"{what} holds numbers among its texts, and the app takes texts: convert it, as by .astype(str)")
+        raise BadInput(f"{what} holds numbers among its texts, and the app takes texts: give them as texts, too")
     if texts:
         array = array.astype(object if spec.binary else str)
     elif array.dtype.kind in "OUS":
         for row, one in enumerate(flat.tolist()):
             if not isinstance(one, (int, float, type(None))):
                 raise BadInput(
-                    f"{what} holds {one!r} in row {row}, and the app takes numbers: convert it, as by .astype(float)"
+                    f"{what} holds {one!r} in row {row}, and the app takes numbers: give a number, or null where there is none"
                 )
         try:
             array = array.astype(np.float64)

@@ -220,12 +220,16 @@ def _usage_error(error: "CycloptsError") -> str:
             if error.command_chain and error.app is not None:
                 verbs = [name for name in error.app if not name.startswith("-")]
                 return f"{command} has no verb {word!r}: use {', '.join(verbs)}{meant(word, verbs)}"
+            if word in ("down", "stop"):
+                return f"there is no command {word!r}: Ctrl-C where `infaas up` runs, or SIGTERM, stops everything"
             return f"there is no command {word!r}{meant(word, COMMANDS) or '; `infaas --help` lists all'}"
         case exceptions.UnknownOptionError():
             word = error.token.keyword or error.token.value
-            known = [name for one in error.argument_collection if one.parse for name in one.names]
-            near = get_close_matches(word, known, n=1)
-            return f"{command} has no option {word}; {f'did you mean {near[0]}?' if near else f'{see}its options'}"
+            known = {name.lstrip("-"): name for one in error.argument_collection if one.parse for name in one.names}
+            near = get_close_matches(word.lstrip("-"), known, n=1)
+            return (
+                f"{command} has no option {word}; {f'did you mean {known[near[0]]}?' if near else f'{see}its options'}"
+            )
         case exceptions.MissingArgumentError() if error.argument is not None:
             name = error.argument.name
             given = error.keyword is not None or bool(error.argument.tokens)

@@ -97,7 +97,7 @@ def _body(verb: str, kind: type[AdminVerb], values: dict[str, Any]) -> dict[str,
     body = {name: _value(fields_of(kind)[name], value) for name, value in given.items()} | back
     missing = [_option(name) for name, one in body_of(kind).items() if one.default is NODEFAULT and name not in body]
     if missing:
-        usage(f"{verb} needs {' and '.join(missing)}")
+        usage(f"{verb} needs {' and '.join(missing)}: write {' and '.join(f'{one} VALUE' for one in missing)}")
     if kind.one_of and sum(name in body for name in kind.one_of) != 1:
         usage(f"{verb} needs exactly one of {', '.join(map(_option, kind.one_of))}")
     return body

@@ -26,7 +26,7 @@ from services.core.planning.problem import (
     PlanningProblem,
     RequirementClass,
 )
-from services.simulation.scenario.toml import Location, ScenarioError, read_toml, struct_at
+from services.simulation.scenario.toml import Location, ScenarioError, one_of, read_toml, struct_at
 
 _LIMIT_S = 0.4
 
@@ -188,6 +188,8 @@ def _check(file: PlanFile, location: Location) -> None:
         if one.name in named:
             at.at("name").refuse(f"{one.name!r} is there twice")
         named.add(one.name)
+        for app in one.apps:
+            one_of(app, at.at("app"), {block.name for block in file.app}, "[[app]]")
     asked: set[StatedDemand] = set()
     for i, block in enumerate(file.app):
         if replace(block, qps=0.0) in asked:

@@ -13,7 +13,6 @@ from infaas.cli.output import (
     COMPUTED,
     Column,
     fail,
-    meant,
     number,
     print_functions,
     print_json,
@@ -96,11 +95,7 @@ async def _query(
     data_dir: Path | None, app: str | None, x: Any, timeout: float | None, needs: Needs
 ) -> "Answer | Refused":
     async with connect(data_dir=data_dir) as client:
-        answer = await client.query(app, x, timeout=timeout, raise_refused=False, **needs)
-        if isinstance(answer, Refused) and answer.code == "unknown_app" and app is not None:
-            near = meant(app, [one["app"] for one in await client.apps()])
-            answer = Refused(answer.code, f"{answer.message}{near}", id=answer.id)
-        return answer
+        return await client.query(app, x, timeout=timeout, raise_refused=False, **needs)
 
 
 def _render(answer: "Answer") -> None:

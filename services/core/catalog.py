@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bus.codec import decode_kept
+from bus.fields import meant
 from bus.messages.catalog import TARGETS, AppRecord, ModelRecord, Signature, TensorSpec, VariantRecord
 from bus.messages.public import Register
 from bus.messages.scaling import PipelineReplicas
@@ -151,6 +152,18 @@ class Catalog:
 
     def app(self, name: str) -> AppRecord | None:
         return self._apps.get(name)
+
+    def meant_app(self, name: str) -> str:
+        """Of an unknown app: see `meant`."""
+        return meant(name, self._apps)
+
+    def meant_model(self, name: str) -> str:
+        """Of an unknown model: see `meant`."""
+        return meant(name, self._models)
+
+    def no_app(self, name: str) -> str:
+        """Why nobody answers for an app that is not there."""
+        return f"no app {name!r}: see infaas.list.apps, or register a model for it{self.meant_app(name)}"
 
     def model(self, name: str, version: str | None = None) -> ModelRecord | None:
         """One version of a model. Without a version, the one registered last."""

@@ -82,7 +82,7 @@ def http_url(url: str) -> HttpUrl:
     except ValueError as error:
         raise BadHttpUrl(f"the URL cannot be read: {error}") from error
     if parts.scheme not in PORTS:
-        raise BadHttpUrl(f"only http and https URLs are taken, not {parts.scheme or 'this'!r}")
+        raise BadHttpUrl(f"only http and https URLs are taken, not {parts.scheme or url[:80]!r}")
     if "@" in parts.netloc:
         raise BadHttpUrl("the URL carries a user or password: URLs with credentials are not taken")
     host = (parts.hostname or "").removesuffix(".")

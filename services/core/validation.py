@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from bus.codec import explain
 from bus.datatypes import SIZES, converts, same_kind
 from bus.fields import check_of
 from bus.messages.catalog import AppRecord, Signature, TensorSpec
@@ -168,8 +169,9 @@ def _check_list(value: list[object], spec: TensorSpec | None, where: str) -> int
     except Ragged as error:
         raise WrongField(f"{where} {error}") from error
     if not set(map(type, numbers)) <= _NUMBERS:
-        wrong = next(type(number).__name__ for number in numbers if type(number) not in _NUMBERS)
-        raise WrongField(f"{where} must hold numbers only, not {wrong}: texts come as BYTES tensors")
+        kinds = {str: "texts, which come as BYTES tensors", dict: "maps", type(None): "null", bytes: "bytes"}
+        wrong = next(kinds.get(type(number), "other things") for number in numbers if type(number) not in _NUMBERS)
+        raise WrongField(f"{where} must hold numbers only, not {wrong}")
     if not all(shape):
         raise WrongField(f"{where} holds an empty list")
     if spec is not None and not takes(spec.shape, shape[1:]):
@@ -186,14 +188,14 @@ def _count_map(raw: msgspec.Raw, signature: Signature | None) -> int:
     try:
         parts = _named(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WrongField(f"inputs: {error}") from error
+        raise WrongField(explain(error, "inputs")) from error
     if {"datatype", "shape", "data"} & parts.keys() and (
         signature is None or "data" not in {s.name for s in signature.inputs}
     ):
         try:
             _tensor(raw)
         except msgspec.ValidationError as error:
-            raise WrongField(f"inputs: {error}".replace("`$.", "`inputs.").replace("`$`", "`inputs`")) from error
+            raise WrongField(explain(error, "inputs")) from error
     specs = {s.name: s for s in signature.inputs} if signature is not None else {}
     if specs:
         for name in specs:
@@ -211,7 +213,7 @@ def _count_map(raw: msgspec.Raw, signature: Signature | None) -> int:
             else:
                 count = check_tensor(_tensor(part), specs.get(name), where)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise WrongField(f"{where}: {error}".replace("`$.", f"`{where}.").replace("`$`", f"`{where}`")) from error
+            raise WrongField(explain(error, where)) from error
         if found and count != found:
             raise WrongField(f"{where} holds {count} items, another input {found}")
         found = count

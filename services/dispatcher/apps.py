@@ -63,12 +63,12 @@ class Apps:
                 code="overloaded", message="the dispatcher has only just started: ask again", retry_after_ms=100
             )
         if name != WITHOUT_APP:
-            text = f"no app {name!r}: see infaas.list.apps, or register a model for it"
-            return Error(code="unknown_app", message=text)
+            return Error(code="unknown_app", message=self.catalog.no_app(name))
         if model is None:
             text = "field `model` is missing: a query without an app names a registered model"
             return Error(code="bad_request", message=text)
-        return Error(code="unknown_model", message=f"no model {model!r}: see infaas.list.models")
+        text = f"no model {model!r}: see infaas.list.models{self.catalog.meant_model(model)}"
+        return Error(code="unknown_model", message=text)
 
     def variants(self, key: str) -> tuple[VariantRecord, ...]:
         """The variants that may serve an app, or a model's pseudo app. Empty if it is unknown."""

@@ -255,8 +255,8 @@ class SelectionList(Struct, eq=False):
             text = f"context must be at most {MOST_TEXT} characters long, as those of queries"
             return [Publish(reply, Refusal(error=Error(code="bad_request", message=text)))]
         if app is None:
-            text = f"no app {asked.app!r}: see infaas.list.apps"
-            return [Publish(reply, Refusal(error=Error(code="unknown_app", message=text)))]
+            unknown = Error(code="unknown_app", message=self.catalog.no_app(asked.app))
+            return [Publish(reply, Refusal(error=unknown))]
         ensemble = app.selection
         if ensemble is None or ensemble.policy is None:
             return [Publish(reply, Listing(items=[]))]

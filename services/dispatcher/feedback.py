@@ -167,7 +167,7 @@ class Feedbacks:
             text = "the dispatcher has only just started: ask again"
             return Error(code="overloaded", message=text, retry_after_ms=100.0)
         if self._apps.catalog.app(app) is None:
-            return _error("unknown_app", f"no app {app!r}: see infaas.list.apps")
+            return _error("unknown_app", self._apps.catalog.no_app(app))
         inputs = bytes(feedback.inputs)
         if feedback.id is None and feedback.query is None and inputs in _NO_INPUTS:
             return _error("bad_request", "give the `query` that an answer named, the `id` of a query, or its `inputs`")

@@ -48,7 +48,7 @@ def retry_after(code: str, retry_after_ms: float | None) -> dict[str, str]:
     return {"Retry-After": str(max(1, ceil((retry_after_ms or 1000.0) / 1000.0)))}
 
 
-_SUBJECT = re.compile(r"see infaas\.[\w.]+, or |: see infaas\.[\w.]+\Z")  # in the system's refusals
+_LIST = re.compile(r"infaas\.list\.\w+")  # in the system's refusals
 _RIGHT = re.compile(r"our credentials have no right to \S+: ")  # in the client library's errors
 
 
@@ -123,7 +123,9 @@ def _of_refusal(refused: Refused) -> RequestFailed:
     more = {"code": refused.code, "closest": refused.closest, "retry_after_ms": refused.retry_after_ms}
     failure = RequestFailed(
         None,
-        _RIGHT.sub("the gateway's credentials on the bus do not allow this: ", _SUBJECT.sub("", refused.message)),
+        _RIGHT.sub(
+            "the gateway's credentials on the bus do not allow this: ", _LIST.sub("/v2/models", refused.message)
+        ),
         code=refused.code,
         headers=retry_after(refused.code, refused.retry_after_ms),
         more={name: value for name, value in more.items() if value is not None},

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import NODEFAULT, Struct
 
-from bus.codec import DECODE_ERRORS, explain
-from bus.fields import faults, fields_of
+from bus.codec import DECODE_ERRORS, explain, in_words
+from bus.fields import faults, fields_of, meant, unread_keys
 from services.gateway.errors import BadRequest, RequestFailed
 
 UNCHECKED_JSON = 2**18  # bytes of JSON that are decoded without an estimate of their memory
@@ -38,7 +38,7 @@ def check_json_size(text: bytes, end: int | None = None) -> None:
         try:
             _skip(memoryview(text)[:end])
         except DECODE_ERRORS as error:
-            raise BadRequest(json_fault(error)) from error
+            raise BadRequest(json_fault(error, text[:end])) from error
         raise RequestFailed(
             None,
             f"as JSON this would take more than {MAX_JSON_MEMORY // 2**20} MiB of memory: send large tensors as binary data, or in parts",
@@ -46,13 +46,25 @@ def check_json_size(text: bytes, end: int | None = None) -> None:
         )
 
 
-def json_fault(error: Exception) -> str:
+def json_fault(error: Exception, text: bytes | memoryview) -> str:
     """What a text's decoder found wrong (one of DECODE_ERRORS), in words for its sender."""
     if isinstance(error, RecursionError):
         return "the JSON is nested too deeply"
     if isinstance(error, msgspec.ValidationError):
         return explain(error)
-    return f"the body is not JSON: {'it is not UTF-8' if isinstance(error, UnicodeDecodeError) else error}"
+    if not len(text):
+        return "the body is empty: send a JSON object"
+    why, at = in_words(str(error)), _BYTE.search(str(error))
+    if isinstance(error, UnicodeDecodeError) or bytes(text[:2]) in _MARKS:
+        why = "send it as UTF-8, without a byte-order mark"
+    elif at is not None and _NO_NUMBER.match(bytes(text[max(0, int(at[1]) - 1) : int(at[1]) + 9])):
+        why = f"JSON has no NaN and no Infinity (byte {at[1]}): they go as raw data, or as null in rows"
+    return f"the body is not JSON: {why}"
+
+
+_BYTE = re.compile(r"\(byte (\d+)\)")
+_MARKS = (b"\xef\xbb", b"\xff\xfe", b"\xfe\xff")
+_NO_NUMBER = re.compile(rb".?-?(NaN|Infinity)", re.DOTALL)
 
 
 _decode = msgspec.json.Decoder().decode
@@ -64,7 +76,7 @@ def read_object(text: bytes) -> dict[str, Any]:
     try:
         found = _decode(text) if text else {}
     except DECODE_ERRORS as error:
-        raise BadRequest(json_fault(error)) from error
+        raise BadRequest(json_fault(error, text)) from error
     if not isinstance(found, dict):
         raise BadRequest("the body must be a JSON object")
     if may_have_more_names(text, _quotes(found)) and (again := find_duplicate(text or b"{}")):
@@ -93,7 +105,10 @@ def fitted(given: Any, kind: type[_Message], key: str = "", *, strict: bool = Tr
     if not isinstance(given, dict):
         raise BadRequest(f"{key or 'the body'}: must be an object with {', '.join(fields)}")
     if unread := [name for name in given if name not in fields]:
-        raise BadRequest(f"{at}{unread[0][:80]}: nothing reads it here; there are {', '.join(fields)}")
+        near = meant(unread[0], fields.keys() - given.keys()) or f"; there are {', '.join(fields)}"
+        raise BadRequest(f"{at}{unread[0][:80]}: nothing reads it here{near}")
+    if inside := next(unread_keys(given, kind, key), None):
+        raise BadRequest(f"{inside[0]}: nothing reads it here" + (f"; did you mean {inside[1]}?" if inside[1] else ""))
     told = {name: value for name, value in given.items() if value is not None}
     for name, field in fields.items():
         if field.default is NODEFAULT and name not in told:
@@ -103,7 +118,7 @@ def fitted(given: Any, kind: type[_Message], key: str = "", *, strict: bool = Tr
     except msgspec.ValidationError as error:
         wrong = _WHERE.search(text := explain(error))
         name, where = ("", "") if wrong is None else wrong.groups()
-        meaning = f". {fields[name].meaning}" if name in fields else ""
+        meaning = f". {fields[name].meaning}" if name in fields and fields[name].meaning else ""
         raise BadRequest(f"{at}{where}: {text.removeprefix(f'field `{where}` ')}{meaning}") from error
     for fault in faults(found, key):
         raise BadRequest(f"{fault.key}: {fault.reason}")

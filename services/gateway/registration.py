@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from bus.fields import choice, fields_of
 from bus.messages.public import Register, RegistrationStatus
+from infaas.errors import BadInput
 from infaas.registering import ENDINGS
 from services.core.hosts import allowed_hosts
 from services.core.settings import GatewaySettings, listed
@@ -105,7 +106,10 @@ class ModelRegistration:
                     "format": files.format or _format(source),
                     "labels": await self._labels(files.labels, f"{at}labels", there / "labels.txt"),
                 }
-                return await self._service.client.register(there / "model", **more)
+                try:
+                    return await self._service.client.register(there / "model", **more)
+                except BadInput as error:  # the directory is ours to know
+                    raise BadRequest(f"{at}{str(error).replace(f'{there}/', '')}") from error
 
     async def _labels(self, given: list[str] | FileSource | None, at: str, path: Path) -> list[str]:
         if not isinstance(given, FileSource):
@@ -152,7 +156,7 @@ def decoded(blob: str, at: str) -> bytes:
     try:
         return base64.b64decode(blob, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise BadRequest(f"{at}.blob: must be base64: {error}") from error
+        raise BadRequest(f"{at}.blob: must be the file's bytes as base64") from error
 
 
 def _format(source: str | FileSource | None) -> str:

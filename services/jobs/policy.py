@@ -119,14 +119,13 @@ class JobPolicy(Struct, eq=False):
         """Why no variant can compute this job; None when one can."""
         record, model, variant = self.catalog.app(app), ask.model, ask.variant
         if record is None:
-            text = f"no app {app!r}: see infaas.list.apps, or register a model for it"
-            return Error(code="unknown_app", message=text)
+            return Error(code="unknown_app", message=self.catalog.no_app(app))
         if record.pipeline is not None:
             text = f"app: {app} is a pipeline: offline jobs run one model; submit them to the apps of its stages"
             return Error(code="bad_request", message=text)
         if model is not None and model not in record.links:
             known = ", ".join(sorted(record.links))
-            return Error(code="unknown_model", message=f"model: {app} has no model {model!r}, only {known}")
+            return Error(code="unknown_model", message=f"model: {app} has no model {model!r}, only {known or 'none'}")
         candidates = self._eligible(app, ask, ignore_accuracy=True)
         if variant is not None and not candidates:
             text = f"variant: {app} has no variant {variant!r}: see infaas.list.variants"

@@ -59,7 +59,7 @@ from services.core.metric import MetricFamily
 from services.core.placement import REMOTE
 from services.core.requests import Commands, Retry, SyncGate, TakeOvers, answer, not_now, refuse
 from services.core.settings import RegistrarSettings, Settings
-from services.registrar.changes import refusal
+from services.registrar.changes import refusal, told
 from services.registrar.checks import Ceiling, registration_error, verb_asked
 from services.registrar.commands import (
     AlreadyTaken,
@@ -118,7 +118,7 @@ class Registrar:
         # Never to be taken over: ended, refused or unreadable. The bucket may still bring a record of them.
         self._closed: set[str] = set()
         self._claims: dict[str, tuple[RegistrationRecord, str]] = {}  # under way, with the reply subject
-        self._changes: dict[int, str] = {}  # operators' changes under way: number and reply subject
+        self._changes: dict[int, tuple[str, str]] = {}  # operators' changes under way: reply subject and app, by number
         self._change_count = 0
         self._cancelling: dict[str, list[str]] = {}  # reply subjects of those who wait, by registration
         self._dismissing: dict[str, RegistrationStatus] = {}  # failed ones that are to be forgotten
@@ -274,7 +274,7 @@ class Registrar:
         if refused is not None:
             return refuse(envelope.reply, refused)
         self._change_count += 1
-        self._changes[self._change_count] = envelope.reply
+        self._changes[self._change_count] = envelope.reply, getattr(request, "app", "")
         return (Do(("admin", self._change_count), request, COMMAND_S),)
 
     def _place_container(self, envelope: Envelope) -> Iterable[Effect]:
@@ -329,9 +329,9 @@ class Registrar:
             self._takeovers.ended(which)
             return NOTHING if result is None else self._carry_on(result, now)
         if kind == "admin":
-            reply = self._changes.pop(which)
+            reply, app = self._changes.pop(which)
             if isinstance(result, Error):
-                return refuse(reply, result)
+                return refuse(reply, told(result, app, self._catalog))
             if isinstance(result, ContextsDeleted):
                 gone = ContextChanged(result.app, result.key, 0, None)
                 return (Publish(self._subjects.selection("changed"), gone), *answer(reply, AdminDone()))
@@ -364,7 +364,7 @@ class Registrar:
         elif kind in ("cancel", "dismiss"):
             return self._cancelled(which, not_now("the registration cannot be marked", envelope.message, RETRY_S))
         elif kind in ("claim", "admin"):
-            reply = self._claims.pop(which)[1] if kind == "claim" else self._changes.pop(which)
+            reply = self._claims.pop(which)[1] if kind == "claim" else self._changes.pop(which)[0]
             return refuse(reply, not_now("the catalogue cannot be written", envelope.message, RETRY_S))
         else:
             return self._commands.failed(command)

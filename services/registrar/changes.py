@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
+from bus.fields import meant
 from bus.messages.catalog import LARGEST_BATCH, AppRecord, BatchingRule, VariantRecord
 from bus.messages.public import Error
 from bus.messages.verbs import (
@@ -118,7 +119,7 @@ def _replicate(record: AppRecord, change: SetReplicas, _: Catalog) -> AppRecord 
     if change.model is None:
         return replace(record, min_instances=change.count)
     if change.model not in record.links:
-        return _unlinked(change)
+        return _unlinked(change, record)
     return replace(
         record,
         replicas=_without(record.replicas, change.model) | ({change.model: change.count} if change.count else {}),
@@ -129,13 +130,14 @@ def _without(values: dict[str, T], model: str) -> dict[str, T]:
     return {name: value for name, value in values.items() if name != model}
 
 
-def _unlinked(change: SetReplicas | UnlinkModel) -> Error:
-    return error_of(f"model: app {change.app} does not link {change.model}", "unknown_model")
+def _unlinked(change: SetReplicas | UnlinkModel, record: AppRecord) -> Error:
+    linked = ", ".join(sorted(record.links)) or "none"
+    return error_of(f"model: app {change.app} does not link {change.model}; it links {linked}", "unknown_model")
 
 
 def _unlink(record: AppRecord, change: UnlinkModel, catalog: Catalog) -> AppRecord | Error:
     if change.model not in record.links:
-        return _unlinked(change)
+        return _unlinked(change, record)
     needed = in_use(record, change, catalog)
     if needed is not None:
         return needed
@@ -205,7 +207,7 @@ def _unknown_app(app: str) -> Error:
 def _unknown_version(model: str, version: str | None, catalog: Catalog) -> Error:
     known = sorted(catalog.versions(model))
     if not known:
-        return error_of(f"model: there is no model {model}", "unknown_model")
+        return error_of(f"model: there is no model {model}{catalog.meant_model(model)}", "unknown_model")
     return error_of(f"version: model {model} has no version {version}, only {', '.join(known)}", "unknown_model")
 
 
@@ -233,7 +235,14 @@ def refusal(request: AdminVerb, catalog: Catalog) -> Error | None:
     """Why a request of the right form is not carried out, as far as it shows now."""
     check = CHECKS.get(type(request))
     found = None if check is None else check(request, catalog)
-    return error_of(found) if found and isinstance(found, str) else found or None
+    error = error_of(found) if found and isinstance(found, str) else found or None
+    return error and told(error, getattr(request, "app", ""), catalog)
+
+
+def told(refused: Error, app: str, catalog: Catalog) -> Error:
+    """The refusal as its sender hears it. app: that the request names; "": none. catalog: all of it."""
+    near = catalog.meant_app(app) if refused.code == "unknown_app" and app else ""
+    return replace(refused, message=refused.message + near)
 
 
 def _settings(request: AddApp | SetApp | LinkModel, _: Catalog) -> str:
@@ -278,7 +287,9 @@ def _batching(request: SetBatching, catalog: Catalog) -> str | Error | None:
         return f"app: {name} is a pipeline and forms no batches of its own; use set-batching on the app of a stage"
     if scope == "model" and catalog.model(name) is None:
         return _unknown_version(name, None, catalog)
-    return f"variant: there is no variant {name}" if scope == "variant" and catalog.variant(name) is None else None
+    if scope == "variant" and catalog.variant(name) is None:
+        return f"variant: there is no variant {name}: see infaas.list.variants{meant(name, (one.variant for one in catalog.variants))}"
+    return None
 
 
 def _in_scope(scope: str, name: str, catalog: Catalog) -> list[VariantRecord]:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from bus.codec import encode, in_words
+from bus.codec import encode, explain
 from bus.fields import faults
 from bus.messages.catalog import (
     AppRecord,
@@ -278,8 +278,7 @@ def plan_of(sent: dict[str, Any] | None) -> PipelinePlan | Error | None:
     try:
         plan = msgspec.convert(sent, PipelinePlan)
     except msgspec.ValidationError as error:
-        reason, _, at = in_words(str(error)).partition(" - at `$")
-        return error_of(f"plan{at.rstrip('`')}: {reason}; {remedy}")
+        return error_of(f"plan: {explain(error)}; {remedy}")
     unknown = [f"plan.{key[:80]}" for key in sorted({*sent} - {*PipelinePlan.__struct_fields__})]
     for name, stage in sent["vertices"].items():
         more = sorted({*stage} - {*PlannedStage.__struct_fields__})

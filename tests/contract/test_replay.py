@@ -394,8 +394,8 @@ def test_a_damaged_file_is_refused_by_file_and_row(replay: Run, refused: Refused
     assert "row 2: items must be at least 1 and at most 1000000, not 0" in after(
         head, rows[0], [*rows[1][:2], 0, *rows[1][3:]], 2
     )
-    assert "row 1: Expected `float | null`, got `str` for slo_ms" in after(head, [*rows[0][:3], "50", *rows[0][4:]], 1)
-    assert "row 1: Expected `array` of at least length 11" in after(head, rows[0][:4], 1)
+    assert "row 1: field `slo_ms` must be a number, not a text" in after(head, [*rows[0][:3], "50", *rows[0][4:]], 1)
+    assert "row 1: the body must have 11 entries" in after(head, rows[0][:4], 1)
     assert "row 2: time" in after(head, rows[5], rows[1], 2)
     assert "ends after 1 of 2 queries" in after(head, rows[0], 2)
     assert "ends in the middle, after row 1" in after(head, rows[0])

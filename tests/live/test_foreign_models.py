@@ -257,7 +257,7 @@ def test_wrong_inputs_are_refused_with_the_remedy(client: infaas.Infaas, tmp_pat
         client.register(foreign.model, foreign.x / 255, foreign.y, app="p", name="p")
     client.register(foreign.model, foreign.x, foreign.y, app="remedies", name="remedies", timeout=LIMIT_S)
     for asked, remedy in (
-        (foreign.x[0], r"lacks the axis of items: send x\[None\]"),
+        (foreign.x[0], r"lacks the axis of items: one item has shape"),
         (foreign.x.transpose(0, 3, 1, 2)[:1], "transpose it by"),
         ((foreign.x[:1] / 255).astype("f4"), "multiply by 255 and convert to uint8"),
         (foreign.x[:1].astype("i8") + 300, "do not fit UINT8"),

@@ -103,9 +103,10 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("query --app digits --json-input '[[1,2'", FAILED, "the inputs are not valid JSON"),
     ("query --app digits --json-input '[[1],[1,2]]'", FAILED, "ragged list: all items need the same shape"),
     # names and needs
-    ("query --app digts --input ok.npy", FAILED, "no app 'digts': see `infaas apps`.*; did you mean 'digits'"),
+    ("query --app digts --input ok.npy", FAILED, "no app 'digts': see `infaas apps`.*; did you mean digits"),
     ("query --app 'my digits' --input ok.npy", FAILED, "names have 1 to 64 letters, digits, - or _"),
-    (f"{QUERY} ok.npy --model mpl", FAILED, "app 'digits' has no model 'mpl': see `infaas variants`"),
+    (f"{QUERY} ok.npy --model mpl-s", FAILED, "has no model 'mpl-s': see `infaas variants`; did you mean mlp-s"),
+    ("variants --app digts", FAILED, "no app 'digts': see `infaas apps`; did you mean digits"),
     (f"{QUERY} ok.npy --accuracy 97", USAGE, "--accuracy. must be at least 0 and at most 1, not 97"),
     (f"{QUERY} ok.npy --accuracy 0.9999", FAILED, r"reaches accuracy 0.9999: the best has 0\.\d+ \(.*; ask for less"),
     (f"{QUERY} ok.npy --latency-ms 0.0001", FAILED, r"answers within 0.0001 ms: the fastest takes .* ms \("),
@@ -120,7 +121,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("register empty.onnx --app a --model m --validation validation.npz", FAILED, "empty.onnx is empty"),
     ("register fake.onnx --app a --model m --validation validation.npz", FAILED, "not an ONNX model: .*; export"),
     (f"{REGISTER} missing.npz", FAILED, "the validation set missing.npz does not exist"),
-    (f"{REGISTER} fake.npz", FAILED, "fake.npz is no .npz file .* make one with numpy.savez"),
+    (f"{REGISTER} fake.npz", FAILED, "fake.npz is no .npz file; make one with numpy.savez"),
     (f"{REGISTER} unlabelled.npz", FAILED, "unlabelled.npz holds no 'y', only x"),
     (f"{REGISTER} labels-only.npz", FAILED, "labels-only.npz holds no 'x', only y"),
     (f"{REGISTER} short.npz", FAILED, "200 .*100 labels"),
@@ -203,8 +204,9 @@ def test_in_python_the_same_mistakes_raise_the_same_sentences(place: Place) -> N
     with pytest.raises(library.NotConnected, match="start one with `infaas up"):
         library.connect_blocking(data_dir=place.files / "nowhere")
     with library.connect_blocking(data_dir=place.system.directory) as system:
-        with pytest.raises(library.Refused, match="no app 'digts'"):
-            system.query("digts", place.system.x[:1])
+        for ask in (lambda: system.query("digts", place.system.x[:1]), lambda: system.variants(app="digts")):
+            with pytest.raises(library.Refused, match=r"no app 'digts': see apps\(\).*; did you mean digits"):
+                ask()
         with pytest.raises((library.Refused, library.BadInput), match="784"):
             system.query("digits", place.system.x[:1, :5])
     with pytest.raises(library.BadInput, match="cannot be converted; pass a scikit-learn"):

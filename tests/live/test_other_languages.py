@@ -106,6 +106,6 @@ def test_go_asks_over_http(system: Whole, tmp_path: Path) -> None:
     assert "answered in" in done.stdout
     assert "scores [1 10]" in done.stdout
     done = run([str(tmp_path / "query"), "nobody"], tmp_path, INFAAS_GATEWAY=system.gateway)
-    assert (done.returncode, done.stderr) == (1, "HTTP 404: no model 'nobody' is registered\n")
+    assert (done.returncode, done.stderr) == (1, "HTTP 404: no model 'nobody' is registered: see /v2/models\n")
     nowhere = f"http://127.0.0.1:{free_port()}"
     assert "refused" in run([str(tmp_path / "query"), APP], tmp_path, INFAAS_GATEWAY=nowhere).stderr

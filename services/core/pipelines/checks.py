@@ -172,7 +172,7 @@ def _reached(graph: PipelineGraph, record: PipelineRecord) -> list[str]:
         used |= named
         unknown = sorted(named - graph.vertices.keys() - {QUERY})
         wrong += [f"output.{field}: there is no vertex {one!r}; there are: {', '.join(graph.order)}" for one in unknown]
-        if QUERY not in named and not graph.certain(named):
+        if not unknown and QUERY not in named and not graph.certain(named):
             wrong.append(
                 f"output.{field}: some queries visit none of {', '.join(sorted(named))};"
                 f" add a vertex that each query visits, or what the query gave: {text} | $.NAME"
@@ -181,7 +181,7 @@ def _reached(graph: PipelineGraph, record: PipelineRecord) -> list[str]:
         wrong.append('output: must name at least one tensor of the answer: [output] with NAME = "VERTEX.OUTPUT"')
     for name, vertex in graph.vertices.items():
         wrong += _inputs(graph, vertex)
-        if name in graph.sinks and name not in used:
+        if not wrong and name in graph.sinks and name not in used:
             wrong.append(
                 f"vertex[{name}]: nothing is done with its answer; name it in [output], add an edge from it, or leave it out"
             )

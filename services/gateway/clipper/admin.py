@@ -56,11 +56,11 @@ OWN: tuple[type[AdminVerb], ...] = (SetTarget, SetSelection, SetBatching, SetPip
 Endpoint = Callable[[Request], Awaitable[PlainTextResponse | JsonReply]]
 
 
-Version = Annotated[str | int, "Of the model."]
-ModelName = Annotated[str, "Of the model."]
-ModelNames = Annotated[list[str], "At least one."]
-AppName = Annotated[str, "Of the application."]
-InputType = Annotated[str, choice(*INPUT_TYPES), "Of the application's inputs."]
+Version = Annotated[str | int, "Version of the model."]
+ModelName = Annotated[str, "Name of the model."]
+ModelNames = Annotated[list[str], "Names of models, at least one."]
+AppName = Annotated[str, "Name of the application."]
+InputType = Annotated[str, choice(*INPUT_TYPES), "Type of an item of the application's inputs."]
 Objective = Annotated[float, Number(above=0), "The application's latency objective, in microseconds."]
 DefaultOutput = Annotated[Any, DEFAULT_OUTPUT]
 Verbose = Annotated[bool, "All about them instead of their names."]
@@ -73,9 +73,9 @@ class NewModel(ModelFiles, Checked, frozen=True, kw_only=True):
     model_version: VersionOrNone = None
     model: Annotated[str | FileSource | None, MODEL_FILE] = None
     model_data_path: Annotated[str | None, "A URL, in place of `model`."] = None
-    batch_size: Annotated[int | None, Number(-1, LARGEST_BATCH), "Of every batch; -1: as large as deadlines allow."] = (
-        None
-    )
+    batch_size: Annotated[
+        int | None, Number(-1, LARGEST_BATCH), "Size of every batch; -1: as large as deadlines allow."
+    ] = None
     input_type: Annotated[Any, "Ignored: the model says it."] = None
     container_name: Annotated[Any, "Ignored."] = None
 
@@ -118,7 +118,8 @@ class ClipperAdminApi:
         """Let an application serve models, in their newest versions. All are linked or none, as far as errors can be found before."""
         for model in model_names:
             if self._service.catalog.model(model) is None:
-                raise RequestFailed(None, f"there is no model {model[:80]!r}: add_model registers one")
+                near = self._service.catalog.meant_model(model)
+                raise RequestFailed(None, f"there is no model {model[:80]!r}: add_model registers one{near}")
         return await self._changes([LinkModel(app=app_name, model=model) for model in model_names])
 
     async def delete_model_links(self, app_name: AppName, model_names: ModelNames) -> str:
@@ -126,7 +127,10 @@ class ClipperAdminApi:
         found = self._service.catalog.app(app_name)
         for model in model_names:
             if found is not None and model not in found.links:
-                raise RequestFailed(None, f"application {app_name} does not link {model[:80]!r}")
+                raise RequestFailed(
+                    None,
+                    f"application {app_name} does not link {model[:80]!r}; it links {', '.join(sorted(found.links)) or 'none'}",
+                )
         return await self._changes([UnlinkModel(app=app_name, model=model) for model in model_names])
 
     # -- models
@@ -151,7 +155,8 @@ class ClipperAdminApi:
         catalog = self._service.catalog
         record = catalog.model(model, wanted)
         if record is None:
-            raise RequestFailed(None, f"there is no version {wanted} of a model {model[:80]!r}")
+            others = ", ".join(sorted(catalog.versions(model))) or f"none{catalog.meant_model(model)}"
+            raise RequestFailed(None, f"there is no version {wanted} of a model {model[:80]!r}: there is {others}")
         apps = sorted(catalog.apps_linking(model))
         if not apps:
             raise RequestFailed(
@@ -201,7 +206,7 @@ class ClipperAdminApi:
         return found if verbose else [f"{one.model_id}:{one.model_replica_id}" for one in found]
 
     async def get_container(
-        self, model_name: ModelName, model_version: Version, replica_id: int
+        self, model_name: ModelName, model_version: Version, replica_id: Annotated[int, "Number of the replica."]
     ) -> ClipperContainer | dict[str, str]:
         """One of them; an empty object where there is none."""
         wanted = (model_name, str(model_version), replica_id)
@@ -242,7 +247,7 @@ class ClipperAdminApi:
     def _linking(self, name: str) -> dict[str, str]:
         app = self._service.catalog.app(name)
         if app is None:
-            raise RequestFailed(None, f"there is no application {name[:80]!r}")
+            raise RequestFailed(None, no_application(name, self._service.catalog))
         return app.links
 
     async def _containers(self) -> list[ClipperContainer]:
@@ -318,6 +323,11 @@ def _visible(change: AdminVerb, catalog: Catalog) -> bool:
         case LinkModel() | UnlinkModel():
             return (change.model in app.links) == isinstance(change, LinkModel)
     return True
+
+
+def no_application(name: str, catalog: Catalog) -> str:
+    """That there is none of this name."""
+    return f"there is no application {name[:80]!r}: add_app makes one{catalog.meant_app(name)}"
 
 
 def _parsed(value: Any) -> Any:

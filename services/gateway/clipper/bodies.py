@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from bus.codec import in_words
 from bus.datatypes import DATATYPES
 from bus.messages.catalog import AppRecord, ModelRecord, TensorSpec
 from bus.tensors import pack_texts
@@ -22,7 +23,7 @@ ItemInput = Annotated[
     Any,
     "One item: a list of numbers (integers, floats, doubles), base64 (bytes), or a text (strings), as the app was registered.",
 ]
-VersionOrNone = Annotated[str | int | None, "Of the model."]
+VersionOrNone = Annotated[str | int | None, "Version of the model."]
 User = Annotated[str | int | None, "The user: the feedback's context."]
 
 
@@ -40,7 +41,7 @@ class UpdateBody(Struct, frozen=True, kw_only=True):
     label: Annotated[int | float | str | list[Any], "What the answer should have been."]
     uid: User = None
     input: ItemInput = None
-    query_id: Annotated[str | int | None, "Of an answer, in place of its input."] = None
+    query_id: Annotated[str | int | None, "Query id of an answer, in place of its input."] = None
 
 
 # -- Inputs: integers, floats, doubles, bytes (base64) and strings, checked before the query
@@ -126,7 +127,10 @@ def _flat(item: Any, kind: str, at: int) -> list[Any]:
     except Ragged as error:
         raise BadRequest(f"item {at}: {error}") from error
     except (msgspec.ValidationError, OverflowError) as error:
-        raise BadRequest(f"item {at}: this application takes {kind}, {_JSON_TYPES[kind]}: {error}") from error
+        said, _, where = in_words(str(error)).partition(" - at `$")
+        raise BadRequest(
+            f"item {at}: this application takes {kind}, {_JSON_TYPES[kind]}: {where.rstrip('`') or 'it'} {said}"
+        ) from error
     if not found:
         raise BadRequest(f"item {at}: is empty")
     return found
@@ -138,7 +142,7 @@ def _bytes(items: list[Any], spec: TensorSpec | None) -> dict[str, Any]:
         try:
             pieces.append(base64.b64decode(_text_of(item, "bytes", at), validate=True))
         except (binascii.Error, ValueError) as error:
-            raise BadRequest(f"item {at}: this application takes bytes, base64 text: {error}") from error
+            raise BadRequest(f"item {at}: this application takes bytes, base64 text, and this is none") from error
     if spec is not None and spec.datatype == "BYTES":
         return _texts(pieces, spec)
     lengths = {len(piece) for piece in pieces}

@@ -14,17 +14,18 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from bus.fields import near
 from bus.messages.catalog import AppRecord
 from bus.messages.verbs import verb_of
 from infaas.answers import Answer
-from services.gateway.clipper.admin import OWN, ClipperAdminApi
+from services.gateway.clipper.admin import OWN, ClipperAdminApi, no_application
 from services.gateway.clipper.bodies import ClipperPrediction, PredictBody, UpdateBody, items_of, tensors_of
 from services.gateway.edge import GatewayService
 from services.gateway.errors import BadRequest, RequestFailed
 from services.gateway.http.bodies import JsonReply, json_body
 from services.gateway.http.protocol import COMPLETE
 from services.gateway.json_checks import fitted, read_object
-from services.gateway.oip.parameters import meant_need
+from services.gateway.oip.parameters import NAMES
 from services.gateway.registration import ModelRegistration
 
 
@@ -146,7 +147,7 @@ class ClipperQueryApi:
         name: str = request.path_params["app"]
         found = self._service.catalog.app(name)
         if found is None:
-            raise RequestFailed(None, f"there is no application {name[:80]!r}", code="unknown_app")
+            raise RequestFailed(None, no_application(name, self._service.catalog), code="unknown_app")
         return found
 
 
@@ -162,7 +163,7 @@ def _unread(body: Mapping[str, Any]) -> str:
     """Names of the fields that are not read, with commas between them. Raises BadRequest where one is meant as a requirement."""
     unread = [name for name in body if name not in _PREDICT]
     for name in unread:
-        if meant_need(name) is not None:
+        if near(name, NAMES):
             raise BadRequest(
                 f"{name[:80]}: predict reads {', '.join(_PREDICT)}; POST /v2/models/NAME/infer takes requirements"
             )

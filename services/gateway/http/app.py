@@ -105,7 +105,7 @@ class Router:
             names = ", ".join(sorted(allowed))
             failure = RequestFailed(405, f"this takes {names}, not {scope['method']}", headers={"Allow": names})
         else:
-            failure = RequestFailed(404, "there is nothing at this path", code="unknown")
+            failure = RequestFailed(404, "there is nothing at this path: /docs lists what there is", code="unknown")
         await plain(failure)(scope, receive, send)
 
 

@@ -122,7 +122,8 @@ class Pages:
         name = request.path_params["app"]
         record = self._service.catalog.app(name)
         if record is None:
-            raise RequestFailed(None, f"there is no app {name[:80]!r}: see /v2/models", code="unknown_app")
+            near = self._service.catalog.meant_app(name)
+            raise RequestFailed(None, f"there is no app {name[:80]!r}: see /v2/models{near}", code="unknown_app")
         signature = record.signature
         inputs, outputs = ([], []) if signature is None else (signature.inputs, signature.outputs)
         where = f"{request.url.scheme}://{request.headers.get('host', 'localhost')}/v2/models/{name}/infer"

@@ -25,6 +25,7 @@ from services.gateway.oip.models import ModelTarget
 from services.gateway.oip.parameters import misplaced_need, parameters_of, requirements_of
 
 MAX_TENSORS = 1024
+HEAD_LENGTH = "Inference-Header-Content-Length"
 SHARED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 _NONE: Mapping[str, Any] = {}
 
@@ -80,7 +81,7 @@ def read(body: bytes, head_length: int | None, signature: Signature | None) -> I
     if head_length is None:
         return _read(body, memoryview(b""), signature)
     if not 0 <= head_length <= len(body):
-        raise BadRequest(f"Inference-Header-Content-Length is {head_length}: the body has {len(body)} bytes")
+        raise BadRequest(f"{HEAD_LENGTH} is {head_length}: the body has {len(body)} bytes")
     whole = memoryview(body)
     if head_length == 0:
         return _raw(whole, signature)
@@ -91,11 +92,20 @@ def _read(text: bytes, binary: memoryview, signature: Signature | None) -> Infer
     try:
         head = _head(text)
     except DECODE_ERRORS as error:
-        raise BadRequest(json_fault(error)) from error
+        behind = (
+            f"; raw data behind it needs the header {HEAD_LENGTH}"
+            if "more follows" in (fault := json_fault(error, text))
+            else ""
+        )
+        raise BadRequest(fault + behind) from error
     if head.rows and head.inputs:
         raise BadRequest("rows: are given in place of inputs; leave one of them out")
     if not head.inputs and not head.rows:
-        raise BadRequest("inputs is empty: give a tensor for each of the model's inputs")
+        unread = next((name for name in _fields(text) if name not in InferJson.__struct_fields__), "")
+        raise BadRequest(
+            "inputs is empty: give a tensor for each of the model's inputs, or rows"
+            + (f"; nothing reads {unread[:80]!r}" if unread else "")
+        )
     wanted = head.outputs or ()
     if len(head.inputs) > MAX_TENSORS or len(wanted) > MAX_TENSORS:
         raise BadRequest(f"inputs and outputs have at most {MAX_TENSORS} tensors each")
@@ -198,7 +208,7 @@ def _from_json(given: GivenInput, where: str) -> TensorFields:
     try:
         data = _any(given.data)
     except DECODE_ERRORS as error:
-        raise BadRequest(f"{where}.data cannot be read: {json_fault(error)}") from error
+        raise BadRequest(f"{where}.data cannot be read: {json_fault(error, given.data)}") from error
     return from_list(given.datatype, given.shape, data, where)
 
 

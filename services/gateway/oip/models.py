@@ -223,5 +223,7 @@ def served_model(catalog: Catalog, name: str, target: ModelTarget) -> ServedMode
     """What is registered under a name. Raises RequestFailed."""
     found = find(catalog, target)
     if found is None:
-        raise RequestFailed(None, f"no model {name[:80]!r} is registered", code="unknown_model")
+        what = f"{name[:80]!r} of version {target.version!r}" if target.version else repr(name[:80])
+        text = f"no model {what} is registered: see /v2/models{catalog.meant_app(name)}"
+        raise RequestFailed(None, text, code="unknown_model")
     return found

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bus.fields import fields_of
+from bus.fields import fields_of, near
 from bus.messages.catalog import METRICS
 from bus.messages.public import Requirements
 from infaas.answers import Answer
@@ -47,8 +47,8 @@ def requirements_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]
         elif name in RESERVED or name.startswith("triton_"):
             if value not in (0, "", False):
                 raise BadRequest(f"parameters.{name}: {RESERVED.get(name, 'it is reserved for Triton')}")
-        elif meant := meant_need(name):
-            raise BadRequest(f"parameters.{name[:80]} is unknown: did you mean {meant}?")
+        elif need := near(name, NAMES):
+            raise BadRequest(f"parameters.{name[:80]} is unknown: did you mean {need}?")
         elif not isinstance(value, _SCALARS):
             raise BadRequest(f"parameters.{name} must be a text, a number, true or false")
     return requirements
@@ -66,24 +66,10 @@ def _need(name: str, value: Any) -> Any:
     return value
 
 
-def meant_need(name: str) -> str | None:
-    """The requirement of which an unknown name is one typo away: a letter more, less, other or swapped, or other case or hyphens."""
-    name = name.lower().replace("-", "_")
-    return next((one for one in NAMES if _one_typo(name, one)), None)
-
-
 def misplaced_need(name: str) -> str:
     """A sentence about a field of a request that is meant as a requirement; "" when it is not."""
-    meant = meant_need(name)
-    return f'{name[:80]} is not read beside parameters: give {{"parameters": {{"{meant}": ...}}}}' if meant else ""
-
-
-def _one_typo(name: str, other: str) -> bool:
-    if abs(len(name) - len(other)) > 1:
-        return False
-    at = next((i for i, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), min(len(name), len(other)))
-    a, b = name[at:], other[at:]
-    return a[1:] == b[1:] or a[1:] == b or a == b[1:] or (a[:2] == b[1::-1] and a[2:] == b[2:])
+    need = near(name, NAMES)
+    return f'{name[:80]} is not read beside parameters: give {{"parameters": {{"{need}": ...}}}}' if need else ""
 
 
 def ignored(parameters: Mapping[str, Any]) -> str:
@@ -174,4 +160,4 @@ def _no_whole(name: str, value: Any) -> int:
 
 
 def _shown(value: Any) -> str:
-    return repr(value)[:40] if isinstance(value, _SCALARS) else f"a {type(value).__name__}"
+    return (repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))[:40]

@@ -13,6 +13,7 @@ from msgspec import Struct, defstruct
 from starlette.requests import Request
 from starlette.routing import Route
 
+from bus.codec import DECODE_ERRORS
 from bus.datatypes import SIZES
 from bus.fields import fields_of
 from bus.messages.catalog import BatchingFields, ModelRecord, TensorSpec
@@ -22,11 +23,12 @@ from bus.tensors import BadTensor, fit, from_array, to_array
 from bus.values import Ragged, flatten, from_list
 from infaas.answers import Answer
 from infaas.errors import BadInput, InfaasError
-from infaas.tables import picture
+from infaas.tables import layout, picture
+from services.core.catalog import Catalog
 from services.gateway.edge import GatewayService, failure_from, wait_until
 from services.gateway.errors import BadRequest, RequestFailed
 from services.gateway.http.bodies import JsonReply, json_body, whole_body
-from services.gateway.json_checks import check_json_size, fitted, read_object
+from services.gateway.json_checks import check_json_size, fitted, json_fault, read_object
 from services.gateway.registration import MODEL_FILE, FileSource, ModelFiles, ModelRegistration, optional
 from services.shell.runtime.runtime import unix_now
 
@@ -45,8 +47,15 @@ def tensor_of(body: bytes, spec: TensorSpec) -> dict[str, Any]:
         return _plain(_loaded(body), spec)
     if size and -1 not in spec.shape and len(body) == size * math.prod(spec.shape):
         return {"datatype": spec.datatype, "shape": [1, *spec.shape], "data": body}
+    if body.lstrip()[:1] == b"[":
+        return _plain(_listed(body, spec), spec)
     try:
-        return _plain(_listed(body, spec) if body.lstrip()[:1] == b"[" else picture(body, spec), spec)
+        layout(spec)
+    except BadInput as error:
+        text = f"{spec.name} {spec.datatype}{spec.shape} is no image: send a .npy file, a JSON list, or the bytes of its array"
+        raise BadRequest(text) from error
+    try:
+        return _plain(picture(body, spec), spec)
     except BadInput as error:
         raise BadRequest(str(error)) from error
 
@@ -71,7 +80,7 @@ def _loaded(body: bytes) -> "Array":
         readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, columns, dtype = readers[version](file)
     except (ValueError, KeyError, OSError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise BadRequest(f"the .npy file cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise BadRequest("the .npy file cannot be read: its header is broken; write it with numpy.save") from error
     data = memoryview(body)[file.tell() :]
     if dtype.hasobject or any(axis < 0 for axis in shape) or math.prod(shape) * dtype.itemsize != len(data):
         raise BadRequest("the .npy file cannot be read: it holds objects, or not as many numbers as it says")
@@ -88,7 +97,9 @@ def _listed(body: bytes, spec: TensorSpec) -> "Array":
         if spec.datatype != "BYTES":
             return to_array(found, "body")
         return to_array(Tensor(**from_list("BYTES", *flatten(found), "body")), "body")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Ragged, BadTensor) as error:
+    except DECODE_ERRORS as error:
+        raise BadRequest(json_fault(error, body)) from error
+    except (Ragged, BadTensor) as error:
         what = "texts" if spec.datatype == "BYTES" else "numbers"
         raise BadRequest(f"the body is no list of {what}: {error}") from error
 
@@ -135,7 +146,10 @@ class RafiqiModel(_of_model, frozen=True, kw_only=True):  # type: ignore[misc, c
 class RafiqiModels(Struct, frozen=True):
     """The body of a registration."""
 
-    models: Annotated[dict[str, Any], "By name: the fields of each (RafiqiModel)."]
+    models: Annotated[
+        dict[str, Any],
+        'By name: `model` and `validation`, each a file as {"URL": ...} or {"blob": base64}, and `labels`.',
+    ]
 
 
 _BATCHING = fields_of(BatchingFields)
@@ -210,9 +224,10 @@ class RafiqiApi:
         name = wish.model_name
         if wish.quanta is wish.batchSize is None:
             raise BadRequest("nothing to change: give quanta and batchSize, or one of them")
-        known = {record.model for record in self._service.catalog.models}
+        catalog = self._service.catalog
+        known = {record.model for record in catalog.models}
         if name is not None and name not in known:
-            raise _unknown_model(name)
+            raise _unknown_model(name, catalog)
         if not known:
             raise RequestFailed(None, "there is no model: POST /register registers one", code="unknown_model")
         failed: dict[str, RequestFailed] = {}
@@ -268,7 +283,7 @@ class RafiqiApi:
         app, model = catalog.app(name), catalog.model(name)
         signature = app.signature if app is not None else model.signature if model is not None else None
         if signature is None:
-            raise _unknown_model(name)
+            raise _unknown_model(name, catalog)
         if len(signature.inputs) != 1:
             raise RequestFailed(None, f"{name} has several inputs: use POST /v2/models/{name}/infer")
         return (None if app is None else name), signature.inputs[0]
@@ -280,10 +295,9 @@ class RafiqiApi:
         return record.labels if record is not None else [] if whole is None else catalog.classes_of(whole)
 
 
-def _unknown_model(name: str) -> RequestFailed:
-    return RequestFailed(
-        None, f"there is no model {name[:80]!r}: GET /list names those there are", code="unknown_model"
-    )
+def _unknown_model(name: str, catalog: Catalog) -> RequestFailed:
+    text = f"there is no model {name[:80]!r}: GET /list names those there are{catalog.meant_model(name)}"
+    return RequestFailed(None, text, code="unknown_model")
 
 
 def _predictions(answer: Answer, labels: list[str]) -> list[list[dict[str, Any]]]:

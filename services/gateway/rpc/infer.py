@@ -250,7 +250,7 @@ def _read_all(parameters: Any, where: str) -> dict[str, Any]:
 def _value(parameter: Any, where: str) -> Any:
     chosen = parameter.WhichOneof("parameter_choice")
     if chosen is None:
-        raise BadRequest(f"{where} has no value")
+        raise BadRequest(f"{where} has no value: give one, as string_param")
     return getattr(parameter, chosen)
 
 

@@ -287,9 +287,9 @@ def _queries(path: Path, head: RecordingHead, values: Iterator[Any]) -> Iterator
 
 def _named(error: msgspec.ValidationError) -> str:
     """The error's text with the field's name in place of its number."""
-    text = str(error)
+    text = explain(error)
     for number, name in enumerate(RecordedQuery.__struct_fields__):
-        text = text.replace(f" - at `$[{number}]`", f" for {name}")
+        text = text.replace(f"`[{number}]`", f"`{name}`")
     return text
 
 

@@ -16,6 +16,7 @@ from bus.fields import Field, Number, Rule, Text, fields_of, hints_of, parts_of,
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 _LONGEST = 60  # characters of a value that a refusal shows
+_MOST_NAMES = 30  # that a refusal lists
 
 
 class ScenarioError(ValueError):
@@ -43,7 +44,13 @@ class Location(NamedTuple):
 def shown(value: Any) -> str:
     """A value as a refusal shows it: short, on one line."""
     try:
-        written = repr(value)
+        written = (
+            repr(value)
+            if isinstance(value, str)
+            else value_text(value)
+            if isinstance(value, dict | list | bool)
+            else str(value)
+        )
     except (ValueError, RecursionError):  # a whole number of thousands of digits
         return "that"
     return written if len(written) <= _LONGEST else f"{written[:_LONGEST]}…"
@@ -55,11 +62,12 @@ def meant(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name[:100], names, n=1)
     if near:
         return f"; did you mean {near[0]}?"
-    return f"; there are {', '.join(names)}" if 0 < len(names) <= 12 else ""
+    return f"; there are {', '.join(names)}" if 0 < len(names) <= _MOST_NAMES else ""
 
 
 # -- reading the file
 
+_TWICE = re.compile(r"Cannot (overwrite a value|declare .* twice|mutate immutable namespace .*?)(?= \(at )")
 _LARGEST = 8 * 2**20  # bytes; larger files take seconds to read
 
 
@@ -80,7 +88,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         location.refuse(f"is not valid TOML: byte {error.start} is not UTF-8 text")
     except tomllib.TOMLDecodeError as error:
-        location.refuse(f"is not valid TOML: {error}")
+        location.refuse(
+            f"is not valid TOML: {_TWICE.sub('this is there twice: keys and [tables] once, [[blocks]] each', str(error))}"
+        )
     except RecursionError:
         location.refuse("is not valid TOML: it is nested too deeply")
     except ValueError as error:  # a number of too many digits
@@ -95,6 +105,8 @@ SECONDS = Number(most=1e9)
 
 
 def table_at(value: Any, location: Location) -> dict[str, Any]:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        location.refuse(f"must be written [{location.key}], once")
     if not isinstance(value, dict):
         location.refuse(f"must be a table, not {shown(value)}")
     return value
@@ -238,8 +250,7 @@ def struct_at(value: Any, location: Location, kind: type[S]) -> S:
             location.at(key).refuse(remedy or f"there is no such key{meant(key, names)}")
     for key, name in names.items():
         if key not in content and fields[name].default is NODEFAULT:
-            meaning = fields[name].meaning
-            location.at(key).refuse(f"is missing: {meaning}" if meaning else "is missing")
+            location.at(key).refuse(f"is missing{_wanted(fields[name], key)}")
     return kind(
         **{
             names[key]: one
@@ -248,6 +259,16 @@ def struct_at(value: Any, location: Location, kind: type[S]) -> S:
             for key, one in content.items()
         }
     )
+
+
+def _wanted(field: Field, key: str) -> str:
+    """What a key that is missing would say."""
+    if field.meaning:
+        return f": {field.meaning}"
+    if isinstance(field.rule, Number | Text):
+        return f": it must be {field.rule.words}"
+    kinds = get_args(field.type) or (None,)
+    return f": write [[{key}]] blocks" if isinstance(kinds[0], type) and issubclass(kinds[0], Struct) else ""
 
 
 def _left_out(value: Any, field: Field) -> bool:

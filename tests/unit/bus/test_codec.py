@@ -205,14 +205,16 @@ def test_hot_messages_are_arrays_and_references_round_trip() -> None:
     [
         (b"", "MessagePack"),
         (b"\xc1", "MessagePack"),
-        (msgpack.packb([1, 2]), "it must be a map, not a list"),
+        (msgpack.packb([1, 2]), "the body must be a map of fields, not a list"),
         (msgpack.packb({"accuracy": "high"}), "`accuracy`"),
-        (msgpack.packb({"inputs_ref": {"bucket": "b"}}), "`key`"),
+        (msgpack.packb({"inputs_ref": {"bucket": "b"}}), "field `inputs_ref.key` is missing"),
+        (msgpack.packb({"priority": 1.5}), "field `priority` must be a whole number, not a fraction"),
+        (msgpack.packb({"inputs": [1]})[:-1], "not valid MessagePack: it ends too early; send a map of fields"),
         (msgpack.packb({"inputs_ref": {"bucket": 1, "key": "k"}}), "`inputs_ref.bucket`"),
         (msgpack.packb({"model": b"bytes"}), "`model`"),
         (msgpack.packb({"id": "x"}) + b"\x01", "MessagePack"),
         (b"\x81\xa2id\xa1\xff", "MessagePack"),
-        (b"\x81\xa6inputs" + b"\x91" * 100_000, "MessagePack"),
+        (b"\x81\xa6inputs" + b"\x91" * 100_000, "the body is nested too deeply"),
     ],
 )
 def test_an_error_names_the_field(wire: bytes, says: str) -> None:

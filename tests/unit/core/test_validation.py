@@ -60,7 +60,10 @@ def test_items_are_counted_without_decoding_the_data(inputs: object, items: int)
         (tensor([1, 4], data=bytes(15)), "`inputs.data` has 15 bytes"),
         (tensor([1, 4], data="0" * 16), "inputs.data must be bytes"),
         (tensor([1, 4], "BYTES", data=b""), "inputs.datatype is BYTES: the model takes FP32, so give numbers"),
-        (tensor([4]), "`inputs` has shape [4]: the model takes [n, 4] for x; it lacks the axis of items: send x[None]"),
+        (
+            tensor([4]),
+            "`inputs` has shape [4]: the model takes [n, 4] for x; it lacks the axis of items: one item has shape [1, 4]",
+        ),
         ({**tensor([1, 4]), "datatype": "FP31"}, "inputs.datatype"),
         ({"y": tensor([1, 4])}, "inputs lacks 'x'"),
         ({"x": tensor([1, 4]), "y": tensor([1, 4])}, "unknown tensor 'y'"),

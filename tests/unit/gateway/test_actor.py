@@ -158,8 +158,11 @@ def test_the_index_names_what_may_be_asked_for() -> None:
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        ("no app 'a': see infaas.list.apps, or register a model for it", "no app 'a': register a model for it"),
-        ("no model 'm': see infaas.list.models", "no model 'm'"),
+        (
+            "no app 'a': see infaas.list.apps, or register a model for it",
+            "no app 'a': see /v2/models, or register a model for it",
+        ),
+        ("no model 'm': see infaas.list.models; did you mean n?", "no model 'm': see /v2/models; did you mean n?"),
         (
             denied("mine.admin.add-app").message,
             "the gateway's credentials on the bus do not allow this: ask an operator (infaas auth)",

@@ -56,9 +56,53 @@ def test_an_item_comes_back_as_it_went(stage: Echoing, app: str, item: Any) -> N
         (
             "/admin/set_selection",
             {"name": "a", "polcy": "exp4"},
-            "polcy: nothing reads it here; there are name, policy",
+            "polcy: nothing reads it here; did you mean policy?",
+        ),
+        (
+            "/admin/set_pipeline",
+            {
+                "pipeline": {"name": "p", "latency_ms": 9},
+                "vertex": [{"name": "v", "app": "a", "acuracy": 1}],
+                "output": {},
+            },
+            "vertex[0].acuracy: nothing reads it here; did you mean accuracy?",
+        ),
+        (
+            "/admin/add_model",
+            {"model_name": "m", "model": {"file": "x"}, "validation": ""},
+            "model: has file, which nothing reads: leave it out",
+        ),
+        (
+            "/admin/add_model_links",
+            {"app_name": "fp23", "model_names": []},
+            "model_names: must be a list of at least one",
+        ),
+        (
+            "/admin/get_linked_models",
+            {"app_name": "fp23"},
+            "there is no application 'fp23': add_app makes one; did you mean fp32?",
+        ),
+        (
+            "/fp32/predict",
+            {"input": ["a"]},
+            "item 0: this application takes floats, [float]: [0] must be a number, not a text",
         ),
         ("/admin/get_model", {"model_name": "m", "model_version": 1, "batch": 2}, "batch: nothing reads it here"),
+        (
+            "/admin/add_model",
+            {"model_name": "m", "model": {"blob": "!!"}, "validation": ""},
+            "model.blob: must be the file's bytes as base64",
+        ),
+        (
+            "/admin/add_model",
+            {"model_name": "m", "model": {"blob": "aGk="}, "validation": {"blob": "aGk="}},
+            "the validation set validation.npz is no .npz file; make one with numpy.savez",
+        ),
+        (
+            "/admin/set_model_version",
+            {"model_name": "m-fp23", "model_version": 1},
+            "there is no version 1 of a model 'm-fp23': there is none; did you mean m-fp32?",
+        ),
     ],
 )
 def test_what_would_have_no_effect_is_refused(stage: Echoing, path: str, body: Any, words: str) -> None:

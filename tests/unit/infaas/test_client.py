@@ -99,8 +99,12 @@ async def test_a_query_takes_what_register_took(specs, x, sent):
     ("specs", "x", "said"),
     [
         (TWO, [{"agee": 3, "town": "x"}], "column 'age' is missing: the app takes age, town; is it 'agee'?"),
-        (TWO, {"age": ["old"], "town": ["x"]}, "column 'age' holds 'old' in row 0, and the app takes numbers: convert"),
-        (TWO, {"age": [1], "town": [3]}, "column 'town' holds numbers, and the app takes texts: convert it"),
+        (
+            TWO,
+            {"age": ["old"], "town": ["x"]},
+            "column 'age' holds 'old' in row 0, and the app takes numbers: give a number",
+        ),
+        (TWO, {"age": [1], "town": [3]}, "column 'town' holds numbers, and the app takes texts: give it as texts"),
         (TWO, {"age": [1, 2], "town": ["x"]}, "the columns differ in length: age 2, town 1"),
         (TWO, [{"age": 1, "town": "x"}, {"age": 1}], "row 1 has no 'town'"),
         (TWO, [1, 2], "the app takes 2 columns, age, town: give rows that name them, or a DataFrame"),

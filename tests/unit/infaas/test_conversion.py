@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infaas.conversion import Converted, convert, kind_of, whole_onnx
+from infaas.conversion import Converted, check_given, convert, kind_of, whole_onnx
 from infaas.errors import BadInput, Refused
 from infaas.registering import register_model
 from infaas.samples import labels_of, own_metric
@@ -330,7 +330,6 @@ class Known:
         (Known(), X[:0], NAMES[:0], "x: there are no samples"),
         (Known(), X, NAMES[:5], "y: 5 labels for 200 samples"),
         (Known(), X, NAMES, "Known cannot be converted; pass a scikit-learn"),
-        (None, X, NAMES, "model: a NoneType cannot be converted"),
     ],
 )
 async def test_a_mistake_is_told_before_anything_is_sent(model: Any, x: Any, y: Any, says: str) -> None:
@@ -341,6 +340,27 @@ async def test_a_mistake_is_told_before_anything_is_sent(model: Any, x: Any, y: 
         await register_model(never, never, model, x, y, app="a")
     with pytest.raises(TypeError, match="no option latncy_ms; did you mean latency_ms"):
         await register_model(never, never, model, x, y, app="a", latncy_ms=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "y", "metric", "says"),
+    [
+        (
+            "LogisticRegression",
+            NAMES,
+            "mae",
+            "mae is not for this LogisticRegression, which gives classes: use one of top1",
+        ),
+        ("LogisticRegression", NAMES, "top5", "top5 needs more than five classes, and this model has"),
+        ("Ridge", X[:, 0], "roc_auc", "roc_auc is not for this Ridge, which gives a number: use one of mae, rmse, r2"),
+    ],
+)
+def test_a_metric_of_another_kind_of_model_is_refused_before_anything_is_sent(
+    name: str, y: Any, metric: str, says: str
+) -> None:
+    model = getattr(pytest.importorskip("sklearn.linear_model"), name)().fit(X, y)
+    with pytest.raises(BadInput, match=f"metric: {says}"):
+        check_given(model, X, y, metric, {})
 
 
 def test_a_refusal_names_calls_of_python() -> None:

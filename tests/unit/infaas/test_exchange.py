@@ -135,6 +135,12 @@ async def test_closing_settles_what_waits_and_refuses_what_comes():
         await exchange.ask("t.q", b"\x80", 1.0)
 
 
+def test_another_event_loop_is_told_what_to_do() -> None:
+    exchange = asyncio.run(open_exchange(Broker()))
+    with pytest.raises(NotConnected, match="belongs to the event loop in which it was connected"):
+        asyncio.run(exchange.ask("t.q", b"\x80", 1.0))
+
+
 async def test_a_connection_that_ends_settles_what_waits():
     broker = Broker()
     await Responder(broker.connect(), lambda body, n: None).listen("t.q")

@@ -29,8 +29,8 @@ from bus.messages.verbs import (
     UnlinkModel,
     body_of,
 )
-from services.core.catalog import Catalog
-from services.registrar.changes import AMENDMENTS, amend, refusal
+from services.core.catalog import Catalog, key_of
+from services.registrar.changes import AMENDMENTS, amend, refusal, told
 from services.registrar.checks import verb_asked
 from services.registrar.commands import LinkVersion
 from services.registrar.edge import RegistrarEdge
@@ -79,6 +79,18 @@ def test_a_model_that_does_not_fit_is_refused_with_both_signatures() -> None:
 def test_only_registrations_make_apps_and_links_name_the_newest_version() -> None:
     assert refused(None, LINK).code == "unknown_app"
     assert refused(None, UnlinkModel(app="digits", model="mlp")).code == "unknown_app"
+    known = Catalog()
+    for record in (app_record(), model_record()):
+        known.apply(key_of(record), encode(record))
+    gone = refused(None, UnlinkModel(app="digts", model="mlp"), known)
+    assert (
+        told(gone, "digts", known).message == "app: there is no app digts: see infaas.list.apps; did you mean digits?"
+    )
+    other = refused(app_record(), UnlinkModel(app="digits", model="mpl"), known)
+    assert other.message == "model: app digits does not link mpl; it links mlp"
+    unknown = refusal(SetBatching(model="mpl", policy="edf"), known)
+    assert unknown is not None
+    assert unknown.message == "model: there is no model mpl; did you mean mlp?"
     assert refused(None, DeleteApp(app="digits")).code == "unknown_app"
     known = catalog()
     assert refused(app_record(), SetVersion(app="digits", model="far", version="1"), known).code == "unknown_model"
@@ -312,6 +324,12 @@ def test_a_wrong_selection_is_refused(fields: dict[str, Any], word: str) -> None
             "set-target",
             {"app": "a", "slo_traget": 0.9},
             "slo_traget: set-target does not read it; did you mean slo_target?",
+        ),
+        ("set-aap", {"app": "a"}, "deploy-pipeline; did you mean set-app?"),
+        (
+            "set-pipeline",
+            {"pipeline": {"name": "p", "latncy_ms": 9}},
+            "pipeline.latncy_ms: set-pipeline does not read it; did you mean latency_ms?",
         ),
         ("set-app", {"app": "a", "latncy_ms": 5}, "latncy_ms: set-app does not read it; did you mean latency_ms?"),
         ("set-target", {"app": "a", "slo_target": 0.0}, "slo_target: must be above 0 and below 1, not 0"),

@@ -156,10 +156,10 @@ def test_hardware_that_no_worker_has_is_refused() -> None:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ({}, "plan: Object missing required field `pipeline`; give what `infaas pipeline plan"),
+        ({}, "plan: field `pipeline` is missing; give what `infaas pipeline plan"),
         (
             msgspec.to_builtins(PLAN) | {"vertices": {"first": {"hardware": 3}}},
-            "plan.vertices[...].hardware: must be a text, not a whole number",
+            "plan: field `vertices[...].hardware` must be a text, not a whole number",
         ),
         (msgspec.to_builtins(PLAN) | {"rates": 3}, "plan.rates: plans have no such field; give what `infaas pipeline"),
         (

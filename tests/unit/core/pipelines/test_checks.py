@@ -139,6 +139,11 @@ def test_what_is_refused(case: str) -> None:
     assert any(text in error for error in errors(record)), errors(record)
 
 
+def test_a_misspelt_vertex_of_an_output_is_all_that_is_told() -> None:
+    told = "output.text: there is no vertex 'translat'; there are: lang, translate"
+    assert errors(replace(SOCIAL, output={"text": "translat.y"})) == [told]
+
+
 def test_shapes_must_fit() -> None:
     apps = {
         "images": app("images", {"x": "FP32"}, {"y": "FP32"}, (3, 8)),

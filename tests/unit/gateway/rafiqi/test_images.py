@@ -89,8 +89,8 @@ def test_pictures_have_the_models_size_and_no_larger_ones_are_decoded() -> None:
     [
         (b"", "empty"),
         (b"hello", "no image"),
-        (b"[1, 2", "no list"),
-        (b"[" * 10000, "no list"),
+        (b"[1, 2", "ends too early"),
+        (b"[" * 10000, "nested too deeply"),
         (b'["a"]', "no list"),
         (b"[1, 2]", "shape"),
         (b"\x93NUMPY", "npy"),

@@ -39,6 +39,8 @@ BAD_USAGE = [
     # what there is
     ("nosuchcommand", "there is no command 'nosuchcommand'; `infaas --help` lists all$"),
     ("regster", "there is no command 'regster'; did you mean 'register'.$"),
+    ("down", "there is no command 'down': Ctrl-C where `infaas up` runs, or SIGTERM, stops everything$"),
+    ("logs --tail 5", "logs has no option --tail; `infaas logs --help` lists its options$"),
     ("apps --jsn", "apps has no option --jsn; did you mean --json.$"),
     ("apps --zzz", "apps has no option --zzz; `infaas apps --help` lists its options$"),
     ("register m.onnx", "register needs --app: write --app VALUE, `infaas register --help` lists what it takes$"),
@@ -72,7 +74,7 @@ BAD_USAGE = [
     ("admin set-version --app a", "set-version needs.*--model.*--version"),
     ("admin add-app --app a --model m", "add-app has no option --model"),
     ("admin set-replicas --app a --count 1.5", "--count.*whole number"),
-    ("admin set-target --app a", "set-target needs.*--slo-target"),
+    ("admin set-target --app a", "set-target needs --slo-target: write --slo-target VALUE"),
     ("admin set-target --app a --slo-target most", "--slo-target.*most"),
     ("admin set-selection --policy exp4", "set-selection needs.*--app"),
     ("admin set-selection digits --policy exp4 --members", "--members needs a value"),

@@ -20,7 +20,10 @@ POINTS = [[0, 4], [60, 4]]
 BAD = [
     # path, value, what the refusal says after the file's name
     ("scenario", ..., "scenario: is missing"),
-    ("scenario.duration_s", ..., "scenario.duration_s: is missing"),
+    ("scenario", [{"duration_s": 60}], "scenario: must be written [scenario], once"),
+    ("scenario.duration_s", ..., "scenario.duration_s: is missing: it must be above 0"),
+    ("scenario.seed", {"a": True}, "scenario.seed: must be a whole number, not { a = true }"),
+    ("zzz", 3, "zzz: there is no such key; there are app, "),
     ("scenario.duration_s", 0, "scenario.duration_s: must be above 0 and at most 1e+07, not 0"),
     ("scenario.duration_s", "60", "scenario.duration_s: must be a number, not '60'"),
     ("scenario.durations", 60, "scenario.durations: there is no such key; did you mean duration_s?"),
@@ -212,7 +215,8 @@ def test_a_bad_value_is_refused_by_file_and_key(tmp_path, path, value, told):
     ("content", "told"),
     [
         (b"[scenario\n", r"is not valid TOML: .*line 1"),
-        (b"[scenario]\nduration_s = 1\nduration_s = 2\n", r"is not valid TOML: .*line 3"),
+        (b"[scenario]\nduration_s = 1\nduration_s = 2\n", r"is not valid TOML: this is there twice: .*line 3"),
+        (b"[scenario]\nduration_s = 1\n[scenario]\n", r"is not valid TOML: this is there twice: .*line 3"),
         (b"\xff\xfe", "is not valid TOML: byte 0 is not UTF-8 text"),
         (b"a = " + b"[" * 100_000, "is not valid TOML: it is nested too deeply"),
         (b"seed = " + b"9" * 10_000, "cannot be read: "),
