@@ -146,8 +146,9 @@ def kind_of(model: Any) -> str | None:
 
 def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -> Converted:
     import_of("skl2onnx", "sklearn", "convert")
-    from skl2onnx import to_onnx  # noqa: PLC0415
+    from skl2onnx import convert_sklearn, to_onnx  # noqa: PLC0415
     from sklearn.base import is_classifier, is_regressor  # noqa: PLC0415
+    from sklearn.ensemble import IsolationForest  # noqa: PLC0415
 
     if not hasattr(model, "predict") and not hasattr(model, "transform"):
         raise BadInput(f"model: {type(model).__name__} neither predicts nor transforms; {SERVE_IT}")
@@ -169,7 +170,8 @@ def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) ->
     def made(options: Any) -> Any:
         initial = [(name, _onnx_type(array)) for name, array in inputs.items()]
         try:
-            return _portable(to_onnx(model, initial_types=initial, options=options))
+            own = {IsolationForest: _isolation_forest}
+            return _portable(convert_sklearn(model, None, initial, options=options, custom_conversion_functions=own))
         except RuntimeError as error:  # some converters know only an older set of operators
             if "ai.onnx.ml" not in str(error):
                 raise
@@ -188,6 +190,35 @@ def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) ->
         raise BadInput(f"skl2onnx cannot convert this {type(model).__name__} ({_short(error)}); {SERVE_IT}") from error
     _named_again(proto.graph, list(inputs))
     return _scored(model, proto, x, inputs, y, directory, metric, classifier, "scikit-learn")
+
+
+def _isolation_forest(scope: Any, operator: Any, container: Any) -> None:
+    """One ensemble of trees, whose leaves weigh as scikit-learn counts them. skl2onnx makes 30 nodes a tree, which take seconds to load."""
+    from skl2onnx.algebra import onnx_ops as ops  # noqa: PLC0415
+    from skl2onnx.common import tree_ensemble  # noqa: PLC0415
+
+    def length(samples: Any) -> Any:
+        """Of the path that a search for one of so many takes on average (Liu et al., Isolation Forest, 2008, equation 1)."""
+        n = np.maximum(samples, 2.0)
+        return np.where(samples > 2, 2.0 * (np.log(n - 1.0) + np.euler_gamma - (n - 1.0) / n), samples == 2)
+
+    model = operator.raw_operator
+    label, score = operator.outputs
+    scale = -len(model.estimators_) * float(length(np.float64(model.max_samples_))) or -1.0
+    forest = tree_ensemble.get_default_tree_regressor_attribute_pairs()
+    for number, (one, features) in enumerate(zip(model.estimators_, model.estimators_features_, strict=True)):
+        tree, nodes, leaves = one.tree_, len(forest["nodes_featureids"]), len(forest["target_weights"])
+        tree_ensemble.add_tree_to_attribute_pairs(forest, False, tree, number, 1.0, 0, False, True, dtype=np.float32)
+        lengths = (tree.compute_node_depths() + length(tree.n_node_samples) - 1.0) / scale
+        forest["target_weights"][leaves:] = lengths[forest["target_nodeids"][leaves:]].tolist()
+        forest["nodes_featureids"][nodes:] = features[forest["nodes_featureids"][nodes:]].tolist()
+    at = {"op_version": container.target_opset}
+    grown = ops.OnnxTreeEnsembleRegressor_1(operator.inputs[0], op_version=1, **(forest | {"n_targets": 1}))
+    power = ops.OnnxPow(np.array([2], np.float32), grown, **at)
+    found = ops.OnnxSub(np.array([-model.offset_], np.float32), power, **at, output_names=score.full_name)
+    inside = ops.OnnxCast(ops.OnnxLess(found, np.array([0], np.float32), **at), to=7, **at)  # int64
+    twice = ops.OnnxMul(inside, np.array([2], np.int64), **at)
+    ops.OnnxSub(np.array([1], np.int64), twice, **at, output_names=label.full_name).add_to(scope, container)
 
 
 def _named_again(graph: Any, names: list[str]) -> None:

@@ -306,6 +306,26 @@ def test_models_without_labels_are_measured_by_agreement_and_own_metrics_by_thei
         labels_of(None, "mae")
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", [{}, {"max_features": 2, "contamination": 0.2}, {"max_samples": 20}])
+def test_an_isolation_forest_is_one_ensemble_of_trees(tmp_path: Path, options: dict[str, Any]) -> None:
+    """One that is thirty nodes a tree takes seconds wherever it is loaded."""
+    sklearn()
+    import onnx
+    from onnxruntime import InferenceSession
+    from sklearn.ensemble import IsolationForest
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    model = make_pipeline(StandardScaler(), IsolationForest(n_estimators=40, random_state=0, **options)).fit(X)
+    found = convert(model, X, None, tmp_path)
+    kinds = [node.op_type for node in onnx.load(found.path).graph.node]
+    assert (kinds.count("TreeEnsembleRegressor"), len(kinds) < 20) == (1, True)
+    labels, scores = InferenceSession(str(found.path)).run(None, found.inputs)
+    assert (labels.ravel() == model.predict(X)).all()
+    assert scores.ravel() == pytest.approx(model.decision_function(X), abs=1e-5)
+
+
 class Known:
     """Something with a name that errors show."""
 
