@@ -14,9 +14,18 @@ from msgspec import Struct, structs
 
 from bus.messages.catalog import TARGETS
 from infaas.errors import BadInput
-from infaas.folders import import_of, is_mlflow, mlflow_model
-from infaas.samples import CHECKED, arrays_of, by_name, check_finite, columns_of, float32_of, labels_of, numbered
-from infaas.tables import table_of
+from infaas.folders import import_of, is_mlflow, mlflow_model, short_of, whole_onnx
+from infaas.samples import (
+    CHECKED,
+    arrays_of,
+    by_name,
+    check_finite,
+    columns_of,
+    float32_of,
+    framed,
+    labels_of,
+    numbered,
+)
 from infaas.trial import Trial, try_file
 
 Array = np.ndarray[Any, Any]
@@ -74,7 +83,7 @@ def convert(
             f"torch or Keras model, an ONNX model or a file, or {SERVE_IT}"
         )
     if kind in ("sklearn", "xgboost", "lightgbm") or (isinstance(x, list) and x and isinstance(x[0], Mapping)):
-        x = _framed(x)
+        x = framed(x)
     if not allow_nan:
         check_finite(by_name(x))
     if dynamic_shapes and kind != "torch":
@@ -94,21 +103,6 @@ def convert(
         return structs.replace(found, trial=trial)
     labels, classes, metric = numbered(found.labels, metric, names, trial)
     return structs.replace(found, labels=labels, classes=classes, metric=metric, trial=trial)
-
-
-def _framed(x: Any) -> Any:
-    """Rows and columns as a DataFrame, which is what models of tables were fitted with; anything else as it is. Raises BadInput."""
-    table = None if hasattr(x, "columns") else table_of(x)
-    if table is None:
-        return x
-    import_of("pandas", "", "convert")
-    import pandas as pd  # noqa: PLC0415
-
-    flat = {name: np.squeeze(one, 1) if np.shape(one)[1:] == (1,) else one for name, one in table.items()}
-    try:
-        return pd.DataFrame(flat)
-    except ValueError as error:
-        raise BadInput(f"x: these columns are no table ({_short(error)})") from error
 
 
 def check_given(model: Any, x: Any, y: Any, metric: str | None, options: Mapping[str, Any]) -> None:
@@ -164,8 +158,9 @@ def kind_of(model: Any) -> str | None:
 
 def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -> Converted:
     import_of("skl2onnx", "sklearn", "convert")
-    from skl2onnx import to_onnx  # noqa: PLC0415
+    from skl2onnx import convert_sklearn, to_onnx  # noqa: PLC0415
     from sklearn.base import is_classifier, is_regressor  # noqa: PLC0415
+    from sklearn.ensemble import IsolationForest  # noqa: PLC0415
 
     if not hasattr(model, "predict") and not hasattr(model, "transform"):
         raise BadInput(f"model: {type(model).__name__} neither predicts nor transforms; {SERVE_IT}")
@@ -187,7 +182,8 @@ def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) ->
     def made(options: Any, given: Named = inputs) -> Any:
         initial = [(name, _onnx_type(array)) for name, array in given.items()]
         try:
-            return _portable(to_onnx(model, initial_types=initial, options=options))
+            own = {IsolationForest: _isolation_forest}
+            return _portable(convert_sklearn(model, None, initial, options=options, custom_conversion_functions=own))
         except RuntimeError as error:  # some converters know only an older set of operators
             if "ai.onnx.ml" not in str(error):
                 raise
@@ -202,7 +198,9 @@ def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) ->
                 raise
             proto = _taken_apart(_first(lambda options: made(options, columns), tries))  # a ColumnTransformer, by names
     except Exception as error:
-        raise BadInput(f"skl2onnx cannot convert this {type(model).__name__} ({_short(error)}); {SERVE_IT}") from error
+        raise BadInput(
+            f"skl2onnx cannot convert this {type(model).__name__} ({short_of(error)}); {SERVE_IT}"
+        ) from error
     _named_again(proto.graph, list(inputs))
     return _scored(model, proto, x, inputs, y, directory, metric, classifier, "scikit-learn")
 
@@ -232,6 +230,35 @@ def _put_together(path: Path, columns: Named) -> Named:
     model.graph.node.insert(0, helper.make_node("Concat", list(columns), ["x.all"], axis=1))
     onnx.save(model, str(path))
     return columns
+
+
+def _isolation_forest(scope: Any, operator: Any, container: Any) -> None:
+    """One ensemble of trees, whose leaves weigh as scikit-learn counts them. skl2onnx makes 30 nodes a tree, which take seconds to load."""
+    from skl2onnx.algebra import onnx_ops as ops  # noqa: PLC0415
+    from skl2onnx.common import tree_ensemble  # noqa: PLC0415
+
+    def length(samples: Any) -> Any:
+        """Of the path that a search for one of so many takes on average (Liu et al., Isolation Forest, 2008, equation 1)."""
+        n = np.maximum(samples, 2.0)
+        return np.where(samples > 2, 2.0 * (np.log(n - 1.0) + np.euler_gamma - (n - 1.0) / n), samples == 2)
+
+    model = operator.raw_operator
+    label, score = operator.outputs
+    scale = -len(model.estimators_) * float(length(np.float64(model.max_samples_))) or -1.0
+    forest = tree_ensemble.get_default_tree_regressor_attribute_pairs()
+    for number, (one, features) in enumerate(zip(model.estimators_, model.estimators_features_, strict=True)):
+        tree, nodes, leaves = one.tree_, len(forest["nodes_featureids"]), len(forest["target_weights"])
+        tree_ensemble.add_tree_to_attribute_pairs(forest, False, tree, number, 1.0, 0, False, True, dtype=np.float32)
+        lengths = (tree.compute_node_depths() + length(tree.n_node_samples) - 1.0) / scale
+        forest["target_weights"][leaves:] = lengths[forest["target_nodeids"][leaves:]].tolist()
+        forest["nodes_featureids"][nodes:] = features[forest["nodes_featureids"][nodes:]].tolist()
+    at = {"op_version": container.target_opset}
+    grown = ops.OnnxTreeEnsembleRegressor_1(operator.inputs[0], op_version=1, **(forest | {"n_targets": 1}))
+    power = ops.OnnxPow(np.array([2], np.float32), grown, **at)
+    found = ops.OnnxSub(np.array([-model.offset_], np.float32), power, **at, output_names=score.full_name)
+    inside = ops.OnnxCast(ops.OnnxLess(found, np.array([0], np.float32), **at), to=7, **at)  # int64
+    twice = ops.OnnxMul(inside, np.array([2], np.int64), **at)
+    ops.OnnxSub(np.array([1], np.int64), twice, **at, output_names=label.full_name).add_to(scope, container)
 
 
 def _named_again(graph: Any, names: list[str]) -> None:
@@ -275,7 +302,7 @@ def _boosting(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -
             proto = onnxmltools.convert_lightgbm(model, initial_types=types, zipmap=False)
     except Exception as error:
         raise BadInput(
-            f"onnxmltools cannot convert this {type(model).__name__} ({_short(error)}); {SERVE_IT}"
+            f"onnxmltools cannot convert this {type(model).__name__} ({short_of(error)}); {SERVE_IT}"
         ) from error
     return _scored(model, proto, array, inputs, y, directory, metric, classifier, package)
 
@@ -327,7 +354,7 @@ def _torch(model: Any, x: Any, y: Any, directory: Path, shapes: Mapping[str, Map
             torch.onnx.export(model, tensors, str(path), **given)
         except Exception:
             raise BadInput(
-                f"torch.export cannot convert this {type(model).__name__} ({_short(error)}): its batch axis must be the first one of each "
+                f"torch.export cannot convert this {type(model).__name__} ({short_of(error)}): its batch axis must be the first one of each "
                 f"input and may have any length; name further such axes by dynamic_shapes={{'input': {{1: 'length'}}}}; else {SERVE_IT}"
             ) from error
         return Converted(
@@ -346,7 +373,7 @@ def _keras(model: Any, x: Any, y: Any, directory: Path, _metric: str | None) -> 
         model.export(str(path), format="onnx", verbose=False)
     except Exception as error:
         raise BadInput(
-            f"Keras cannot export this {type(model).__name__} to ONNX ({_short(error)}): with the torch backend it needs "
+            f"Keras cannot export this {type(model).__name__} to ONNX ({short_of(error)}): with the torch backend it needs "
             "pip install 'infaas[torch]', with TensorFlow pip install tf2onnx; or give the ONNX file"
         ) from error
     import onnx  # noqa: PLC0415
@@ -381,32 +408,6 @@ def _file(model: str | Path, x: Any, y: Any, directory: Path, _metric: str | Non
     path = whole_onnx(Path(model), directory)
     names = [str(name) for name in x] if isinstance(x, Mapping) else ["x"]
     return Converted(path=path, inputs=arrays_of(x, names), labels=y, note=f"{path.name} as it is")
-
-
-def whole_onnx(path: Path, directory: Path) -> Path:
-    """The file itself; of an ONNX model whose weights are in files beside it, a copy in `directory` that holds them. Raises BadInput."""
-    if path.suffix.lower() != ".onnx" or not _has_external(path):
-        return path
-    import_of("onnx", "sklearn", "convert")
-    import onnx  # noqa: PLC0415
-
-    try:
-        model = onnx.load(str(path))  # reads the files beside it
-        whole = directory / path.name
-        onnx.save(model, str(whole), save_as_external_data=False)
-    except Exception as error:
-        raise BadInput(
-            f"{path.name} keeps its weights in files beside it, which cannot be put into one file ({_short(error)}): are they all "
-            "there? Models above 2 GB cannot be registered"
-        ) from error
-    return whole
-
-
-def _has_external(path: Path) -> bool:
-    """Whether the file names files beside it. torch.onnx.export writes them by default."""
-    with suppress(OSError):
-        return any(path.parent.glob(f"{path.name}.*")) or any(path.parent.glob("*.data"))
-    return False
 
 
 _FILE = "file"
@@ -445,7 +446,7 @@ def _scored(
     try:
         expected = _answers(model, x.iloc[:CHECKED] if hasattr(x, "iloc") else x[:CHECKED])
     except ValueError as error:
-        raise BadInput(f"x: the model itself refuses these samples: {_short(error)}") from error
+        raise BadInput(f"x: the model itself refuses these samples: {short_of(error)}") from error
     some = {name: array[:CHECKED] for name, array in inputs.items()}
     path = directory / "model.onnx"
     if classes is not None:
@@ -506,8 +507,3 @@ def _first(make: Callable[[Any], Any], options: list[Any]) -> Any:
         with suppress(NameError):  # skl2onnx's error for an option that the estimator does not have
             return make(one)
     return make(options[-1])
-
-
-def _short(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:199] + "…"

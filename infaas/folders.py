@@ -5,6 +5,7 @@ What has no labels is measured by its agreement with the model itself: on the fo
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -212,3 +213,34 @@ def repository(folder: Path) -> list[RepositoryModel]:
     if all(one.left_out for one in found):
         raise BadInput(f"{folder} is no model repository: it has no NAME/VERSION/model.onnx")
     return found
+
+
+def whole_onnx(path: Path, directory: Path) -> Path:
+    """The file itself; of an ONNX model whose weights are in files beside it, a copy in `directory` that holds them. Raises BadInput."""
+    if path.suffix.lower() != ".onnx" or not _has_external(path):
+        return path
+    import_of("onnx", "sklearn", "convert")
+    import onnx  # noqa: PLC0415
+
+    try:
+        model = onnx.load(str(path))  # reads the files beside it
+        whole = directory / path.name
+        onnx.save(model, str(whole), save_as_external_data=False)
+    except Exception as error:
+        raise BadInput(
+            f"{path.name} keeps its weights in files beside it, which cannot be put into one file ({short_of(error)}): are they all "
+            "there? Models above 2 GB cannot be registered"
+        ) from error
+    return whole
+
+
+def _has_external(path: Path) -> bool:
+    """Whether the file names files beside it. torch.onnx.export writes them by default."""
+    with suppress(OSError):
+        return any(path.parent.glob(f"{path.name}.*")) or any(path.parent.glob("*.data"))
+    return False
+
+
+def short_of(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:199] + "…"

@@ -80,7 +80,7 @@ async def register(
     `variants`, and `failures` of those that could not be built) or "failed" (with a `reason`) or "cancelled". Raises BadInput, Refused,
     NotConnected, Timeout.
     """
-    from infaas.conversion import whole_onnx  # noqa: PLC0415  (numpy takes long to import)
+    from infaas.folders import whole_onnx  # noqa: PLC0415  (numpy takes long to import)
     from infaas.samples import functions_of, validation_file  # noqa: PLC0415
 
     _check_options(stated)

@@ -288,7 +288,7 @@ def _path(file: str, folder: Path) -> str:
 
 def _digests(block: Any, at: Location, folder: Path, functions: Functions | None) -> tuple[str, str | None]:
     """Of the model's file and of its samples, as they would be uploaded. None: not known."""
-    from infaas.conversion import whole_onnx  # noqa: PLC0415  (numpy takes long to import)
+    from infaas.folders import whole_onnx  # noqa: PLC0415  (numpy takes long to import)
     from infaas.samples import validation_file  # noqa: PLC0415
 
     file, samples = _path(block.file, folder), folder / block.validation

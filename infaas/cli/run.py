@@ -69,10 +69,13 @@ def run(*service: str, config: Path | None = None, data_dir: Path | None = None)
     from services.shell.host.process import stand_by  # noqa: PLC0415
     from services.shell.runtime.serve import serve  # noqa: PLC0415  (after the names have been checked)
 
-    # Not onnxruntime: it starts a thread as it is loaded, and a copy without that thread hangs at its end.
-    used = ("services.shell.objects",) if "executor" in service else ()
-    stand_by(("uvloop", "bus.natsbus", "services.shell.settings", *used))
+    stand_by(_used(service))
     return serve("+".join(service), settings_to_join(config, data_dir, os.environ), wire)
+
+
+def _used(service: Sequence[str]) -> list[str]:
+    """What these services load as they begin. Not onnxruntime: it starts a thread as it is loaded, and a copy without that thread hangs at its end."""
+    return ["uvloop", "bus.natsbus", "services.shell.settings", *["services.shell.objects"] * ("executor" in service)]
 
 
 def _run_in_own_process(name: str, config: Path | None, data_dir: Path | None) -> int:
@@ -154,11 +157,20 @@ def settings_to_join(config: Path | None, data_dir: Path | None, environ: Mappin
         raise Failure(str(error)) from error
 
 
-def _main(arguments: Sequence[str]) -> int:
+def _prepare(service: Sequence[str]) -> None:
+    """Import what the copies of a fork server share."""
+    for name in service[: service.index("--config")] if "--config" in service else service:
+        _wire_of(name)
+    for used in (*_used(service), "infaas.connecting", "services.shell.runtime.serve"):
+        import_module(used)
+
+
+def _main(arguments: list[str]) -> int:
     """`python -m infaas.cli.run SERVICE... [--config FILE]`: the supervisor starts services so, which saves loading the command line."""
     from bus.port import BusError  # noqa: PLC0415
+    from services.shell.host.process import copied  # noqa: PLC0415
 
-    names, _, config = " ".join(arguments).partition(" --config ")
+    names, _, config = " ".join(copied(arguments, _prepare)).partition(" --config ")
     try:
         return run(*names.split(), config=Path(config) if config else None)
     except Failure as failure:

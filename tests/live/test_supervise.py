@@ -31,7 +31,7 @@ async def main():
         if (directory / "broken").exists():
             (directory / "broken").unlink()
             raise ServerError("not this time")
-        child = process.start(["sh", "-c", command], log=directory / "log", on_our_death=signal.SIGKILL, cwd=directory, running=running)
+        child = process.start_service(["sh", "-c", command], log=directory / "log", cwd=directory, running=running)
         tell(launched=child.pid)
         return child
 
@@ -173,9 +173,9 @@ def test_one_child_can_be_stopped_alone_and_another_started_meanwhile(tmp_path: 
         assert not [pid for pid in second.values() if alive(pid)]
 
 
-# A child whose spare waits; both are told.
+# A child whose spare waits; both are told, and a fork server and its copy.
 SPARE = """
-import asyncio, json, signal, sys
+import asyncio, json, os, sys
 from services.shell.host import process
 from services.shell.host.running import shared
 from services.shell.host.supervise import Child, Supervisor
@@ -187,12 +187,18 @@ async def main():
 
     def launch():
         command = [sys.executable, "-c", WAITS]
-        return process.start(command, log=None, on_our_death=signal.SIGKILL, cwd=".", standby=standby, running=running)
+        return process.start_service(command, log=None, cwd=".", standby=standby, running=running)
 
     supervisor.start(Child("it", launch, standby=standby, running=running, hung=600.0))
     while not running.spare:
         await asyncio.sleep(0.01)
-    print(json.dumps([supervisor.pids["it"], running.spare]), flush=True)
+    before = process.child_pids()
+    forks = process.ForkServer(["dispatcher"], None, os.environ, None)
+    forks.wait_ready()
+    nowhere = process.with_our_source({**os.environ, "INFAAS_BUS__URL": "nats://127.0.0.1:1", "INFAAS_METRICS__PORT": "0"})
+    process.start_service(process.service_command(["dispatcher"], None), log=None, environ=nowhere, forks=forks)
+    copies = sorted(process.child_pids() - before)
+    print(json.dumps([supervisor.pids["it"], running.spare, *copies]), flush=True)
     first = supervisor.pids["it"]
     while supervisor.pids.get("it") in (None, first) or not running.spare:
         await asyncio.sleep(0.01)
@@ -203,11 +209,11 @@ asyncio.run(main())
 """
 
 
-def test_what_has_taken_over_and_its_spare_die_with_a_killed_supervisor() -> None:
+def test_what_has_taken_over_and_its_spare_and_copies_die_with_a_killed_supervisor() -> None:
     with script(SPARE) as supervisor:
-        first, spare = next_fact(supervisor)
+        first, spare, server, copy = next_fact(supervisor)
         os.kill(first, signal.SIGKILL)
         second, next_ = next_fact(supervisor)
         assert second == spare
         supervisor.kill()
-        assert eventually(lambda: not alive(second) and not alive(next_))
+        assert eventually(lambda: not any(map(alive, (second, next_, server, copy))))

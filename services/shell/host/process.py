@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import gc
+import json
 import os
 import secrets
 import shutil
@@ -12,10 +13,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from services.shell.host import launch
 from services.shell.host.running import RUNNING, Running, inherited
@@ -23,6 +25,8 @@ from services.shell.host.running import RUNNING, Running, inherited
 Steps = Sequence[tuple[signal.Signals, float]]
 _QUIET_PORTS = range(20_000, 32_000)  # below the range of outgoing connections on Linux and macOS
 PLAIN = ("plain", 0, 0)
+RUN = "infaas.cli.run"  # the module that runs services
+AT_ONCE: Steps = ((signal.SIGKILL, 5.0),)
 POLITE: Steps = ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 
 
@@ -56,29 +60,16 @@ def start(
     environ: Mapping[str, str] | None = None,
     cwd: Path | str = "/",
     keep_open: Sequence[int] = (),
-    standby: "StandBy | None" = None,
-    running: Running | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a program in a process group of its own. Raises ServerError.
 
-    log: file that its output is appended to; None: our own output. keep_open: descriptors that it inherits. standby: by which its spare takes
-    over, if it leaves one. running: where it writes what it does at each moment. Call this from the main thread (see `dies_with_parent`).
+    log: file that its output is appended to; None: our own output. keep_open: descriptors that it inherits. Call this from the main thread (see
+    `dies_with_parent`).
     """
-    if standby is not None:
-        line = standby.renew()
-        environ = {**(os.environ if environ is None else environ), STANDBY: str(line)}
-        keep_open = (*keep_open, line)
-    if running is not None:
-        fds = [one.fd for one in (running, running.before) if one is not None]
-        environ = {**(os.environ if environ is None else environ), RUNNING: ",".join(map(str, fds))}
-        keep_open = (*keep_open, *fds)
     if shutil.which(command[0], path=None if environ is None else environ.get("PATH")) is None:
         raise ServerError(f"cannot start {command[0]}: no such program")
     try:
-        if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            _rotate(log)
-        with nullcontext() if log is None else log.open("ab") as output:
+        with nullcontext() if log is None else _appended(log) as output:
             return subprocess.Popen(
                 dies_with_parent(command, on_our_death, identity),
                 stdin=subprocess.DEVNULL,
@@ -93,6 +84,34 @@ def start(
             )
     except OSError as error:
         raise ServerError(f"cannot start {command[0]}: {error}") from error
+
+
+def start_service(
+    command: Sequence[str | Path],
+    *,
+    log: Path | None,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | str = "/",
+    keep_open: Sequence[int] = (),
+    standby: "StandBy | None" = None,
+    running: Running | None = None,
+    forks: "ForkServer | None" = None,
+) -> "subprocess.Popen[bytes] | Taken":
+    """Start a service, which is killed when we die, as `start` does. Raises ServerError.
+
+    standby: by which its spare takes over, if it leaves one. running: where it writes what it does at each moment. forks: of which it may be a
+    copy, if `command` is a `service_command`, or one like it of another module with a `main`.
+    """
+    environ = dict(os.environ if environ is None else environ)
+    if standby is not None:
+        environ[STANDBY] = str(line := standby.renew())
+        keep_open = (*keep_open, line)
+    if running is not None:
+        fds = [one.fd for one in (running, running.before) if one is not None]
+        environ[RUNNING] = ",".join(map(str, fds))
+        keep_open = (*keep_open, *fds)
+    copied = None if forks is None else forks.start(command, log, environ, cwd, keep_open)
+    return copied or start(command, log=log, on_our_death=signal.SIGKILL, environ=environ, cwd=cwd, keep_open=keep_open)
 
 
 def end(process: subprocess.Popen[bytes], steps: Steps = POLITE) -> None:
@@ -128,13 +147,18 @@ def stand_by(modules: Sequence[str]) -> None:
         os.setpgid(0, 0)
         if not os.read(line, 1):
             os._exit(0)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:
-            os._exit(0)
+        _die_with(supervisor)
         running.clear()
     with suppress(OSError):  # it has done so itself
         os.setpgid(spare, spare)
     running.spare = spare
+
+
+def _die_with(supervisor: int) -> None:
+    """Be killed when this parent of ours ends, which may be so already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        os._exit(0)
 
 
 class StandBy:
@@ -190,9 +214,129 @@ def end_spare(running: Running) -> None:
             os.waitpid(spare, 0)
 
 
+class ForkServer:
+    """A process with the modules of these services, of which each service becomes a copy: what they share is imported and held once (Linux).
+
+    It has one thread, and none of our settings and secrets. A copy is a child of ours before it begins: its parent ends first, and we adopt
+    orphans. Once the fork server has ended, services are started as any other program.
+    """
+
+    def __init__(
+        self, services: Sequence[str], config: Path | None, environ: Mapping[str, str], log: Path | None
+    ) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(READY_S)
+        ours = {name: value for name, value in environ.items() if name.startswith("INFAAS_")}
+        more = {FORKS: f"{theirs.fileno()} {' ' * (ROOM + len(str(ours)))}", "OPENBLAS_NUM_THREADS": "1"}
+        with theirs:
+            self._process = start(
+                service_command(["fork-server", *services], config),
+                log=log, on_our_death=signal.SIGKILL, cwd=Path.cwd(), keep_open=[theirs.fileno()],
+                environ=with_our_source({name: value for name, value in environ.items() if name not in ours} | more),
+            )  # fmt: skip
+
+    def wait_ready(self) -> None:
+        """Return once it can make copies, which comes first, or will never."""
+        try:
+            self._socket.recv(1)
+            self._socket.settimeout(ORDER_S)
+        except OSError:
+            self.close()
+
+    def start(
+        self,
+        command: Sequence[str | Path],
+        log: Path | None,
+        environ: Mapping[str, str],
+        cwd: Path | str,
+        keep_open: Sequence[int],
+    ) -> "Taken | None":
+        """A copy that runs this command of `service_command`. None: there is none, and there will be none."""
+        order = {"words": list(map(str, command)), "environ": dict(environ), "cwd": str(cwd), "fds": list(keep_open)}
+        line, go = os.pipe()
+        try:
+            with nullcontext() if log is None else _appended(log) as output:
+                outputs = (1, 2) if output is None else (output.fileno(), output.fileno())
+                socket.send_fds(self._socket, [json.dumps(order).encode()], [line, *outputs, *keep_open])
+                copy = Taken(int(self._socket.recv(32)))
+            os.write(go, b"!")
+        except (OSError, ValueError):
+            self.close()
+            return None  # a copy that was made meanwhile is never told to begin, and ends
+        finally:
+            os.close(line)
+            os.close(go)
+        return copy
+
+    def close(self) -> None:
+        """It ends, its copies do not. May be called twice."""
+        self._socket.close()
+        end(self._process, AT_ONCE)
+
+
+FORKS = "INFAAS_FORKS"  # the variable that tells a fork server where its orders come from
+ROOM = 8192  # bytes behind it, where copies show what else their environment has
+READY_S, ORDER_S = 120.0, 10.0  # s that its imports and one copy may take
+
+
+def copied(words: list[str], modules: Callable[[list[str]], object]) -> list[str]:
+    """The arguments of this process. Of a fork server only copies return from here, each with its own; `modules` imports what all of these need."""
+    if (found := os.environ.pop(FORKS, None)) is None:
+        return words
+    supervisor, orders = os.getppid(), socket.socket(fileno=int(found))
+    modules(words[1:])
+    gc.collect()
+    gc.freeze()
+    orders.send(b"!")
+    while True:
+        message, fds, _, _ = socket.recv_fds(orders, 2**20, 250)
+        if not message:
+            os._exit(0)
+        told, tell = os.pipe()
+        if (between := os.fork()) == 0:
+            if (pid := os.fork()) == 0:
+                for fd in (told, tell, orders.detach()):
+                    os.close(fd)
+                return _become(json.loads(message), fds, supervisor)
+            os.setpgid(pid, pid)
+            os.write(tell, b"%d" % pid)
+            os._exit(0)
+        os.waitpid(between, 0)  # from now on the copy is the supervisor's child
+        orders.send(os.read(told, 32))
+        for fd in (told, tell, *fds):
+            os.close(fd)
+
+
+def _become(order: dict[str, Any], fds: Sequence[int], supervisor: int) -> list[str]:
+    """Be the service of this order, once the supervisor knows of us; returns its arguments."""
+    if not os.read(fds[0], 1):
+        os._exit(0)
+    _die_with(supervisor)
+    wanted = [fds[0], 1, 2, *order["fds"]]
+    apart = max(wanted) + 1
+    for fd, number in [(fcntl.fcntl(fd, fcntl.F_DUPFD, apart), number) for fd, number in zip(fds, wanted, strict=True)]:
+        os.dup2(fd, number)
+        os.close(fd)
+    for fd in {*fds} - {*wanted[1:]}:
+        os.close(fd)
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["environ"])
+    words: list[str] = order["words"]
+    # For `ps` and whoever else looks, as far as there is room: where the fork server's command line and environment were.
+    places = [int(each) for each in Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]]
+    for at, shown in ((0, words), (2, ["=".join(each) for each in os.environ.items()])):
+        size = places[at + 1] - places[at]
+        ctypes.memmove(places[at], b"\0".join(map(os.fsencode, shown))[: size - 1].ljust(size, b"\0"), size)
+    sys.argv = [sys.argv[0], *words[4:]]
+    if words[3] != RUN:
+        sys.exit(import_module(words[3]).main(words[4:]))
+    return words[4:]
+
+
 def service_command(services: Sequence[str], config: Path | None) -> list[str | Path]:
     """The command that runs these services in one process."""
-    command: list[str | Path] = [sys.executable, "-P", "-m", "infaas.cli.run", *services]
+    command: list[str | Path] = [sys.executable, "-P", "-m", RUN, *services]
     return command if config is None else [*command, "--config", config.absolute()]
 
 
@@ -277,11 +421,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _rotate(log: Path, limit: int = 10 * 2**20) -> None:
-    """Set a log file aside (`NAME.1`, one generation) when it has grown beyond `limit` bytes."""
+def _appended(log: Path, limit: int = 10 * 2**20) -> BinaryIO:
+    """A log file, open. It is set aside (`NAME.1`, one generation) first when it has grown beyond `limit` bytes."""
+    log.parent.mkdir(parents=True, exist_ok=True)
     with suppress(OSError):
         if log.stat().st_size > limit:
             log.replace(log.with_name(log.name + ".1"))
+    return log.open("ab")
 
 
 def tail(path: Path, size: int = 2000) -> str:

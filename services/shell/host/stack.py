@@ -50,6 +50,10 @@ GATEWAY = ("gateway", "gateway_grpc")  # its ports, HTTP and gRPC
 NATS, POSTGRES, SERVICES = range(3)  # stages: started in this order, stopped in the reverse order
 # The services' own drain takes up to 5 s.
 SERVICE_STEPS: process.Steps = ((signal.SIGTERM, 6.0), (signal.SIGKILL, 5.0))
+# The services that are copies of one process: they share the memory of what they import.
+SHARED = (
+    "dispatcher", "executor", "jobs", "model-autoscaler", "monitor", "offline", "recorder", "registrar", "vm-autoscaler"
+)  # fmt: skip
 SERVERS = ("nats", "postgres")  # the children that are no services
 LOG = "up"  # the name of the supervisor's own log
 KNOWN = "streams.json"  # which streams and buckets this system has
@@ -95,7 +99,6 @@ class Stack:
         self._lock: process.Lock | None = None
         self._bus: Bus | None = None
         self._readiness: Readiness | None = None
-        self._starting: subprocess.Popen[bytes] | None = None
         self._environ: dict[str, str] = {}
         self._workers: dict[str, list[Child]] = {}
         self._hosting: LocalWorkers | None = None
@@ -104,6 +107,7 @@ class Stack:
         self._chosen: dict[str, int] = {}
         self._log: logging.Handler | None = None
         self._listening: socket.socket | None = None
+        self._forks: process.ForkServer | None = None
         self.notices: list[str] = []  # what `start` did otherwise than usual, for people
 
     async def start(self) -> SystemEndpoints:
@@ -151,6 +155,9 @@ class Stack:
             claims.take,
             claims.take_any,
         )
+        if sys.platform == "linux":
+            services = [*SHARED, *["gateway"] * spec.gateway]
+            self._forks = process.ForkServer(services, spec.config, spec.environ, self._logs / "forks.log")
         metrics = await self._metrics.open()
         self._chosen = chosen
         nats_url, writer, reader, environ = await self._start_servers(chosen)
@@ -213,8 +220,8 @@ class Stack:
         bus, self._bus = self._bus, None
         if bus is not None:
             await bus.close()
-        if self._starting is not None:
-            process.end(self._starting)
+        if self._forks is not None:
+            self._forks.close()
         await self._supervisor.stop()
         if self._metrics is not None:
             await self._metrics.close()
@@ -235,6 +242,8 @@ class Stack:
                 storing = group.create_task(self._start_store(chosen.get("postgres", 0)))
                 nats_url = await self._start_nats(chosen.get("nats", 0))
                 known = {"INFAAS_BUS__KNOWN": str((self._spec.data_dir / KNOWN).absolute())}
+                if self._forks is not None:
+                    await asyncio.to_thread(self._forks.wait_ready)
                 environ = self._environ = self._service_environ({"INFAAS_BUS__URL": nats_url, **known})
                 self._start_serving(environ)
                 group.create_task(self._connect(nats_url))
@@ -294,9 +303,9 @@ class Stack:
             }
         )
         command = [sys.executable, "-P", "-m", "services.shell.store", "prepare"]
-        self._starting = process.start(command, log=file, on_our_death=signal.SIGKILL, environ=environ)
-        await ended(self._starting)
-        if self._starting.wait() != 0:
+        preparing = process.start_service(command, log=file, environ=environ, forks=self._forks)
+        await ended(preparing)
+        if preparing.wait() != 0:
             raise ServerError(f"cannot prepare the database: {process.last_line(file)}")
 
     # -- services
@@ -387,10 +396,11 @@ class Stack:
         alone = services == ["dispatcher"] and self._spec.dispatchers == 1  # nobody else takes a query meanwhile
         standby = process.StandBy() if alone or (worker is not None and worker.standby) else None
 
-        def launch() -> subprocess.Popen[bytes]:
-            return process.start(
-                command, log=file, on_our_death=signal.SIGKILL, environ=environ, cwd=Path.cwd(), standby=standby,
-                running=running, keep_open=() if listening is None else (listening.fileno(),),
+        def launch() -> subprocess.Popen[bytes] | process.Taken:
+            return process.start_service(
+                command, log=file, environ=environ, cwd=Path.cwd(), standby=standby, running=running,
+                keep_open=() if listening is None else (listening.fileno(),),
+                forks=self._forks if running is not None else None,
             )  # fmt: skip
 
         def exited(reason: str, succeeded: bool) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from bus.port import BusError
 from services.shell.host.process import (
+    AT_ONCE,
     POLITE,
     ServerError,
     StandBy,
@@ -40,7 +41,6 @@ SETTLED = 5.0  # s of life after which an end counts as the first again
 ASK = 0.5  # s between questions to a server
 SUCCEED_S = 60.0  # s that a process which is to leave waits for its successor, as long as no second signal comes
 SUCCESSION_LOOK = 0.02  # s between looks whether it is ready
-AT_ONCE: Steps = ((signal.SIGKILL, 5.0),)
 Process = subprocess.Popen[bytes] | Taken
 
 
@@ -72,7 +72,7 @@ class Child:
     """
 
     name: str
-    launch: Callable[[], subprocess.Popen[bytes]]
+    launch: Callable[[], "Process"]
     stage: int = 1
     steps: Steps = POLITE
     on_exit: Callable[[str, bool], None] | None = None

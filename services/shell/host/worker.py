@@ -8,6 +8,7 @@ import asyncio
 import logging
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from services.shell.settings import login_of
 
 log = logging.getLogger(__name__)
 
+MONITORS = ["monitor", "model-autoscaler", "offline"]
 EXECUTOR, MONITOR = 1, 2  # stages: the monitor stops first and says that it leaves, so that nobody sends anything more
 STEPS: process.Steps = ((signal.SIGTERM, 8.0), (signal.SIGKILL, 5.0))
 AGAIN = 1.0  # s between attempts to reach NATS
@@ -89,6 +91,7 @@ class WorkerHost:
         self._claims = PortClaims()
         self._lock: process.Lock | None = None
         self._metrics: SystemMetrics | None = None
+        self._forks: process.ForkServer | None = None
         self._bus: Bus | None = None
         self._connecting: asyncio.Task[None] | None = None
 
@@ -102,9 +105,12 @@ class WorkerHost:
                 raise ServerError(f"port {asked.port} (metrics.port) is busy")
             await self._metrics.open()
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
+        if sys.platform == "linux":
+            self._forks = process.ForkServer(["executor", *MONITORS], self._config, self._environ, None)
+            await asyncio.to_thread(self._forks.wait_ready)
         ours = self._settings.worker
         self._start("executor", ["executor"], EXECUTOR, ours.executor_nkey)
-        self._start("monitor", ["monitor", "model-autoscaler", "offline"], MONITOR, ours.monitor_nkey)
+        self._start("monitor", MONITORS, MONITOR, ours.monitor_nkey)
         if self._metrics is not None:
             self._metrics.started = True
         log.info("the worker %s runs", self.name)
@@ -115,6 +121,8 @@ class WorkerHost:
             self._metrics.started = False
         if self._bus is not None and self._supervisor.pids:
             await drain(self._bus, self._subjects, self.name, self._settings.worker.drain_s)
+        if self._forks is not None:
+            self._forks.close()
         await self._supervisor.stop()
         if self._connecting is not None:
             self._connecting.cancel()
@@ -160,11 +168,10 @@ class WorkerHost:
         running = shared()
         standby = process.StandBy() if stage == EXECUTOR and self._settings.worker.standby else None
 
-        def launch() -> subprocess.Popen[bytes]:
-            return process.start(
-                command, log=None, on_our_death=signal.SIGKILL, environ=environ, cwd=Path.cwd(), standby=standby,
-                running=running,
-            )  # fmt: skip
+        def launch() -> subprocess.Popen[bytes] | process.Taken:
+            return process.start_service(
+                command, log=None, environ=environ, cwd=Path.cwd(), standby=standby, running=running, forks=self._forks
+            )
 
         if stage != EXECUTOR:
             self._supervisor.start(Child(name, launch, stage, STEPS, running=running))

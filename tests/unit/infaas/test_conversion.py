@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infaas.conversion import Converted, check_given, convert, kind_of, whole_onnx
+from infaas.conversion import Converted, check_given, convert, kind_of
 from infaas.errors import BadInput, Refused
+from infaas.folders import whole_onnx
 from infaas.registering import register_model
 from infaas.samples import labels_of, own_metric
 from infaas.trial import understood
@@ -315,6 +316,26 @@ def test_models_without_labels_are_measured_by_agreement_and_own_metrics_by_thei
             own_metric(wrong)
     with pytest.raises(BadInput, match="metric mae needs labels"):
         labels_of(None, "mae")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", [{}, {"max_features": 2, "contamination": 0.2}, {"max_samples": 20}])
+def test_an_isolation_forest_is_one_ensemble_of_trees(tmp_path: Path, options: dict[str, Any]) -> None:
+    """One that is thirty nodes a tree takes seconds wherever it is loaded."""
+    sklearn()
+    import onnx
+    from onnxruntime import InferenceSession
+    from sklearn.ensemble import IsolationForest
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    model = make_pipeline(StandardScaler(), IsolationForest(n_estimators=40, random_state=0, **options)).fit(X)
+    found = convert(model, X, None, tmp_path)
+    kinds = [node.op_type for node in onnx.load(found.path).graph.node]
+    assert (kinds.count("TreeEnsembleRegressor"), len(kinds) < 20) == (1, True)
+    labels, scores = InferenceSession(str(found.path)).run(None, found.inputs)
+    assert (labels.ravel() == model.predict(X)).all()
+    assert scores.ravel() == pytest.approx(model.decision_function(X), abs=1e-5)
 
 
 class Known:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
-from scipy.stats import rankdata
 
 from bus.functions import FunctionFailed, made
 from bus.messages.catalog import TOLERANCE, is_error
@@ -86,9 +85,9 @@ def _each(labels: Array, scores: Array, measure: Callable[[Array, Array], float]
 
 
 def _auc(right: Array, scores: Array) -> float:
-    ones = int(right.sum())
-    below = float(rankdata(scores)[right].sum()) - ones * (ones + 1) / 2
-    return below / (ones * (len(right) - ones))
+    others, ours = np.sort(scores[~right]), scores[right]
+    below, upto = (np.searchsorted(others, ours, side) for side in ("left", "right"))
+    return float((below + upto).mean()) / (2 * len(others))  # equal ones count half
 
 
 def _precision(right: Array, scores: Array) -> float:

@@ -38,7 +38,7 @@ def test_a_killed_process_leaves_what_it_kept() -> None:
     assert running is not None
     command: list[str | Path] = [sys.executable, "-c", WRITES]
     environ = process.with_our_source(os.environ)
-    child = process.start(command, log=None, on_our_death=signal.SIGKILL, environ=environ, running=running)
+    child = process.start_service(command, log=None, environ=environ, running=running)
     assert child.wait(60.0) == -signal.SIGKILL
     assert bodies(running.kept) == [b"not stored"]
 

@@ -36,7 +36,7 @@ def test_it_is_known_after_the_process_was_killed() -> None:
     assert running.read() is None, "nobody has said anything yet"
     command: list[str | Path] = [sys.executable, "-c", ENDS]
     environ = process.with_our_source(os.environ)
-    child = process.start(command, log=None, on_our_death=signal.SIGKILL, environ=environ, running=running)
+    child = process.start_service(command, log=None, environ=environ, running=running)
     assert child.wait(30.0) == -signal.SIGKILL
     assert running.read() == UIDS
     running.forget()

@@ -12,8 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.shell.host.process import StandBy, start, with_our_source
+from services.shell.host.process import (
+    ForkServer,
+    StandBy,
+    Taken,
+    child_pids,
+    free_port,
+    service_command,
+    start_service,
+    with_our_source,
+)
 from services.shell.host.running import AFTER, BESIDE, shared
+from services.shell.host.stack import SHARED
 from services.shell.host.supervise import PAUSES, SETTLED, Backoff, Child, Supervisor, describe
 from services.shell.host.watch import BUSY, COMPUTES, HUNG, LONGEST, LOOK, ProcessStillness, Seen, Thread, threads_of
 from tests.support.clients.responders import until
@@ -58,8 +68,8 @@ async def test_a_spare_takes_over_at_once_however_often_and_ends_with_its_proces
         pytest.skip("shared memory without a file: Linux only")
 
     def launch() -> subprocess.Popen[bytes]:
-        process = start(
-            [sys.executable, "-c", WAITS], log=None, on_our_death=signal.SIGKILL, environ=with_our_source(os.environ),
+        process = start_service(
+            [sys.executable, "-c", WAITS], log=None, environ=with_our_source(os.environ),
             standby=standby, running=running,
         )  # fmt: skip
         launched.append(process.pid)
@@ -84,10 +94,55 @@ async def test_a_spare_takes_over_at_once_however_often_and_ends_with_its_proces
     assert not alive(spare)
 
 
-def test_nothing_that_a_copy_cannot_have_is_loaded_before_it_is_made() -> None:
-    """A copy without the threads that onnxruntime and gRPC start hangs at its end."""
-    first = "import sys, bus.natsbus, services.executor.__main__, services.dispatcher.__main__; assert not {'onnxruntime', 'grpc', 'aiohttp'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", first], env=with_our_source(os.environ), check=True)
+async def test_a_service_is_a_copy_of_the_fork_server_and_a_child_like_any_other(tmp_path: Path) -> None:
+    """However often it ends; once the fork server is gone, it is a program of its own."""
+    if (running := shared()) is None:
+        pytest.skip("shared memory without a file: Linux only")
+    # Nobody is there to talk to, so it waits.
+    environ = {**os.environ, "INFAAS_BUS__URL": f"nats://127.0.0.1:{free_port()}", "INFAAS_METRICS__PORT": "0"}
+    command, before = service_command(["dispatcher"], None), child_pids()
+    launched = list[subprocess.Popen[bytes] | Taken]()
+    supervisor = Supervisor()
+    forks = ForkServer([*SHARED, "gateway"], None, os.environ, tmp_path / "forks.log")
+    (server,) = child_pids() - before
+    forks.wait_ready()
+
+    def launch() -> subprocess.Popen[bytes] | Taken:
+        launched.append(
+            start_service(
+                command,
+                log=tmp_path / "log",
+                environ=with_our_source(environ),
+                cwd=tmp_path,
+                running=running,
+                forks=forks,
+            )
+        )
+        return launched[-1]
+
+    supervisor.start(Child("it", launch, running=running, hung=600.0))
+    try:
+        assert len(os.listdir(f"/proc/{server}/task")) == 1, "a copy of more threads than one hangs"
+        for copies in (1, 2):
+            copy = launched[-1]
+            assert (type(copy), copy.pid in child_pids(), os.getpgid(copy.pid)) == (Taken, True, copy.pid)
+            place = Path(f"/proc/{copy.pid}")
+            shown = b"\0".join(map(os.fsencode, command))
+            await until(lambda: (place / "cmdline").read_bytes().rstrip(b"\0") == shown)  # noqa: B023  awaited here
+            assert f"INFAAS_BUS__URL={environ['INFAAS_BUS__URL']}\0" in (place / "environ").read_text()
+            assert (place / "cwd").resolve() == tmp_path
+            held = {os.readlink(each) for each in (place / "fd").iterdir()}
+            assert {str(tmp_path / "log"), "/dev/null"} <= held
+            assert sum("memfd" in each for each in held) == 1, "none of the others' memory"
+            assert not any(str(tmp_path / "forks.log") in each for each in held)
+            os.kill(server if copies == 2 else copy.pid, signal.SIGKILL)
+            os.kill(copy.pid, signal.SIGKILL)
+            await until(lambda: len(launched) == copies + 1)  # noqa: B023  awaited here
+            assert copy.returncode == -signal.SIGKILL
+        assert isinstance(launched[-1], subprocess.Popen)
+    finally:
+        forks.close()
+        await supervisor.stop()
 
 
 # A process that works, and goes when it is let go. A successor is ready when the file is there; one that comes after the other says when it begins.
@@ -135,7 +190,7 @@ class Part:
         def launch() -> subprocess.Popen[bytes]:
             command: list[str | Path] = [sys.executable, "-c", LEAVES, self.ready, self.begun]
             environ = with_our_source(os.environ)
-            found = start(command, log=None, on_our_death=signal.SIGKILL, environ=environ, running=running)
+            found = start_service(command, log=None, environ=environ, running=running)
             self.launched.append(found.pid)
             return found
 

@@ -1,6 +1,8 @@
 """Validation sets: read as plain numbers or refused with the array's name."""
 
 import io
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from services.executor.workshop.tasks import validation
 from services.executor.workshop.tasks.measures import Answers
 from services.executor.workshop.tasks.validation import Scorer
 from tests.support.models.tiny_models import npz
+from tests.support.servers.processes import environ
 
 X, Y = np.zeros((30, 16), "f4"), np.arange(30) % 4
 ONE = Signature(inputs=[TensorSpec(name="pixels", datatype="FP32", shape=[16])], outputs=[])
@@ -272,3 +275,11 @@ def test_without_labels_every_output_is_compared_within_the_tolerance(tmp_path) 
     assert both.compare(off, kept) == {"embedding": 0.98, "price": 0.0}
     assert scorer("top1", SCORES, price).others == ["price"], "a second output counts beside the one that is scored"
     assert scorer("top1", LABEL, SCORES).others == [], "the scores of a label are no second output"
+
+
+def test_a_sandbox_loads_no_library_that_its_task_may_not_need() -> None:
+    """Each registration starts several, and loading scipy takes longer than everything else that they do for a small model."""
+    tasks = "services.executor.workshop.tasks"
+    code = f"import sys, {tasks}.build, {tasks}.inspection, {tasks}.profiling; print({{'scipy', 'onnx', 'torch'}} & {{*sys.modules}})"
+    ran = subprocess.run([sys.executable, "-c", code], env=environ(), capture_output=True, text=True, check=True)
+    assert ran.stdout == "set()\n"
