@@ -15,17 +15,8 @@ from msgspec import Struct, structs
 from bus.messages.catalog import TARGETS
 from infaas.errors import BadInput
 from infaas.folders import import_of, is_mlflow, mlflow_model, short_of, whole_onnx
-from infaas.samples import (
-    CHECKED,
-    arrays_of,
-    by_name,
-    check_finite,
-    columns_of,
-    float32_of,
-    framed,
-    labels_of,
-    numbered,
-)
+from infaas.samples import CHECKED, arrays_of, by_name, check_finite, columns_of, float32_of, labels_of, numbered
+from infaas.tables import framed
 from infaas.trial import Trial, try_file
 
 Array = np.ndarray[Any, Any]

@@ -20,9 +20,7 @@ from bus.messages.catalog import AGREEMENT, METRICS, MOST_SOURCE, TARGETS, Funct
 from bus.messages.public import Register, Requirements
 from bus.tensors import BadTensor, datatype_of, fit
 from infaas.errors import BadInput
-from infaas.folders import import_of, short_of
 from infaas.inputs import opened
-from infaas.tables import table_of
 from infaas.trial import Trial, trial_of, try_file, understood
 
 Array = np.ndarray[Any, Any]
@@ -361,18 +359,3 @@ def _named(validation: tuple[Array | Named, Array | None], request: Register) ->
     if any(array.dtype.hasobject for array in arrays.values()):
         raise BadInput("validation: arrays of Python objects cannot be sent; make them numbers")
     return arrays
-
-
-def framed(x: Any) -> Any:
-    """Rows and columns as a DataFrame, which is what models of tables were fitted with; anything else as it is. Raises BadInput."""
-    table = None if hasattr(x, "columns") else table_of(x)
-    if table is None:
-        return x
-    import_of("pandas", "", "convert")
-    import pandas as pd  # noqa: PLC0415
-
-    flat = {name: np.squeeze(one, 1) if np.shape(one)[1:] == (1,) else one for name, one in table.items()}
-    try:
-        return pd.DataFrame(flat)
-    except ValueError as error:
-        raise BadInput(f"x: these columns are no table ({short_of(error)})") from error

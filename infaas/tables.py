@@ -10,6 +10,7 @@ from bus.datatypes import DATATYPES
 from bus.messages.catalog import TensorSpec
 from bus.tensors import BadTensor, fit, shown, takes
 from infaas.errors import BadInput
+from infaas.folders import import_of, short_of
 
 if TYPE_CHECKING:
     from bus.tensors import Array
@@ -254,3 +255,19 @@ def _check_size(width: int, height: int) -> None:
     """Check the size before decoding: a small file may hold a picture larger than the memory."""
     if width * height > MAX_PIXELS:
         raise BadInput(f"the image has {width * height} pixels: at most {MAX_PIXELS}")
+
+
+def framed(x: Any) -> Any:
+    """Rows and columns as a DataFrame, which is what models of tables were fitted with; anything else as it is. Raises BadInput."""
+    table = None if hasattr(x, "columns") else table_of(x)
+    if table is None:
+        return x
+    import_of("pandas", "", "convert")
+    import numpy as np  # noqa: PLC0415
+    import pandas as pd  # noqa: PLC0415
+
+    flat = {name: np.squeeze(one, 1) if np.shape(one)[1:] == (1,) else one for name, one in table.items()}
+    try:
+        return pd.DataFrame(flat)
+    except ValueError as error:
+        raise BadInput(f"x: these columns are no table ({short_of(error)})") from error
