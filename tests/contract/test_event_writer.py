@@ -231,7 +231,7 @@ def test_two_recorders_with_the_same_batches_in_another_order_write_each_once(da
             encode({"id": "b", "rows": [{"time": "noon"}]}),
             "field `rows[0].time` must be a number, not a text",
         ),
-        ("infaas.event.state", encode({"rows": []}), "missing required field `id`"),
+        ("infaas.event.state", encode({"rows": []}), "field `id` is missing"),
         ("infaas.event.party", encode({"id": "b", "rows": []}), "no such kind of event"),
     ],
 )

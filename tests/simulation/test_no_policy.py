@@ -80,6 +80,7 @@ WIRING = {
     "services.core.policy:chosen": {"scenario/baseline.py"},
     "services.core.planning.capacity:throughput": {"scenario/baseline.py"},
     "services.core.placement:misfit": {"scenario/baseline.py"},
+    "services.core.placement:short_of": {"scenario/baseline.py"},
     "services.core.placement:total": {"scenario/baseline.py"},
     "services.core.placement:cores_needed": {"scenario/baseline.py"},
 }
