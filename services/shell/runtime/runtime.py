@@ -7,6 +7,7 @@ its state comes back from heartbeats and watches. If restarts do not help, the p
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -63,8 +64,17 @@ GRACE = 5.0
 PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
 LOOK = 0.01  # s between looks at an actor that catches up, or finishes
 
-_anchor = time.time() - time.monotonic()
 _monotonic = time.monotonic
+_anchor: float
+
+
+def _start_clock() -> None:
+    global _anchor  # noqa: PLW0603  (each query reads it several times)
+    _anchor = time.time() - time.monotonic()
+
+
+_start_clock()
+os.register_at_fork(after_in_child=_start_clock)  # a service is a copy of a process that may have run for days
 
 
 def unix_now() -> float:

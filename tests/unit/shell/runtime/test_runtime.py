@@ -238,3 +238,18 @@ def test_who_reads_decides_the_form() -> None:
     os.close(theirs)
     assert os.read(ours, 1000).decode().strip().endswith("WARNING x: hello uid=77")
     os.close(ours)
+
+
+def test_a_copy_of_an_older_process_has_the_clock_of_its_own_start() -> None:
+    """The machine's clock was set meanwhile, or the machine has slept."""
+    program = (
+        "import os, time\n"
+        "from services.shell.runtime.runtime import unix_now\n"
+        "before = time.time\n"
+        "time.time = lambda: before() + 100.0\n"
+        "if (pid := os.fork()) == 0:\n"
+        "    os._exit(abs(unix_now() - time.time()) > 50.0)\n"
+        "assert unix_now() < time.time() - 50.0\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
