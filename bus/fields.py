@@ -293,6 +293,9 @@ def short(value: float) -> str:
     return str(value) if isinstance(value, int) and abs(value) < 10**15 else f"{value:g}"
 
 
+TYPO = 1.0
+
+
 def near(name: str, known: Iterable[str]) -> str:
     """The known name that is a typo away from an unknown one, or differs in case or hyphens; empty: none is.
 
@@ -301,10 +304,18 @@ def near(name: str, known: Iterable[str]) -> str:
     return next((one for one in islice(known, 1000) if _one_typo(_plain(name), _plain(one))), "")
 
 
-def meant(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: which one was meant; empty: none is near, or it is known."""
-    known = list(known)
-    found = "" if name in known else near(name, known)
+def similar(name: str, known: Iterable[str], least: float = 0.6) -> str:
+    """The known name that is most alike an unknown one; empty: none is so much alike, 0 to 1. `TYPO`: as `near`, which costs strangers' asking less."""
+    if least == TYPO:
+        return near(name, known)
+    from difflib import get_close_matches  # noqa: PLC0415  (few need it)
+
+    return next(iter(get_close_matches(name[:100], list(known), 1, least)), "")
+
+
+def meant(name: str, known: Iterable[str], least: float = 0.6) -> str:
+    """The end of a sentence about an unknown name: which one was meant (`similar`); empty: none is, or it is known."""
+    found = "" if name in (known := list(known)) else similar(name, known, least)
     return f"; did you mean {found}?" if found else ""
 
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
+from bus.fields import meant
 from bus.messages.catalog import METRICS, accuracy_of, is_error
 from bus.messages.public import ObjectRef, Requirements
 from bus.port import Buffer
 from bus.subjects import valid_name
 from bus.tensors import BadTensor, from_array
 from infaas.errors import BadInput, Refused
-from infaas.tables import did_you_mean
 
 KEY_BYTES = 16
 MAX_INLINE = 2**20  # bytes of a body. Larger inputs are sent by reference.
@@ -189,10 +189,10 @@ def check_needs(needs: Mapping[str, Any]) -> Mapping[str, Any]:
     """The requirements as they are sent. A misspelt name raises TypeError, as for any Python function. Raises Refused if a value is wrong."""
     measures = {name: value for name, value in needs.items() if name not in _PLAIN and value is not None}
     for name in sorted((needs.keys() - _PLAIN) - METRICS.keys()):
-        meant = did_you_mean(name, _PLAIN, 0.8)  # names of people's own metrics may be somewhat near
-        if meant or not isinstance(needs[name], (int, float)) or _wrong(name, needs[name]):
+        hint = meant(name, _PLAIN, 0.8)  # names of people's own metrics may be somewhat near
+        if hint or not isinstance(needs[name], (int, float)) or _wrong(name, needs[name]):
             raise TypeError(
-                f"no requirement {name}: use {', '.join((*_PLAIN, *METRICS))}, or the name of your own metric{meant}"
+                f"no requirement {name}: use {', '.join((*_PLAIN, *METRICS))}, or the name of your own metric{hint}"
             )
     if not measures:
         return needs

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bus.codec import encode
+from bus.fields import meant
 from bus.messages.catalog import AGREEMENT
 from bus.messages.public import Register, RegistrationAccepted, RegistrationCancelled, RegistrationStatus
 from bus.messages.work import ContainerPlace, PlaceContainer
@@ -22,7 +23,6 @@ from bus.subjects import WITHOUT_APP, Subjects
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout, denied
 from infaas.following import Follower, asked, read, started
 from infaas.queries import check_name
-from infaas.tables import did_you_mean
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -126,8 +126,7 @@ async def register(
 
 def _check_options(stated: Mapping[str, Any]) -> None:
     if unknown := sorted(stated.keys() - set(Register.__struct_fields__)):
-        meant = did_you_mean(unknown[0], Register.__struct_fields__)
-        raise TypeError(f"register has no option {unknown[0]}{meant}")
+        raise TypeError(f"register has no option {unknown[0]}{meant(unknown[0], Register.__struct_fields__)}")
 
 
 def named_after(app: str) -> str:

@@ -6,7 +6,6 @@ import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
+from bus.fields import meant
 from bus.functions import Alike, FunctionFailed, applied, made
 from bus.messages.catalog import AGREEMENT, METRICS, MOST_SOURCE, TARGETS, Functions, TensorSpec
 from bus.messages.public import Register, Requirements
@@ -100,9 +100,8 @@ def own_metric(metric: str | None) -> tuple[str | None, bytes]:
     file, colon, name = (metric or "").rpartition(":")
     if not colon:
         if metric is not None and metric not in METRICS:
-            near = get_close_matches(metric, METRICS, 1, 0.4)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise BadInput(f"metric: {metric!r} is none of {', '.join(METRICS)}, nor FILE.py:FUNCTION{meant}")
+            hint = meant(metric, METRICS, 0.4)
+            raise BadInput(f"metric: {metric!r} is none of {', '.join(METRICS)}, nor FILE.py:FUNCTION{hint}")
         return metric, b""
     if name in METRICS or name in Requirements.__struct_fields__ or not name.isidentifier():
         raise BadInput(

@@ -2,11 +2,11 @@
 
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bus.datatypes import DATATYPES
+from bus.fields import similar
 from bus.messages.catalog import TensorSpec
 from bus.tensors import BadTensor, fit, shown, takes
 from infaas.errors import BadInput
@@ -98,17 +98,11 @@ def table_of(x: Any) -> dict[str, Any] | None:
     return {str(name): [row[name] for row in x] for name in x[0]}
 
 
-def did_you_mean(name: str, known: Iterable[str], least: float = 0.6) -> str:
-    """A question with the known name that is nearest; empty: none is near. least: how alike they are, 0..1."""
-    near = get_close_matches(name, list(known), 1, least)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
 def _column(table: Mapping[str, Any], spec: TensorSpec, names: Sequence[str]) -> "Array":
     if spec.name not in table:
         others = [name for name in table if name not in names]
-        near = get_close_matches(spec.name, others, 1)
-        hint = f"; is it {near[0]!r}?" if near else f"; there are {', '.join(map(str, table))}"
+        near = similar(spec.name, others)
+        hint = f"; is it {near!r}?" if near else f"; there are {', '.join(map(str, table))}"
         raise BadInput(f"column {spec.name!r} is missing: the app takes {', '.join(names)}{hint}")
     return _fitting(_plain_array(table[spec.name]), spec, f"column {spec.name!r}")
 

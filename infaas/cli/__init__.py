@@ -4,11 +4,11 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from errno import EACCES, ENOSPC
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from infaas.cli.output import FAILED, USAGE, Failure, meant, one_line
+from bus.fields import meant, similar
+from infaas.cli.output import FAILED, USAGE, Failure, one_line
 
 if TYPE_CHECKING:
     from cyclopts import App, CycloptsError
@@ -226,10 +226,8 @@ def _usage_error(error: "CycloptsError") -> str:
         case exceptions.UnknownOptionError():
             word = error.token.keyword or error.token.value
             known = {name.lstrip("-"): name for one in error.argument_collection if one.parse for name in one.names}
-            near = get_close_matches(word.lstrip("-"), known, n=1)
-            return (
-                f"{command} has no option {word}; {f'did you mean {known[near[0]]}?' if near else f'{see}its options'}"
-            )
+            near = similar(word.lstrip("-"), known)
+            return f"{command} has no option {word}; {f'did you mean {known[near]}?' if near else f'{see}its options'}"
         case exceptions.MissingArgumentError() if error.argument is not None:
             name = error.argument.name
             given = error.keyword is not None or bool(error.argument.tokens)

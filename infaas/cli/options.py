@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from cyclopts import Parameter
 from msgspec import Struct
 
-from bus.fields import Field, fields_of
+from bus.fields import Field, fields_of, meant
 from bus.messages.catalog import METRICS, is_error
 from bus.messages.public import Requirements
-from infaas.cli.output import meant, usage
+from infaas.cli.output import usage
 
 if TYPE_CHECKING:
     from infaas.queries import Needs

@@ -5,10 +5,9 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from datetime import datetime
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 from bus.messages.catalog import is_error, value_of
@@ -42,12 +41,6 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
 def usage(message: str) -> NoReturn:
     """End the command because of bad usage: `message` on stderr, exit code 2."""
     raise Failure(message, USAGE)
-
-
-def meant(word: str, known: Iterable[str]) -> str:
-    """Which known word was meant, as the end of a sentence; empty where none is near."""
-    near = get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def show(document: Any, as_json: bool, render: Callable[[Any], None]) -> None:

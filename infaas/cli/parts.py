@@ -13,8 +13,9 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from bus.fields import meant
 from infaas.cli.options import DataDir, whole
-from infaas.cli.output import Failure, fail, meant
+from infaas.cli.output import Failure, fail
 from infaas.connecting import data_place, read_endpoints
 from infaas.logfiles import LEVELS, LOGS, Line, LogFile
 from services.shell.host.endpoints import PARTS

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import services
-from infaas.cli.output import FAILED, Failure, meant, one_line, usage
+from bus.fields import meant
+from infaas.cli.output import FAILED, Failure, one_line, usage
 
 if TYPE_CHECKING:
     from bus.port import Bus

@@ -7,8 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from bus.fields import meant
 from infaas.cli.options import Json
-from infaas.cli.output import line_width, meant, print_json, usage
+from infaas.cli.output import line_width, print_json, usage
 from services.core.settings import Setting, Settings, described
 from services.core.settings.fields import NAME_IN_KEY
 from services.simulation.scenario.toml import value_text

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bus.codec import decode_kept
-from bus.fields import meant
+from bus.fields import TYPO, meant
 from bus.messages.catalog import TARGETS, AppRecord, ModelRecord, Signature, TensorSpec, VariantRecord
 from bus.messages.public import Register
 from bus.messages.scaling import PipelineReplicas
@@ -155,11 +155,11 @@ class Catalog:
 
     def meant_app(self, name: str) -> str:
         """Of an unknown app: see `meant`."""
-        return meant(name, self._apps)
+        return meant(name, self._apps, TYPO)
 
     def meant_model(self, name: str) -> str:
         """Of an unknown model: see `meant`."""
-        return meant(name, self._models)
+        return meant(name, self._models, TYPO)
 
     def no_app(self, name: str) -> str:
         """Why nobody answers for an app that is not there."""

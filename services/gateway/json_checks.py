@@ -9,7 +9,7 @@ import msgspec
 from msgspec import NODEFAULT, Struct
 
 from bus.codec import DECODE_ERRORS, explain, in_words
-from bus.fields import faults, fields_of, meant, unread_keys
+from bus.fields import TYPO, faults, fields_of, meant, unread_keys
 from services.gateway.errors import BadRequest, RequestFailed
 
 UNCHECKED_JSON = 2**18  # bytes of JSON that are decoded without an estimate of their memory
@@ -105,7 +105,7 @@ def fitted(given: Any, kind: type[_Message], key: str = "", *, strict: bool = Tr
     if not isinstance(given, dict):
         raise BadRequest(f"{key or 'the body'}: must be an object with {', '.join(fields)}")
     if unread := [name for name in given if name not in fields]:
-        near = meant(unread[0], fields.keys() - given.keys()) or f"; there are {', '.join(fields)}"
+        near = meant(unread[0], fields.keys() - given.keys(), TYPO) or f"; there are {', '.join(fields)}"
         raise BadRequest(f"{at}{unread[0][:80]}: nothing reads it here{near}")
     if inside := next(unread_keys(given, kind, key), None):
         raise BadRequest(f"{inside[0]}: nothing reads it here" + (f"; did you mean {inside[1]}?" if inside[1] else ""))

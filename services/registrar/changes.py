@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from bus.fields import meant
+from bus.fields import TYPO, meant
 from bus.messages.catalog import LARGEST_BATCH, AppRecord, BatchingRule, VariantRecord
 from bus.messages.public import Error
 from bus.messages.verbs import (
@@ -288,7 +288,7 @@ def _batching(request: SetBatching, catalog: Catalog) -> str | Error | None:
     if scope == "model" and catalog.model(name) is None:
         return _unknown_version(name, None, catalog)
     if scope == "variant" and catalog.variant(name) is None:
-        return f"variant: there is no variant {name}: see infaas.list.variants{meant(name, (one.variant for one in catalog.variants))}"
+        return f"variant: there is no variant {name}: see infaas.list.variants{meant(name, (one.variant for one in catalog.variants), TYPO)}"
     return None
 
 

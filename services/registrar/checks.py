@@ -4,13 +4,12 @@ hold, so that operators hear at once, with the figures. Pure.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from msgspec import NODEFAULT, UNSET, Raw, Struct, ValidationError, convert
 
 from bus.codec import BadMessage, decode, encode, explain
-from bus.fields import faults, meant, unread_keys
+from bus.fields import TYPO, faults, meant, similar, unread_keys
 from bus.messages.catalog import MOST_SOURCE, TARGETS, Ensemble, PipelinePlan, VariantRecord
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.public import Error, Register
@@ -153,7 +152,7 @@ def verb_asked(verb: str, body: bytes | Raw) -> AdminVerb | Error:
     """An operator's request, or all that is wrong with it by itself. Null in a field that null does not take back is as if left out."""
     kind = ADMIN_VERBS.get(verb)
     if kind is None:
-        near = meant(verb, ADMIN_VERBS)
+        near = meant(verb, ADMIN_VERBS, TYPO)
         return error_of(f"verb: {verb!r} is not known here; known are {', '.join(ADMIN_VERBS)}{near}")
     fields = body_of(kind)
     try:
@@ -168,7 +167,7 @@ def verb_asked(verb: str, body: bytes | Raw) -> AdminVerb | Error:
         if name in READ_BY_VERBS and name not in fields
     ]
     strange = [name for name in given if name not in READ_BY_VERBS]  # of later releases, or misspelt
-    found = {close[0]: name for name in strange if (close := get_close_matches(name, fields.keys() - given, 1, 0.8))}
+    found = {close: name for name in strange if (close := similar(name, fields.keys() - given, 0.8))}
     wrong += [f"{name}: {verb} does not read it; did you mean {close}?" for close, name in found.items()]
     wrong += [
         f"{key}: {verb} does not read it; did you mean {close}?" for key, close in unread_keys(given, kind) if close

@@ -3,9 +3,9 @@
 import logging
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 
+from bus.fields import similar
 from services.core.cost import UnknownPrice, price_per_hour
 from services.core.settings import PriceSettings, Settings
 from services.shell.host.machine import devices_of, initial, worker_of
@@ -24,12 +24,12 @@ def load_prices(settings: PriceSettings) -> dict[str, float]:
     for kind, price in settings.per_hour.items():
         if not price >= 0:
             raise SettingsError(f"prices.per_hour.{kind} must be a price in US$ of at least 0, not {price}")
-        near = get_close_matches(kind, listed, n=1, cutoff=0.75) if kind not in listed else []
+        near = similar(kind, listed, 0.75) if kind not in listed else ""
         if near:
             logging.getLogger(__name__).warning(
                 "prices.per_hour.%s: no known device kind has this name; did you mean %s? (known: %s)",
                 kind,
-                near[0],
+                near,
                 ", ".join(listed),
             )
     return listed | settings.per_hour

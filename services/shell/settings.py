@@ -7,14 +7,13 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
 
-from bus.fields import faults, fields_of, hints_of, parts_of
+from bus.fields import faults, fields_of, hints_of, meant, parts_of
 from bus.login import VARIABLES, Login
 from services.core.settings import BusSettings, Settings
 
@@ -154,10 +153,8 @@ class Origins(Struct, eq=False):
         unknown = re.search(r"unknown field `(.*)`", reason)
         if unknown:
             name = unknown.group(1)
-            near = get_close_matches(name, hints_of(kind), n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
             key = f"{key}.{name}".lstrip(".")
-            return f"{self._where(key)}: there is no such setting{meant}"
+            return f"{self._where(key)}: there is no such setting{meant(name, hints_of(kind))}"
         missing = re.search(r"missing required field `(.*)`", reason)
         if missing:
             key, reason = f"{key}.{missing.group(1)}".lstrip("."), "is missing"

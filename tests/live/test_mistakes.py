@@ -88,7 +88,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("query digits", USAGE, "give the inputs with either --input FILE or --json-input JSON"),
     ("query --input ok.npy", USAGE, r"name an app, as in infaas query APP, or a registered model"),
     ("bench --app digits --rate -4", USAGE, "--rate. Must be > 0"),
-    ("settings dispacher", USAGE, "there is no section 'dispacher': .* did you mean 'dispatcher'"),
+    ("settings dispacher", USAGE, "there is no section 'dispacher': .* did you mean dispatcher"),
     # inputs
     (f"{QUERY} missing.npy", FAILED, "cannot read missing.npy: No such file"),
     (f"{QUERY} fake.onnx", FAILED, "fake.onnx is no plain numpy array .* save numbers or strings"),

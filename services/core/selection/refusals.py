@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
-from bus.fields import meant
+from bus.fields import TYPO, meant
 from bus.messages.catalog import ACCURACIES, METRICS, VariantRecord, accuracy_of, is_error, stated_in, value_of
 from bus.messages.public import Closest, Code, Error, Requirements
 from services.core.cost import HANDLING_MS
@@ -150,7 +150,7 @@ def unsatisfiable(ask: Ask, app: AppView, view: ClusterView) -> Error:
         what = f"variant {ask.variant!r}" if ask.variant else f"model {ask.model!r}" if ask.model else "model"
         version = f" of version {ask.version!r}" if ask.version and not ask.variant else ""
         known = app.index if ask.variant else {one.model for one in app.records}
-        hint = meant(ask.variant or ask.model or "", known)
+        hint = meant(ask.variant or ask.model or "", known, TYPO)
         return Error(
             code="unknown_model", message=f"app {ask.app!r} has no {what}{version}: see infaas.list.variants{hint}"
         )

@@ -28,7 +28,7 @@ from services.registrar.checks import POLICIES, selection_errors
 from services.simulation.ensembles import SIGNATURE as SEVERAL
 from services.simulation.scenario.machines import MB, UNLIMITED_MB, MachineBlock, largest_of
 from services.simulation.scenario.model import CostSpec
-from services.simulation.scenario.toml import AMOUNT, Location, meant, one_of, shown, within
+from services.simulation.scenario.toml import AMOUNT, Location, meant_or_all, one_of, shown, within
 
 # -- a variant's profile from the speed that a scenario states
 #
@@ -258,7 +258,7 @@ def selection_of(block: AppBlock, at: Location, links: Collection[str]) -> Ensem
         )
     for model in stated.members or ():
         if model not in links:
-            at.refuse(f"members: no [[variant]] of model {model} serves {block.name}{meant(model, links)}")
+            at.refuse(f"members: no [[variant]] of model {model} serves {block.name}{meant_or_all(model, links)}")
     return stated if stated.policy is not None or stated.cache_mb else None
 
 
@@ -292,7 +292,9 @@ def _variant(
     hardware = block.hardware
     kinds = {device.kind for one in machines for device in one.spec.devices}
     if hardware not in kinds:
-        at.at("hardware").refuse(f"there is no device {shown(hardware)} on any [[worker]]{meant(hardware, kinds)}")
+        at.at("hardware").refuse(
+            f"there is no device {shown(hardware)} on any [[worker]]{meant_or_all(hardware, kinds)}"
+        )
     device = largest_of(machines, hardware)
     assert device is not None  # hardware is one of those kinds
     threads, memory_gb = _uses(block.uses, at.at("uses"), hardware)
@@ -340,7 +342,7 @@ def _uses(uses: Mapping[str, float], at: Location, hardware: str) -> tuple[int, 
     keys = {"cpu_cores", "cpu_memory_gb", *memory, hardware, f"{hardware}s", f"{hardware}_cores"}
     for key, amount in uses.items():
         if key not in keys:
-            at.at(key).refuse(f"there is no such key{meant(key, keys)}")
+            at.at(key).refuse(f"there is no such key{meant_or_all(key, keys)}")
         if key not in ("cpu_memory_gb", "cpu_cores", *memory) and amount > 1:
             at.at(key).refuse(f"must be at most 1: an instance runs on one {hardware}")
     said = [key for key in memory if key in uses]

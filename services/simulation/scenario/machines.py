@@ -18,7 +18,7 @@ from services.core.cost import PER_CORE, price_per_hour
 from services.core.emulation import KINDS
 from services.core.placement import Device
 from services.simulation.scenario.model import CostSpec, MachineSpec
-from services.simulation.scenario.toml import Location, meant, one_of, within
+from services.simulation.scenario.toml import Location, meant_or_all, one_of, within
 
 UNLIMITED_MB = 1e7  # 10 TB: more than any device has, and small enough for sums over many devices
 MB = 1024.0  # of a GB
@@ -113,7 +113,7 @@ def _memory(resources: Mapping[str, float], at: Location, kinds: dict[str, int])
     found: dict[str, float] = {}
     for key in resources:
         if key not in known and key != "cpu_cores":
-            at.at(key).refuse(f"there is no such key{meant(key, {'cpu_cores', *known})}")
+            at.at(key).refuse(f"there is no such key{meant_or_all(key, {'cpu_cores', *known})}")
     for key, kind in known.items():
         if key in resources:
             if kind in found:

@@ -23,7 +23,7 @@ from services.simulation.scenario.baseline import Peaks, choose
 from services.simulation.scenario.catalogue import Catalogue
 from services.simulation.scenario.machines import Count, MachineBlock, devices_of
 from services.simulation.scenario.model import MachineSpec, Objective, PolicySpec
-from services.simulation.scenario.toml import Location, meant, one_of, shown, struct_at, table_at
+from services.simulation.scenario.toml import Location, meant_or_all, one_of, shown, struct_at, table_at
 
 BASES = {
     **{name: name for name in POLICIES},
@@ -194,13 +194,15 @@ class Policies:
 def base_of(name: str, blocks: Collection[str], folder: Path, location: Location) -> str:
     """The base that a name stands for: a built-in one, or a user's class, which is imported, also from `folder`.
 
-    blocks: other names that may have been meant. Raises ScenarioError, which names the location.
+    blocks: other names that may have been meant_or_all. Raises ScenarioError, which names the location.
     """
     if name in BASES:
         return BASES[name]
     if ":" not in name:
         known = [*BASES, *blocks]
-        location.refuse(f"there is no policy {shown(name)}{meant(name, known)}; a class of your own is module:Class")
+        location.refuse(
+            f"there is no policy {shown(name)}{meant_or_all(name, known)}; a class of your own is module:Class"
+        )
     path = str(folder.resolve())
     added = path not in sys.path
     if added:
@@ -244,7 +246,9 @@ def tree_at(tree: dict[str, Any], location: Location, *, of_one: bool = False) -
     """A [settings] table, checked. Raises ScenarioError. of_one: of one policy, not of all."""
     for section, value in tree.items():
         if section not in SECTIONS:
-            location.at(section).refuse(_ELSEWHERE.get(section) or f"there is no such key{meant(section, SECTIONS)}")
+            location.at(section).refuse(
+                _ELSEWHERE.get(section) or f"there is no such key{meant_or_all(section, SECTIONS)}"
+            )
         for key in () if section == "goal" else table_at(value, location.at(section)):
             if (section, key) in _SAID:
                 location.at(section).at(key).refuse(_SAID[section, key])

@@ -4,7 +4,6 @@ import re
 import sys
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
 from types import UnionType
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, Union
 
 from msgspec import NODEFAULT, Struct
 
-from bus.fields import Field, Number, Rule, Text, fields_of, hints_of, parts_of, stated
+from bus.fields import Field, Number, Rule, Text, fields_of, hints_of, meant, parts_of, stated
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 _LONGEST = 60  # characters of a value that a refusal shows
@@ -56,12 +55,11 @@ def shown(value: Any) -> str:
     return written if len(written) <= _LONGEST else f"{written[:_LONGEST]}…"
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def meant_or_all(name: str, known: Iterable[str]) -> str:
     """The similar name that was probably meant, else all known names if they are few."""
     names = sorted(known)
-    near = get_close_matches(name[:100], names, n=1)
-    if near:
-        return f"; did you mean {near[0]}?"
+    if found := meant(name, names):
+        return found
     return f"; there are {', '.join(names)}" if 0 < len(names) <= _MOST_NAMES else ""
 
 
@@ -124,7 +122,7 @@ def one_of(value: Any, location: Location, known: Collection[str], what: str) ->
     if not isinstance(value, str):
         location.refuse(f"must be the name of {'an' if what[0] in 'aeiou' else 'a'} {what}, not {shown(value)}")
     if value not in known:
-        location.refuse(f"there is no {what} {shown(value)}{meant(value, known)}")
+        location.refuse(f"there is no {what} {shown(value)}{meant_or_all(value, known)}")
     return value
 
 
@@ -247,7 +245,7 @@ def struct_at(value: Any, location: Location, kind: type[S]) -> S:
     for key in content:
         remedy = getattr(kind, "moved", {}).get(key)
         if key not in names or remedy:
-            location.at(key).refuse(remedy or f"there is no such key{meant(key, names)}")
+            location.at(key).refuse(remedy or f"there is no such key{meant_or_all(key, names)}")
     for key, name in names.items():
         if key not in content and fields[name].default is NODEFAULT:
             location.at(key).refuse(f"is missing{_wanted(fields[name], key)}")

@@ -38,7 +38,7 @@ def test_every_command_says_in_full_what_it_does(name: str) -> None:
 BAD_USAGE = [
     # what there is
     ("nosuchcommand", "there is no command 'nosuchcommand'; `infaas --help` lists all$"),
-    ("regster", "there is no command 'regster'; did you mean 'register'.$"),
+    ("regster", "there is no command 'regster'; did you mean register.$"),
     ("down", "there is no command 'down': Ctrl-C where `infaas up` runs, or SIGTERM, stops everything$"),
     ("logs --tail 5", "logs has no option --tail; `infaas logs --help` lists its options$"),
     ("apps --jsn", "apps has no option --jsn; did you mean --json.$"),
@@ -47,8 +47,8 @@ BAD_USAGE = [
     ("query --app", "query: --app needs a value: write it after --app, `infaas query --help` lists what it takes$"),
     ("query --app a --input", "query: --input needs a value: write it after --input, `infaas query --help` lists what it takes$"),
     ("query digits more", "query does not take 'more': write each value after its option, `infaas query --help` lists them$"),
-    ("job lst", "job has no verb 'lst': use submit, list, show, cancel; did you mean 'list'.$"),
-    ("pipeline lst", "there is no verb 'lst': use add, list, plan, deploy, remove, trace; did you mean 'list'.$"),
+    ("job lst", "job has no verb 'lst': use submit, list, show, cancel; did you mean list.$"),
+    ("pipeline lst", "there is no verb 'lst': use add, list, plan, deploy, remove, trace; did you mean list.$"),
     ("settings nonsense", "there is no section 'nonsense'"),
     ("settings --toml --json", "--json"),
     # systems and services

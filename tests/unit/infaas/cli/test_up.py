@@ -76,7 +76,7 @@ def test_what_is_no_service_is_refused_with_those_that_there_are(
     write_parts(place, {"dispatcher-0": 1, "registrar": 1})
     there = "there are dispatcher-0, registrar"
     assert refused(capsys, place, "dispacher-0") == (
-        f"infaas: no service is called dispacher-0: {there}; did you mean 'dispatcher-0'?\n"
+        f"infaas: no service is called dispacher-0: {there}; did you mean dispatcher-0?\n"
     )
     assert refused(capsys, place, "nats") == f"infaas: no service is called nats: {there}\n"
 
