@@ -255,12 +255,12 @@ async def _asked(file: "PipelineFile", offered: set[str], data_dir: Path | None)
     found = {}
     async with connect(data_dir=data_dir) as client:
         registered = await client.pipelines(app=file.name)
+        apps = {one["app"] for one in await client.apps()}
         for vertex in file.pipeline.vertices:
             if vertex.name in offered:
                 continue
-            rows = found[vertex.name] = await client.variants(app=vertex.app)
+            rows = found[vertex.name] = await client.variants(app=vertex.app) if vertex.app in apps else []
             if not rows:
-                apps = {row["app"]: row for row in await client.apps()}
                 what = "it has no variants" if vertex.app in apps else "there is no such app"
                 usage(
                     f"{file.location.file}: vertex {vertex.name}, app {vertex.app}: {what} in the running system;"

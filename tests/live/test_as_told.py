@@ -42,8 +42,8 @@ def sent(pids: list[int], signum: signal.Signals) -> None:
 
 async def suffer(system: Whole, service: str) -> tuple[StockLoad, LibraryLoad]:
     """Stops and a kill of this service under load; both clients have had their last replies. Half of the library's queries have time, on any machine."""
-    stock = StockLoad(system.nats, f"stock-{service}", RATE, latency_ms=TIGHT)
-    library = LibraryLoad(system.nats, f"library-{service}", RATE, latency_ms=TIGHT, every=2)
+    stock = StockLoad(system.nats, f"told-stock-{service}", RATE, latency_ms=TIGHT)
+    library = LibraryLoad(system.nats, f"told-library-{service}", RATE, latency_ms=TIGHT, every=2)
     async with stock, library:
         await until(lambda: stock.replies and library.answers, LONG)
         for length in STOPS:
