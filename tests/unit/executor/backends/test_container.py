@@ -215,6 +215,7 @@ def test_one_that_was_killed_is_started_again_and_nothing_is_left_of_one_that_wa
     first = int(process.run({"x": asking(0, 1)})["pid"][0])
     os.kill(first, signal.SIGKILL)
     assert eventually(lambda: psutil.Process(first).status() == psutil.STATUS_ZOMBIE)
+    assert eventually(lambda: os.listdir(f"/proc/{first}/task") == [str(first)])  # its other threads end a little later
     second = int(process.run({"x": asking(0, 1)})["pid"][0])  # the next call does not pay for it
     assert second != first
     assert alive(second)
