@@ -2,17 +2,18 @@
 
 An idle replica takes the head of the queue at once, and with it as many as wait, up to the largest batch. When batches begin, and how many
 queries are in each, does not depend on which queries they are. So both are found first for arrivals in order, with one iteration for each
-batch; then places in batches are given out by deadline, where queries have overtaken each other. Two things save iterations:
+batch; then places in batches are given out by deadline, where queries have overtaken each other. Three things save iterations:
 
 - In batches of one that all take as long, begins follow from begins: the n-th query begins at max(its arrival, end of query n - k) with k
   replicas, which is a running maximum.
 - Stretches of queries that all find an idle replica are left out.
+- Of large samples, a thousand parts are followed side by side, as arrays. Where parts do not agree, they are followed again by themselves.
 
 All results are exact.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 
@@ -23,6 +24,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ranks = NDArray[np.int64]
 
+MANY = 100_000  # queries of a vertex from which parts of the sample are followed side by side
+PARTS = 1024  # at most
+WIDE = 512  # replicas times batch; beyond it the parts seldom come to agree in time
 WORTH = 64  # queries that must find an idle replica in a row, for them to be left out of the iteration
 
 
@@ -80,39 +84,53 @@ def _batches(arrivals: Floats, stage: StageConfiguration, hops: Floats | None) -
     tight[k:] = arrivals[k:] < np.maximum.accumulate(ends)[:-k] if k < n else False
     tight[:-1] |= arrivals[1:] == arrivals[:-1]
     places: list[int] = np.flatnonzero(tight).tolist()
+    if n >= MANY and len(places) > n // 32 and k * stage.batch <= WIDE:
+        return _side_by_side(arrivals, stage, hops)
     times: list[float] = arrivals.tolist()
     besides: list[float] = [] if hops is None else hops.tolist()
+    lengths = np.array(stage.seconds)
     place = 0
     while place < len(places):
         first = places[place]
         free = [-inf] * max(0, k - first) + ends[max(0, first - k) : first].tolist()
         heapify(free)
-        starts, dones, sizes, place = _followed(times, first, free, stage, besides, places, place)
-        last = first + sum(sizes)
-        begins[first:last], ends[first:last] = np.repeat(starts, sizes), np.repeat(dones, sizes)
+        starts, sizes, last, place = _followed(times, first, n, free, stage, besides, places, place)
+        began, counts = np.array(starts), np.array(sizes)
+        begins[first:last] = np.repeat(began, counts)
+        ends[first:last] = np.repeat(_ends(began, counts, first, lengths, hops), counts)
     return begins, ends
+
+
+def _ends(began: Floats, counts: Ranks, first: int, lengths: Floats, hops: Floats | None) -> Floats:
+    """Of batches in a row, the first of which begins with query `first`."""
+    ends: Floats = began + lengths[counts]
+    if hops is not None:
+        ends += hops[first + np.cumsum(counts) - counts]
+    return ends
 
 
 def _followed(
     times: list[float],
     i: int,
+    end: int,
     free: list[float],
     stage: StageConfiguration,
     besides: Sequence[float],
-    places: Sequence[int],
-    place: int,
-) -> tuple[list[float], list[float], list[int], int]:
-    """Follow batches from query i on, until the next of `places` is far and all replicas are idle.
+    places: Sequence[int] = (),
+    place: int = 0,
+) -> tuple[list[float], list[int], int, int]:
+    """Follow batches from query i on, until one begins at or after query `end`, or until the next of `places` is far and all are idle.
 
-    free: when each replica is; a heap. besides: `hops`, or nothing. Gives begins, ends and sizes of batches, and the next place.
+    free: when each replica is; a heap, left as it is then. besides: `hops`, or nothing. Gives begins and sizes of batches, the next query,
+    and the next place.
     """
     seconds, most, n = stage.seconds, stage.batch, len(times)
+    patience = len(free) if places else n
     starts: list[float] = []
-    dones: list[float] = []
     sizes: list[int] = []
     idle = 0  # queries in a row that found an idle replica
     long = -inf  # the latest end of a batch of several, or of one that waited: it may outlast later single ones
-    while i < n:
+    while i < end:
         at, head = free[0], times[i]
         last = i + 1
         if at <= head:
@@ -130,14 +148,108 @@ def _followed(
             long = done
         heapreplace(free, done)
         starts.append(at)
-        dones.append(done)
         sizes.append(last - i)
         i = last
-        if idle >= len(free) and idle % 16 == 0 and at >= long:
+        if idle >= patience and idle % 16 == 0 and at >= long:
             place = bisect_left(places, i, place)
             if place == len(places) or places[place] - i >= WORTH:
                 break
-    return starts, dones, sizes, bisect_left(places, i, place)
+    return starts, sizes, i, bisect_left(places, i, place)
+
+
+def _side_by_side(arrivals: Floats, stage: StageConfiguration, hops: Floats | None) -> tuple[Floats, Floats]:
+    """The same, where queries often wait: many parts of the sample are followed at once, a batch of each in a step.
+
+    Each part begins a little early, with idle replicas. It agrees with the part before it from where both have the same batches for as long
+    as a batch can take: from then on all that is still served is the same. A part that does not agree is followed again by itself.
+    """
+    n, k, most = len(arrivals), stage.replicas, stage.batch
+    lengths = np.array(stage.seconds)
+    early = max(256, 4 * k * most)
+    parts = max(2, min(PARTS, n // (2 * early)))
+    cuts = np.linspace(0, n, parts + 1).astype(np.int64)
+    firsts = np.maximum(cuts[:-1] - early, 0)
+    padded = np.append(arrivals, np.full(2 * most, inf))
+    steps = _steps(padded, firsts, cuts[1:], k, lengths, hops)
+    longest = lengths[-1] + (0.0 if hops is None else hops.max())
+    begins, ends = np.empty(n), np.empty(n)
+    times: list[float] = []
+    besides: list[float] = []
+    before = 0  # the first query that is not known yet
+    free = np.full(k, -inf)
+    for part, (first, cut) in enumerate(zip(firsts.tolist(), cuts[1:].tolist(), strict=True)):
+        began, counts, kept = steps(part)
+        begin, end = np.repeat(began, counts), np.repeat(_ends(began, counts, first, lengths, hops), counts)
+        if part:
+            same = before - first
+            differs = np.flatnonzero((begin[:same] != begins[first:before]) | (end[:same] != ends[first:before]))
+            since = first if not len(differs) else first + int(differs[-1]) + 1
+            agree = since < before and begins[before - 1] - begins[since] >= longest
+            if not agree:
+                times = times or arrivals.tolist()
+                besides = besides or ([] if hops is None else hops.tolist())
+                heap = sorted(free.tolist())
+                again, sizes, _, _ = _followed(times, before, cut, heap, stage, besides)
+                began, counts, kept = np.array(again), np.array(sizes, np.int64), np.array(heap)
+                first = before
+                begin, end = np.repeat(began, counts), np.repeat(_ends(began, counts, first, lengths, hops), counts)
+        last = first + len(begin)
+        if last > before:
+            begins[before:last], ends[before:last] = begin[before - first :], end[before - first :]
+        before, free = max(before, last), kept
+    return begins, ends
+
+
+def _steps(
+    times: Floats, firsts: Ranks, lasts: Ranks, k: int, lengths: Floats, hops: Floats | None
+) -> Callable[[int], tuple[Floats, Ranks, Floats]]:
+    """Follow all parts. Gives of each part the begins and sizes of its batches, and when each replica is free after them.
+
+    The times at which replicas are free stay sorted: the end of the new batch goes to its place by one minimum and one maximum.
+    """
+    most = len(lengths) - 1
+    halves = [1 << i for i in reversed(range((most - 1).bit_length()))]
+    place, end = firsts.copy(), lasts
+    free = np.full((k, len(firsts)), -inf)  # of each part, sorted
+    rows = np.arange(len(firsts), dtype=np.int16)
+    began: list[Floats] = []
+    sizes: list[Ranks] = []
+    who: list[NDArray[np.int16]] = []
+    left = np.full((k, len(firsts)), -inf)
+    while len(rows):
+        at = np.maximum(free[0], times[place])
+        last = place + 1
+        for half in halves:  # binary search: the last query that is there, or so many
+            last += half * (times[last + (half - 1)] <= at)
+        if most & (most - 1):
+            np.minimum(last, place + most, out=last)
+        count = last - place
+        done = at + lengths[count]
+        if hops is not None:
+            done += hops[place]
+        later = free[1:]
+        moved = np.empty_like(free)
+        np.minimum(later, done, out=moved[:-1])
+        moved[-1] = done
+        np.maximum(moved[1:], later, out=moved[1:])
+        free = moved
+        began.append(at)
+        sizes.append(count)
+        who.append(rows)
+        place = last
+        going = place < end
+        if not going.all():
+            left[:, rows[~going]] = free[:, ~going]
+            rows, place, end, free = rows[going], place[going], end[going], free[:, going]
+    owner, all_began, all_sizes = np.concatenate(who), np.concatenate(began), np.concatenate(sizes)
+    order = np.argsort(owner, kind="stable")
+    edges = np.searchsorted(owner[order], np.arange(len(firsts) + 1))
+
+    def of(part: int) -> tuple[Floats, Ranks, Floats]:
+        mine = order[edges[part] : edges[part + 1]]
+        return all_began[mine], all_sizes[mine], left[:, part]
+
+    return of
 
 
 def _by_deadline(order: Ranks, arrivals: Floats, begins: Floats, ends: Floats) -> Ranks:
