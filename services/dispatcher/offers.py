@@ -61,7 +61,7 @@ def offer(ask: Ask, served: ServedPipeline, view: ClusterView, text: str, *, che
         if group is None:
             return Error(code="unsatisfiable", message=text, field=NEEDS)
         groups[name], seconds[name] = group, offered_s(group, ask.items, None)
-        costs[name] = float(stage.app.charge(ask.items)[stage.app.index[group.record.variant]])
+        costs[name] = stage.app.offered_charge(stage.app.index[group.record.variant], ask.items)
     records = [group.record for group in groups.values()]
     accuracies = [one.accuracy for one in records if one.accuracy is not None]
     least = max(ask.latency_s if ask.latency_s < INFINITE else 0.0, _objective(served, seconds))

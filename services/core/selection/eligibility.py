@@ -328,6 +328,10 @@ class AppView:
                 self._charged[items, length] = column
         return 1000.0 * self._price * column
 
+    def offered_charge(self, variant: int, items: int, length: int | None = None) -> float:
+        """The same of one variant, with what a batch takes longer after a pause, as it finds nothing in the caches: what is offered leaves room for it."""
+        return float(self.charge(items, length)[variant] + 1000.0 * self._price[variant] * OVERHEAD)
+
     # -- instances
 
     def place(self, instance: "Instance") -> None:

@@ -202,9 +202,9 @@ def _offer(ask: Ask, app: AppView, group: VariantInstances | None) -> Closest | 
     """What is on offer instead: a query with exactly these needs is served, also as people see and type them."""
     if group is None:
         return UNSET
-    record, place = group.record, app.index[group.record.variant]
-    seconds = offered_s(group, ask.items, ask.length)
-    return offered(record, record.accuracy, seconds, float(app.charge(ask.items, ask.length)[place]))
+    record, seconds = group.record, offered_s(group, ask.items, ask.length)
+    cost = app.offered_charge(app.index[record.variant], ask.items, ask.length)
+    return offered(record, record.accuracy, seconds, cost)
 
 
 def offered(record: VariantRecord, accuracy: float | None, seconds: float, cost: float, **more: str) -> Closest:
