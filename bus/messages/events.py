@@ -10,9 +10,10 @@ from msgspec import Struct
 
 
 class Event(Struct, frozen=True, gc=False):
-    """The base of all rows. kind: the last token of the subject."""
+    """The base of all rows. kind: the last token of the subject. awaited: somebody waits until it is on disk."""
 
     kind: ClassVar[str] = ""
+    awaited: ClassVar[bool] = False
     time: float
 
 
@@ -209,6 +210,7 @@ class FeedbackEvent(Event, frozen=True, kw_only=True, gc=False):
     """
 
     kind: ClassVar[str] = "feedback"
+    awaited: ClassVar[bool] = True
     app: str
     id: str | None
     context: str | None

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 ROWS = 1024  # a batch is sent when it is this long; keeps one encode well below a millisecond
 LATEST = 0.2  # s; or when its first row is this old
+SOON = 0.002  # s; or so soon, if somebody waits for one of its rows and no batch is on its way
 LONGEST_PAUSE = 2.0  # s between two tries to publish
 HELD = 2_000_000  # rows; beyond this the oldest batches are dropped, which is logged as an error
 
@@ -56,6 +57,7 @@ class Outbox:
     _ready: deque[tuple[str, str, bytes, int, int]] = field(default_factory=deque)
     _held: int = 0
     _timer: asyncio.TimerHandle | None = None
+    _soon: bool = False  # somebody waits for one of `_rows`
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
@@ -85,8 +87,16 @@ class Outbox:
             self.unkept.append(event)
         if self._open >= ROWS:
             self._seal()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LATEST, self._seal)
+        elif self._timer is None or (event.awaited and not self._soon):
+            self._seal_later(event.awaited)
+
+    def _seal_later(self, soon: bool) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._soon = soon
+        # Behind a batch that is on its way the next one leaves as soon as that is stored.
+        wait = SOON if soon and not self._ready else LATEST
+        self._timer = asyncio.get_running_loop().call_later(wait, self._seal)
 
     def keep(self) -> None:
         """Keep what a turn of the actor has added. This is what is sent as well: no row is encoded twice."""
@@ -136,6 +146,7 @@ class Outbox:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._soon = False
         last = len(self._rows) - 1
         for i, (kind, rows) in enumerate(self._rows.items()):
             self._batches += 1
@@ -180,6 +191,8 @@ class Outbox:
             if self._ready and self._ready[0][1] == identity:
                 self._ready.popleft()
                 self._held -= count
+                if self._soon and not self._ready:
+                    self._seal()
             if through:
                 self._forget(through)
                 self.recorded(through)

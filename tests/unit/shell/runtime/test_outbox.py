@@ -5,8 +5,10 @@ import mmap
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from bus.codec import decode
-from bus.messages.events import CostEvent, OutcomeEvent
+from bus.messages.events import CostEvent, FeedbackEvent, OutcomeEvent
 from bus.port import Delivery, StreamSpec
 from bus.subjects import Subjects
 from services.core.actor import Effect, Envelope, Inlet, Publish, Record, Started, Synced, Watch, Will
@@ -14,6 +16,7 @@ from services.recorder.tables import Batch
 from services.shell.host.kept import ROOM, SIZE, Kept
 from services.shell.runtime.outbox import Outbox
 from services.shell.runtime.runtime import Runtime
+from tests.support.clients.responders import until
 from tests.support.servers.memory_bus import Broker
 
 SUBJECTS = Subjects()
@@ -99,6 +102,23 @@ async def test_what_is_in_the_stream_is_not_kept() -> None:
     await outbox.close(30.0)
     assert system.recorded == [5]
     assert Kept(system.memory).left() == {}
+
+
+async def test_a_row_that_somebody_waits_for_does_not_wait_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.shell.runtime.outbox.LATEST", 3600.0)
+    system = System()
+    subjects = (SUBJECTS.event("outcome"), SUBJECTS.event("feedback"))
+    await system.broker.connect().ensure_stream(StreamSpec("rows", subjects, "limits", 10**9))
+    outbox = system.start()
+    label = FeedbackEvent(time=1.0, app="app", id=None, context=None, label="1", input_digest=None)
+    add(outbox, UIDS[0])
+    outbox.add(label)
+    await until(lambda: system.recorded[-1:] == [2])
+    add(outbox, UIDS[1])
+    outbox._seal()
+    outbox.add(label)  # behind a batch that is on its way
+    await until(lambda: system.recorded[-1:] == [4])
+    await outbox.close(30.0)
 
 
 async def test_what_an_actor_could_not_send_the_next_one_sends() -> None:
