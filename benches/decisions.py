@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from msgspec.structs import replace
 
 from benches.scoreboard.accuracy import accuracy_cases
-from benches.scoreboard.oracle import bound, serving, targets_of
 from benches.scoreboard.scenarios import Built, Case, cost_cases, write
 from benches.scoreboard.table import by_scenario, cells, detail, table
 from services.simulation.kernel import ActorHalted
+from services.simulation.oracle import bound, serving, targets_of
 from services.simulation.report import RunReport
 from services.simulation.run import simulate
 from services.simulation.scenario.model import Scenario
@@ -38,7 +38,7 @@ from services.simulation.scenario.toml import ScenarioError
 
 STATIC = "clipper+"
 POLICIES = ("infaas", "sm+", STATIC)
-ORACLE = "oracle"  # among the policies: who knows the demand (benches/scoreboard/oracle.py)
+ORACLE = "oracle"  # among the policies: who knows the demand (services/simulation/oracle.py)
 QUICK_S = 480.0
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 Row = dict[str, Any]

@@ -39,6 +39,7 @@ def simulate(
     /,
     *,
     policy: Names = None,
+    oracle: bool = False,
     faults: str | None = None,
     seed: Annotated[Whole | None, Parameter(validator=Number(gte=0))] = None,
     plot: Path | None = None,
@@ -60,6 +61,9 @@ def simulate(
     policy
         Policies to simulate instead of the file's: names of [[policy]] blocks, infaas, infaas-ilp, clipper+ (static),
         sm+ (replicate), round-robin, brute-force, or import paths of your own classes.
+    oracle
+        Also compute what one who knows the load could reach at best with the first policy's machines and targets: the least cost, and the most
+        accuracy of the answers in time. Each policy's `to_oracle` has its ratios to them.
     faults
         Instead of a file: a whole small system and its faults, drawn from this seed, with everything checked that must always hold
         (docs/reliability.md). A seed that fails is shrunk to the smallest scenario that does. FIRST-LAST: many seeds, on all cores.
@@ -75,7 +79,7 @@ def simulate(
     if scenario is None and policies and policies[-1].endswith(".toml"):  # `--policy infaas sm+ fig6.toml`
         scenario = Path(policies.pop())
     if faults is not None:
-        if scenario is not None or policies or seed is not None or plot is not None or out is not None:
+        if scenario is not None or policies or oracle or seed is not None or plot is not None or out is not None:
             usage("--faults takes a seed and no file, and of the options --json alone: leave the others out")
         return simulate_faults(seeds_in(faults), json=json)
     if scenario is None:
@@ -91,10 +95,33 @@ def simulate(
         usage(str(error))
     if found.checked:
         return check_scenario(found, json=json)
+    best = clairvoyant(found) if oracle else None
     document = run_scenario(found)
+    if best is not None:
+        document["oracle"] = best
+        for run in document["policies"]:
+            run["to_oracle"] = {
+                "cost": run["cost"] / best["cost"] if best["cost"] else None,
+                "accuracy": _share(run["effective_accuracy"], best["accuracy"]),
+            }
     write_outputs(document, plot, out)
     show(document, json, lambda found: print_runs(found, wide=wide))
     return 0
+
+
+def clairvoyant(scenario: "Scenario") -> dict[str, float | None]:
+    """The bounds of one who knows the load. Ends the command where none is known of such a scenario."""
+    from services.simulation.oracle import best, unknown  # noqa: PLC0415
+
+    if (why := unknown(scenario)) is not None:
+        usage(f"--oracle: {why}")
+    progress("computing what one who knows the load could reach (a minute at most)")
+    with for_the_result():
+        return best(scenario)._asdict()
+
+
+def _share(value: float | None, whole: float | None) -> float | None:
+    return value / whole if value is not None and whole else None
 
 
 def run_scenario(scenario: "Scenario") -> dict[str, Any]:
@@ -187,6 +214,19 @@ def print_runs(document: Mapping[str, Any], *, wide: bool = False) -> None:
     print_details(runs)
     if len(runs) > 1:
         print(f"{_MARK} the best of these policies")
+    if (best := document.get("oracle")) is not None:
+        print(
+            f"\nWho knows the load pays at least {_dollars(best['cost'])}, and reaches at most an accuracy of {best['accuracy']:.4f}"
+            f" with {_percent(best['in_time'])} in time."
+        )
+        for run in runs:
+            cost, accuracy = (run["to_oracle"][name] for name in ("cost", "accuracy"))
+            said = f"{'-' if cost is None else f'{cost:.2f}'} times that cost, {'-' if accuracy is None else _percent(accuracy)} of that accuracy"
+            print(f"{run['policy']}: {said}{', and its targets missed' if _missed(run['apps']) else ''}")
+
+
+def _dollars(value: float | None) -> str:
+    return "a sum that is not known (the targets cannot be met)" if value is None else f"US$ {value:.4g}"
 
 
 def print_figures(runs: Sequence[Mapping[str, Any]], *, wide: bool = False) -> None:

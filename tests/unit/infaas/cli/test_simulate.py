@@ -79,6 +79,22 @@ def strip(document: dict[str, Any]) -> str:
     return json.dumps(document | {"policies": runs})
 
 
+def test_who_knows_the_load_is_the_measure(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(ran(capsys, ["simulate", str(scenario), "--oracle", "--json"]).out)
+    best = found["oracle"]
+    assert best["cost"] == pytest.approx(0.2 * 20 / 3600), "one machine carries it"
+    assert best["accuracy"] == pytest.approx(0.7)
+    for run in found["policies"]:
+        assert run["to_oracle"]["cost"] == pytest.approx(run["cost"] / best["cost"])
+        assert run["to_oracle"]["cost"] >= 1
+        assert run["to_oracle"]["accuracy"] == pytest.approx(1.0)
+    assert "Who knows the load pays at least US$ 0.00111" in ran(capsys, ["simulate", str(scenario), "--oracle"]).out
+    joint = SCENARIO.replace("latency_ms = 200", 'latency_ms = 200\nselection = { policy = "majority" }')
+    (tmp_path / "joint.toml").write_text(joint)
+    said = refused(capsys, ["simulate", str(tmp_path / "joint.toml"), "--oracle"])
+    assert "app faces is a pipeline or has a policy of members" in said
+
+
 def test_the_document_has_what_the_contract_names_and_repeats_itself(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

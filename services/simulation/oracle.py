@@ -1,4 +1,4 @@
-"""What one who knows the demand could reach at best: the least cost that meets the targets, or the most accuracy. True bounds.
+"""What one who knows the demand could reach at best: the least cost that meets the targets, and the most accuracy. True bounds.
 
 Time is cut into windows of ten seconds. Of each window the queries of each app are known; those of its last moments, for which
 the objective reaches into the next window, may be answered there. Devices of a kind are pooled. A query takes the device time of its
@@ -34,8 +34,14 @@ GAP = 0.01
 _SLACK_S = 0.0005  # that an answer may be late, because it travels
 
 
+class NoBound(ValueError):
+    """Of this scenario it is not known what is best. The text says why."""
+
+
 class Bound(NamedTuple):
-    """cost: US$, at least. accuracy: of the answers in time, at most. in_time: the share of queries answered in time, at most."""
+    """cost: US$, at least; None where it is not the goal. accuracy: of the answers in time, at most; the same. in_time: the share of queries
+    answered in time, at most.
+    """
 
     cost: float | None
     accuracy: float | None
@@ -93,7 +99,9 @@ class _Program:
             options={"time_limit": limit_s, "mip_rel_gap": GAP},
         )
         if found.status in (2, 3, 4):
-            raise ValueError(f"the oracle's program has no solution: {found.message}")
+            raise NoBound(
+                f"even who knows the demand does not meet the targets with these machines and variants ({found.message})"
+            )
         bound = found.mip_dual_bound if any(self.whole) else found.fun
         return float(bound)
 
@@ -124,7 +132,7 @@ def demand_of(scenario: Scenario, window_s: float = WINDOW_S) -> Demand:
 
 def seconds_of(record: VariantRecord, need: Requirements) -> float | None:
     """Core-seconds of an item in the best batch that is in time, or device-seconds; None: never in time, or not accurate enough."""
-    if None not in (record.accuracy, need.accuracy) and record.accuracy < need.accuracy:
+    if record.accuracy is not None and need.accuracy is not None and record.accuracy < need.accuracy:
         return None
     table = LatencyTable(record)
     limit = np.inf if need.latency_ms is None else need.latency_ms / 1000 + _SLACK_S
@@ -141,6 +149,29 @@ def bound(scenario: Scenario, *, limit_s: float = LIMIT_S) -> Bound:
     if scenario.objective == "accuracy":
         return _most_accuracy(scenario, demand, targets)
     return _least_cost(scenario, demand, targets, limit_s)
+
+
+def unknown(scenario: Scenario) -> str | None:
+    """Why no bound of this scenario is known; None: one is, or the program itself says so."""
+    joint = next((one.app for one in scenario.apps if one.pipeline is not None or one.selection is not None), None)
+    if joint is not None:
+        return f"app {joint} is a pipeline or has a policy of members: the oracle knows apps that one variant answers"
+    if scenario.cost.meter != "worker":
+        return f"it pays machines, and [cost] meter is {scenario.cost.meter!r}: leave it out"
+    return None
+
+
+def best(scenario: Scenario, *, limit_s: float = LIMIT_S) -> Bound:
+    """Both bounds, each for itself, with the first policy's machines and targets: the least cost, and the most accuracy of the answers that the
+    targets ask for with all of them. Without a cost where the targets cannot be met.
+    """
+    demand, of_app = demand_of(scenario), targets_of(scenario)
+    targets = [of_app[app] for app in demand.apps]
+    most = _most_accuracy(scenario, demand, targets)
+    try:
+        return most._replace(cost=_least_cost(scenario, demand, targets, limit_s).cost)
+    except NoBound:
+        return most
 
 
 def targets_of(scenario: Scenario) -> dict[str, float]:
