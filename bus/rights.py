@@ -136,7 +136,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     SubjectRights("undelivered", "*", subscribe=_r("dispatcher", "offline")),
     SubjectRights("part", "*", _r("executor"), _r("dispatcher")),
     SubjectRights("ended", "", _r("dispatcher"), _r("executor")),
-    SubjectRights("selection", "changed, sought, taken.*", _r("dispatcher", "registrar"), _r("dispatcher")),
+    SubjectRights("selection", "changed, sought, taken.*, told.*.*.*", _r("dispatcher", "registrar"), _r("dispatcher")),
     SubjectRights("resent", "", _r("dispatcher"), _r("dispatcher", "executor")),
     SubjectRights("resent", "*", _r("dispatcher", "executor"), _r("dispatcher")),
     SubjectRights("echo", "*", _r("dispatcher"), _r("dispatcher")),

@@ -87,7 +87,7 @@ class Subjects:
     trying = _one("trying")  # where executors name a suspect query that they run alone
     echo = _one("echo")  # where a dispatcher hears itself
     ended = _any("ended")  # where executors hear which of a dispatcher's queries with parts have ended
-    # Between dispatchers: changed (weights of a context) | sought (the prediction that a feedback is for) | taken.<dispatcher>
+    # Between dispatchers: changed (weights of a context) | sought (the prediction that a feedback is for) | taken.<dispatcher> | told.<dispatcher>.<list>.<item>
     selection = _one("selection")
     pipeline = _one("pipeline")  # arrivals (of queries at pipelines with a plan, told by dispatchers)
     loads = _one("loads")  # where a dispatcher hears what became of its `EnsureLoaded`

@@ -86,6 +86,7 @@ class Infaas:
     else:
         query = _waiting(Client.query)
     feedback = _waiting(Client.feedback)
+    feedbacks = _waiting(Client.feedbacks)
     apps = _waiting(Client.apps)
     models = _waiting(Client.models)
     variants = _waiting(Client.variants)

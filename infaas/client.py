@@ -29,10 +29,12 @@ from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Registra
 from infaas.exchange import FIRST_SILENCE, Exchange, Settle
 from infaas.inputs import opened
 from infaas.queries import (
+    GRACE,
     INPUTS,
     MAX_INLINE,
     Needs,
     Prepared,
+    as_number,
     check_name,
     check_needs,
     check_seconds,
@@ -42,6 +44,7 @@ from infaas.queries import (
     head_before,
     input_parts,
     items_of,
+    reply_within,
     trace_headers,
 )
 from infaas.tables import as_inputs, is_plain
@@ -50,12 +53,8 @@ if TYPE_CHECKING:
     from infaas.following import OnProgress as OnJobProgress
     from infaas.registering import Arrays
 
-DEADLINE = 30.0  # s within which the system answers or refuses a query without a deadline
-# The client waits longer than the deadline, by this share and at least so many s, so that a refusal there still arrives, under overload, too.
-GRACE, GRACE_SHARE = 1.0, 0.1
 FEEDBACK_TIMEOUT = 30.0  # s; a feedback may have its query evaluated again
 LIST_TIMEOUT = 5.0  # s to wait for lists and explanations
-MAX_WAIT = 600.0  # s to wait for a reply, however late the deadline
 INPUTS_AGE = 600.0  # s after which inputs left in the object store expire
 
 
@@ -171,7 +170,7 @@ class Client:
         timeout = reply_within(needs.get("deadline")) if timeout is None else check_seconds(timeout)
         fitted = await self._fitted(app, x, needs.get("model"))
         parts = input_parts(fitted)
-        latency = _number(needs.get("latency_ms"))
+        latency = as_number(needs.get("latency_ms"))
         if len(parts) == 1 and isinstance(parts[0], bytes):
             whole = Prepared(subject, head(wanted, parts[0]), timeout, latency)
         else:
@@ -240,6 +239,16 @@ class Client:
         if inputs is not None:
             fields["inputs"] = msgspec.Raw(encode_inputs(await self._fitted(app, inputs, None)))
         await self._request(self.subjects.feedback(check_name(app, "app")), fields, timeout=FEEDBACK_TIMEOUT)
+
+    async def feedbacks(self, app: str, items: Sequence[Mapping[str, Any]]) -> dict[int, Refused]:
+        """Report up to 5,000 labels at once. items: maps with the arguments of `feedback`: `label`, and `query` or `id`; `inputs` cannot be given.
+
+        What was accepted before may be sent again: it counts once. Returns those that were refused, by their places.
+        """
+        told = [{name: value for name, value in one.items() if value is not None} for one in items]
+        subject = self.subjects.feedback(check_name(app, "app"))
+        said = await self._request(subject, {"items": told}, timeout=FEEDBACK_TIMEOUT)
+        return {one["item"]: Refused(**one["error"]) for one in said.get("refused", ())}
 
     # -- lists and explanations
 
@@ -485,16 +494,3 @@ class Client:
         task = asyncio.create_task(discard())
         self._cleaning.add(task)
         task.add_done_callback(self._cleaning.discard)
-
-
-def reply_within(deadline: Any) -> float:
-    """Seconds to wait for a reply: until shortly after the deadline, so that the system's own refusal arrives."""
-    wait = DEADLINE if not isinstance(deadline, (int, float)) else min(deadline - time.time(), MAX_WAIT)
-    return max(wait, 0.0) + max(GRACE, GRACE_SHARE * wait)
-
-
-def _number(value: Any) -> float | None:
-    """A requirement as a number; None if it is no number, which the system then refuses."""
-    with contextlib.suppress(TypeError, ValueError):
-        return float(value)
-    return None

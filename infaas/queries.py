@@ -1,8 +1,10 @@
 """The body of a query: inputs and requirements are encoded once, and each sending gets a fresh `retry_key`. Also its trace headers."""
 
+import contextlib
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
@@ -18,6 +20,10 @@ from infaas.errors import BadInput, Refused
 
 KEY_BYTES = 16
 MAX_INLINE = 2**20  # bytes of a body. Larger inputs are sent by reference.
+DEADLINE = 30.0  # s within which the system answers or refuses a query without a deadline
+# The client waits longer than the deadline, by this share and at least so many s, so that a refusal there still arrives, under overload, too.
+GRACE, GRACE_SHARE = 1.0, 0.1
+MAX_WAIT = 600.0  # s to wait for a reply, however late the deadline
 LARGE = 32 * 1024  # bytes of a tensor. Larger ones are not copied into the body.
 INPUTS = b"\xa6inputs"  # the name of the field in MessagePack
 
@@ -299,3 +305,16 @@ def trace_headers(traceparent: str | None) -> Mapping[str, str] | None:
             f"traceparent is {traceparent[:80]!r}; it is written 00-<32 hex digits>-<16 hex digits>-<2 hex digits>"
         )
     return {"traceparent": traceparent}
+
+
+def reply_within(deadline: Any) -> float:
+    """Seconds to wait for a reply: until shortly after the deadline, so that the system's own refusal arrives."""
+    wait = DEADLINE if not isinstance(deadline, (int, float)) else min(deadline - time.time(), MAX_WAIT)
+    return max(wait, 0.0) + max(GRACE, GRACE_SHARE * wait)
+
+
+def as_number(value: Any) -> float | None:
+    """A requirement as a number; None if it is no number, which the system then refuses."""
+    with contextlib.suppress(TypeError, ValueError):
+        return float(value)
+    return None

@@ -5,7 +5,7 @@ These messages are encoded as arrays, since they are on the hot path.
 
 from msgspec import Raw, Struct
 
-from bus.messages.public import Feedback
+from bus.messages.public import Error, Feedback
 
 
 class Route(Struct, frozen=True, array_like=True, gc=False):
@@ -223,6 +223,12 @@ class FeedbackSought(Struct, frozen=True, array_like=True):
     digest: bytes | None
     reply: str
     applied: bool = False
+
+
+class FeedbackTold(Struct, frozen=True, kw_only=True):
+    """`infaas.selection.told.<dispatcher>.<list>.<item>`: the reply to a feedback of a list, to the dispatcher that has got the list."""
+
+    error: Error | None = None
 
 
 class FeedbackTaken(Struct, frozen=True, array_like=True):

@@ -438,7 +438,7 @@ class Feedback(Struct, frozen=True, kw_only=True):
     """`infaas.feedback.<app>`: the true label of an earlier query, or of these inputs.
 
     query: the uid that the answer named. id: the client's own; the latest query that had it. item: which item of the query.
-    retry_key: 16 random bytes; what comes again with the same key counts once.
+    retry_key: 16 random bytes; what comes again with the same key counts once. items: many feedbacks at once, instead of all other fields.
     """
 
     id: str | None = None
@@ -448,12 +448,21 @@ class Feedback(Struct, frozen=True, kw_only=True):
     query: str | None = None
     item: int = 0
     retry_key: bytes | None = None
+    items: "list[Feedback] | None" = None
+
+
+class RefusedItem(Struct, frozen=True, kw_only=True):
+    """Of many feedbacks, one that was refused. item: its place in the list, from 0."""
+
+    item: int
+    error: Error
 
 
 class Accepted(Struct, frozen=True, kw_only=True):
-    """The reply to `Feedback`: the feedback was accepted."""
+    """The reply to `Feedback`: it was accepted, and of `items` all but those that are named in `refused`."""
 
     accepted: bool = True
+    refused: list[RefusedItem] | UnsetType = UNSET
 
 
 class AdminDone(Struct, frozen=True, kw_only=True):

@@ -72,6 +72,7 @@ _MORE = {
     ),
     "bench": Command("infaas.cli.bench:bench", "Send load to a running system and measure its answers."),
     "export": Command("infaas.cli.apply:export", "Print a running system as a file for `infaas apply`."),
+    "feedback": Command("infaas.cli.query:feedback", "Report the true labels of earlier queries, from a file."),
     "sql": Command("infaas.cli.sql:sql", "Query the recorded history with SQL, or open psql."),
     "plan": Command(
         "infaas.cli.plan:plan",

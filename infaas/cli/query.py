@@ -1,6 +1,9 @@
 """`infaas query` and `infaas explain`: one query, or the decision that it would get."""
 
 import asyncio
+import contextlib
+import csv
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,13 +20,14 @@ from infaas.cli.output import (
     print_functions,
     print_json,
     print_table,
+    progress_bars,
     quality_of,
     refusal_line,
     show,
     usage,
 )
 from infaas.connecting import connect, with_client
-from infaas.errors import Refused
+from infaas.errors import BadInput, Refused
 from infaas.inputs import STDIN, read_input, read_json
 from infaas.queries import Needs
 
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
 
 
 _MAX_ITEMS = 20  # items of an output that are printed
+_TOGETHER = 500  # labels between two words of progress
+_MOST_TOLD = 5  # refused labels that are told
 
 
 def query(
@@ -89,6 +95,78 @@ def query(
     else:
         _render(answer)
     return 0
+
+
+def feedback(app: str, file: Path, /, *, data_dir: DataDir = None, json: Json = False) -> int:
+    """Report the true labels of earlier queries of an app. Each counts once, however often the file is sent.
+
+    Exits 1 if some are refused. Then stderr has the lines and the reasons.
+
+    Example: `infaas feedback wine labels.csv`
+
+    Parameters
+    ----------
+    file
+        A CSV file. Its first line names the columns: `label` (a class' name or number, or a value), and `query` (that an answer named) or
+        `id` (the query's own); `item`, `context`.
+
+    """
+    items = read_labels(file)
+    refused: dict[int, Refused] = {}
+
+    async def send() -> None:
+        async with connect(data_dir=data_dir) as client:
+            with progress_bars() as shown:
+                for first in range(0, len(items), _TOGETHER):
+                    found = await client.feedbacks(app, items[first : first + _TOGETHER])
+                    refused.update({first + place: why for place, why in found.items()})
+                    done = min(first + _TOGETHER, len(items))
+                    shown(f"{done:,} labels of {len(items):,}", done, len(items))
+
+    asyncio.run(send())
+    said = {"labels": len(items), "accepted": len(items) - len(refused)}
+    more = [{"line": place + 2, "error": str(why)} for place, why in sorted(refused.items())]
+    show(
+        {**said, "refused": more},
+        json,
+        lambda found: print(f"{found['accepted']:,} labels of {found['labels']:,} accepted"),
+    )
+    if refused:
+        some = "; ".join(f"line {one['line']}: {one['error']}" for one in more[:_MOST_TOLD])
+        fail(
+            f"{len(refused):,} of {len(items):,} labels were refused: {some}{'; ...' if len(more) > _MOST_TOLD else ''}"
+        )
+    return 0
+
+
+def read_labels(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file of labels, as `Client.feedbacks` takes them. Raises BadInput with the line."""
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as opened:
+            rows = list(csv.DictReader(opened, restkey="", strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadInput(f"{file}: cannot be read as CSV: {error}") from None
+    columns = set(rows[0]) if rows else set()
+    if "label" not in columns or not columns & {"query", "id"}:
+        raise BadInput(f"{file}: the first line must name the columns label, and query or id, and labels must follow")
+    if unknown := sorted(columns - {"label", "query", "id", "item", "context"}):
+        raise BadInput(f"{file}: column {unknown[0]!r} is none of label, query, id, item and context: leave it out")
+    return [_labelled(row, f"{file}, line {number}") for number, row in enumerate(rows, 2)]
+
+
+def _labelled(row: dict[str, str | None], place: str) -> dict[str, Any]:
+    found: dict[str, Any] = {name: value for name, value in row.items() if value}
+    if "label" not in found or not found.keys() & {"query", "id"}:
+        raise BadInput(f"{place}: give a label, and the query or id that it is for")
+    if "item" in found:
+        if not found["item"].isdecimal():
+            raise BadInput(f"{place}: item must be the number of an item, from 0, not {found['item']!r}")
+        found["item"] = int(found["item"])
+    with contextlib.suppress(ValueError):
+        value = float(found["label"])
+        if math.isfinite(value):
+            found["label"] = int(value) if found["label"].lstrip("+-").isdecimal() else value
+    return found
 
 
 async def _query(

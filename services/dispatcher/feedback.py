@@ -35,7 +35,15 @@ from services.core.ensemble.outputs import label_error
 from services.core.outcomes import OutcomeLog
 from services.dispatcher.apps import Apps
 from services.dispatcher.contexts import COUNTS, Contexts
-from services.dispatcher.feedback_names import OpenFeedback, mark_of, mark_of_bytes, mark_of_item, named_uid, row_uid
+from services.dispatcher.feedback_names import (
+    FeedbackLists,
+    OpenFeedback,
+    mark_of,
+    mark_of_bytes,
+    mark_of_item,
+    named_uid,
+    row_uid,
+)
 from services.dispatcher.learning import FeedbackUpdate, Learning, Sender
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
 from services.dispatcher.query import Join
@@ -92,15 +100,18 @@ class Feedbacks:
         self._learning = Learning(contexts, log)
         self._new_uid = new_uid
         self.evaluate: Evaluate = self._cannot_evaluate
+        self._lists = FeedbackLists(name, subjects, self._feedback)
         self.inlets = (
             Inlet(subject=subjects.feedback(), message=Feedback, queue=DISPATCHERS),
             Inlet(subject=subjects.selection("sought"), message=FeedbackSought),
             Inlet(subject=subjects.selection(f"taken.{name}"), message=FeedbackTaken),
+            self._lists.inlet,
         )
         self.handlers: dict[type, Handler] = {
             Feedback: self._feedback,
             FeedbackSought: self._asked_for,
             FeedbackTaken: self._taken,
+            **self._lists.handlers,
             SoughtDue: self._sought_in_vain,
         }
         self._asked = 0
@@ -126,6 +137,8 @@ class Feedbacks:
     def _feedback(self, envelope: Envelope) -> Iterable[Effect]:
         """Refuse it, or see that it is applied."""
         feedback: Feedback = envelope.message
+        if feedback.items is not None:
+            return self._lists.begin(envelope, feedback.items)
         app = envelope.subject.rpartition(".")[2]
         known_app = app if self._apps.catalog.app(app) is not None else UNKNOWN
         sender = Sender(known_app, envelope.reply, feedback.id)

@@ -101,6 +101,42 @@ def test_a_hundred_equal_queries_are_one_evaluation_of_each_dispatcher(ensembles
     assert all(answer.cost > 0.0 for answer in computed)
 
 
+def test_labels_come_in_a_file_and_count_once(ensembles: Ensembles, tmp_path: Path) -> None:
+    """As someone with a spreadsheet sends them: bad lines are named, and the good ones have counted."""
+    x, _ = inputs(1, 3)
+    queries: list[str] = []
+
+    async def main(client: Any) -> None:
+        await ensembles.app(client, "labelled", ("sound",), {"cache_mb": 8})
+        queries.extend([str((await client.query("labelled", x, timeout=60.0)).query) for _ in range(30)])
+
+    talk(ensembles, main)
+    file = tmp_path / "labels.csv"
+
+    def send(text: str) -> Any:
+        file.write_text(text)
+        return ensembles.command("feedback", "labelled", str(file))
+
+    good = "query,label\n" + "".join(f"{query},{number % 4}\n" for number, query in enumerate(queries))
+    for _ in range(2):
+        assert send(good).stdout == "30 labels of 30 accepted\n"
+    bad = send(f"{good}no-query,1\n")
+    assert (bad.returncode, bad.stdout) == (1, "30 labels of 31 accepted\n")
+    assert "1 of 31 labels were refused: line 32: bad_request: query must be the 32 hexadecimal digits" in bad.stderr
+    seen = "SELECT count(*), count(DISTINCT query) FROM infaas.feedback WHERE app = 'labelled'"
+    assert eventually(lambda: ensembles.rows(seen) == [(30, 30)])
+    wrong = {
+        "query\n1\n": "must name the columns label, and query or id",
+        "id,label,colour\n1,2,3\n": "column 'colour'",
+        "id,label\n,2\n": "line 2: give a label, and the query or id",
+        "id,label,item\n1,2,x\n": "line 2: item must be the number",
+    }
+    for text, why in wrong.items():
+        bad = send(text)
+        assert bad.returncode == 1
+        assert why in bad.stderr
+
+
 def test_an_app_whose_models_are_unlinked_gives_its_default_output(ensembles: Ensembles) -> None:
     x, _ = inputs(1, 2)
 

@@ -16,6 +16,7 @@ from services.core.selection.policy import InfaasPolicy
 from services.core.settings import Settings
 from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.feedback import UNKNOWN
+from services.dispatcher.feedback_names import LIST_S
 from services.dispatcher.metrics import DispatcherMetrics
 from tests.support.simulated.fleet import SIGNATURE, Fleet, catalogue, refused, variant
 from tests.support.simulated.taught_dispatchers import DURABLE, INPUTS, Dispatchers
@@ -74,6 +75,37 @@ def test_feedback_too_early_or_with_wrong_inputs_is_refused() -> None:
     assert effect.message.error.code == "overloaded"
     reply = report(shapes(), inputs={"datatype": "FP32", "shape": [0, 2], "data": b""}, label=1)
     refused(reply, "bad_request")
+
+
+def test_a_list_is_as_each_alone_whichever_dispatcher_sees_to_them() -> None:
+    system = Dispatchers(2)
+    mine, theirs = system.predicted("d0"), system.predicted("d1", inputs=[[2.0]])
+    items = [
+        {"label": 0, "query": mine},
+        {"label": 0, "query": theirs},
+        {"label": None, "query": mine},
+        {"label": 1, "query": mine, "item": -1},
+    ]
+    reply = f"_INBOX.{next(system.replies)}"
+    system.stage.publish(system.subjects.feedback("a"), {"items": [*items, items[0]]}, reply)
+    system.stage.run(2.0)
+    [said] = system.said(reply)
+    assert said["accepted"] is False
+    assert {one["item"]: one["error"]["message"].split()[0] for one in said["refused"]} == {2: "field", 3: "item"}
+    assert system.taught() == 2
+    for wrong in ([], [{"items": [items[0]]}]):
+        reply = system.tell(items=wrong)
+        assert system.answer(reply).startswith("bad_request: items must be a list")
+
+
+def test_what_of_a_list_is_not_stored_in_time_is_named() -> None:
+    system = Dispatchers()
+    query = system.predicted()
+    system.store.seconds = 2 * LIST_S
+    reply = system.tell(seconds=LIST_S + 1, items=[{"label": 0, "query": query}, {"label": 0}])
+    [said] = system.said(reply)
+    assert [one["item"] for one in said["refused"]] == [0, 1]
+    assert said["refused"][0]["error"]["retry_after_ms"] > 0
 
 
 # -- joined with its prediction
