@@ -92,7 +92,8 @@ class HandBack(Struct, frozen=True, array_like=True, gc=False):
     died with its batch). "late" (the deadline came before the answer). If the app has a default output, also "failed" (the model
     failed; text says how). "orphaned": route and body are those of a query whose parts are here, and whose dispatcher is gone.
     "taken": to a dispatcher that was silent; another one has the query now, or to that one: it had ended before. "sought": a dispatcher was
-    killed while it asked others for this query.
+    killed while it asked others for this query; text "answered": of which it knew that an executor had replied;
+    route.deadline: when its client had sent it again.
     "stopped": the executor stood still for so long that others may have it; it is only decided again if it is still dispatched there.
     """
 

@@ -39,17 +39,17 @@ class Sought:
     """A query that was asked for.
 
     at: when, Unix seconds. asked: the last time; 0: nobody was asked. reached: since when others know that question; 0: not
-    yet. first: the same of the first question. age: seconds since its client sent it first, as far as known. waited: it was not marked, and
-    only waited here. answered: an executor has replied to it. heard: dispatchers that do not have it.
+    yet. first: the same of the first question. age: seconds since its client sent it first, as far as known. silence: those after which the client
+    asked again. waited: it was not marked, and only waited here. answered: an executor has replied to it. heard: dispatchers that do not have it.
     """
 
-    __slots__ = ("age", "answered", "asked", "at", "envelope", "first", "heard", "reached", "waited")
+    __slots__ = ("age", "answered", "asked", "at", "envelope", "first", "heard", "reached", "silence", "waited")
 
     def __init__(self, envelope: Envelope, at: float, age: float, *, waited: bool, answered: bool) -> None:
         self.envelope = envelope
         self.at = self.asked = at
         self.first = self.reached = 0.0
-        self.age = age
+        self.age = self.silence = age
         self.waited = waited
         self.answered = answered
         self.heard: set[str] = set()
@@ -161,8 +161,8 @@ class Resent:
             return self._comes(uid, envelope)
         return self._take(replace(envelope, now=self._line.reached(now)), now, 0.0)
 
-    def _comes(self, uid: bytes, envelope: Envelope) -> Iterable[Effect]:
-        """A query with a retry key comes that is marked, or may have waited."""
+    def _comes(self, uid: bytes, envelope: Envelope, handed: HandBack | None = None) -> Iterable[Effect]:
+        """A query with a retry key comes that is marked, or may have waited. handed: on, by a dispatcher that was killed."""
         now, age = envelope.now, _age(envelope.headers)
         reached = self._line.reached(now)
         if self.has(uid) or uid in self._asked:
@@ -171,13 +171,15 @@ class Resent:
         if known is not None:
             self.ends["said"] += 1
             return (Publish(envelope.reply, known.body),)
-        answered, waited = self._ended(uid), age is None
+        answered, waited = self._ended(uid) or (handed is not None and handed.text == "answered"), age is None
         alone = not self._others and self._line.came_once
         if waited and not answered and (alone or now < reached + SEEK_S):
             return self._take(replace(envelope, now=reached), now, 0.0)
         if reached < now:
             envelope = replace(envelope, now=reached)
         sought = self._asked[uid] = Sought(envelope, now, age or 0.0, waited=waited, answered=answered)
+        if handed is not None:
+            sought.silence = handed.route.deadline - handed.route.arrived
         return (self._ask(uid, sought), Will(uid, self._asks_again(uid, sought)))
 
     def waits(self, uid: bytes, envelope: Envelope, now: float) -> tuple[Effect, ...]:
@@ -197,15 +199,17 @@ class Resent:
         """What to say of a query if this dispatcher is killed before others have answered: another one asks in its stead."""
         one = sought.envelope
         app, at = one.subject[self._prefix :], one.now - sought.age
-        route = Route(uid, 0, 0, one.reply, at, at, self._name, "", app, 1, one.message.id)
-        return Publish(self._subjects.resubmit(), HandBack(route, "sought", Raw(one.body)), "", one.headers)
+        route = Route(uid, 0, 0, one.reply, at + sought.silence, at, self._name, "", app, 1, one.message.id)
+        back = HandBack(route, "sought", Raw(one.body), "answered" if sought.answered else "")
+        return Publish(self._subjects.resubmit(), back, "", one.headers)
 
     def _asked_again(self, back: HandBack, headers: Mapping[str, str] | None, now: float) -> Iterable[Effect]:
         """A dispatcher was killed while it asked for a query: it comes again, to this one."""
         route, body = back.route, bytes(back.body)
         head, subject = decode(QueryHead, body), self._subjects.query(route.app)
         age = str(max(0, round(1000.0 * (now - route.arrived))))
-        return self._query(Envelope(now, head, subject, route.reply_to, body, {**(headers or {}), RESENT: age}))
+        again = Envelope(now, head, subject, route.reply_to, body, {**(headers or {}), RESENT: age})
+        return self._comes(route.uid, again, back)
 
     def handed_on(self, envelope: Envelope) -> Iterable[Effect]:
         """A query with parts whose dispatcher is gone, or one that this had asked others for. What it has left or willed itself, nobody else has. An executor
@@ -260,7 +264,7 @@ class Resent:
         return () if sought is None or type(sought.envelope.message) is HandBack else (Will(uid, None),)
 
     def _begin(self, uid: bytes, sought: Sought, now: float) -> list[Effect]:
-        if self.has(uid) or (sought.answered and sought.age < TWICE_S):
+        if self.has(uid) or (sought.answered and sought.silence < TWICE_S):
             return []  # an executor has handed it on, or has replied and stands still
         silent = [name for name in self._others if name not in sought.heard]
         told = [Publish(self._subjects.resent(name), ResentKnown(self._name, uid, "taken")) for name in silent]

@@ -18,8 +18,9 @@ from bus.messages.events import CLIENT_ERRORS, ClientError, Event, OutcomeEvent
 from bus.messages.verbs import AdminVerb
 from bus.subjects import WITHOUT_APP, Subjects
 from infaas.answers import Answer
-from infaas.client import Client, reply_within
+from infaas.client import Client
 from infaas.errors import InfaasError
+from infaas.queries import reply_within
 from services.core.catalog import Catalog
 from services.core.metric import MetricFamily
 from services.core.settings import GatewaySettings

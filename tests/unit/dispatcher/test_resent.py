@@ -7,8 +7,8 @@ import pytest
 from bus.codec import decode, encode
 from bus.messages.flow import PartsEnded, ResentSought
 from bus.messages.public import RESENT, Error, QueryHead, Tensor
-from infaas.client import DEADLINE, GRACE
-from services.core.actor import Envelope
+from infaas.queries import DEADLINE, GRACE
+from services.core.actor import Envelope, Will
 from services.core.line import ECHO_S
 from services.core.selection.policy import Decision
 from services.dispatcher.resent import AGAIN_S, MOST_S, SAYS_S, SEEK_S
@@ -385,6 +385,31 @@ def test_what_a_silent_dispatcher_may_have_another_one_does_not_refuse_for_want_
     fleet.stage.go_on("d0", seconds=10.0)
     assert all("outputs" in reply for reply in fleet.replies("q"))
     assert set(ends(fleet)) == {"ok"}
+
+
+@pytest.mark.parametrize(("asked_ms", "computed"), [(300, 1), (4500, 2)])
+def test_what_was_answered_is_not_computed_again_for_a_dispatcher_that_died_asking(
+    asked_ms: int, computed: int
+) -> None:
+    """Nor is it if nobody else knows of that answer, unless the client has asked so late that it has not got it."""
+    fleet = ready()
+    send(fleet, "d0")
+    assert "outputs" in fleet.reply("q", 0.5)
+    body = encode({"inputs": Tensor("FP32", [1, 2], b"\0" * 8), "id": "q", "retry_key": KEY})
+    again = Envelope(
+        fleet.stage.now,
+        decode(QueryHead, body),
+        fleet.subjects.query("app"),
+        "_INBOX.test.q",
+        body,
+        {RESENT: str(asked_ms)},
+    )
+    [will] = [one.publish for one in fleet.dispatcher("d0").handle(again) if type(one) is Will]
+    fleet.stage.kill("d0", seconds=6.0)
+    executor: Any = fleet.stage.members["w0/cpu"].actor
+    executor.answers._young.clear()  # as one that was replaced
+    fleet.stage.publish(will.subject, encode(will.message), seconds=5.0)
+    assert runs(fleet) == computed
 
 
 # -- of several models
