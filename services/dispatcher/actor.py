@@ -313,11 +313,7 @@ class Dispatcher(TableActor):
         if gone.succeeded:
             return NOTHING  # its successor may have all
         self.in_flight.told(gone.worker, gone.device)
-        instances = self.view.lose_device(gone.worker, gone.device)
-        lost = self.in_flight.remove_dispatched_to(instances, gone.worker, gone.device)
-        for query in lost:
-            self._waiting.back(query.part)
-        return self._retries.lost(lost, envelope.now, None if gone.running is None else frozenset(gone.running))
+        return self.silence.exited(gone, self.view.lose_device(gone.worker, gone.device), envelope.now)
 
     def _handed_back(self, envelope: Envelope) -> Iterable[Effect]:
         """An executor could not serve a query after all."""

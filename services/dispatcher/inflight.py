@@ -162,18 +162,22 @@ class InFlight:
         except ValueError:
             return None
 
-    def remove_dispatched_to(self, lost: list[Instance], worker: str = "", device: str = "") -> list[Query]:
-        """Remove, in order of arrival, the queries dispatched to these instances, or to a device that is gone as a whole.
+    def dispatched_to(self, lost: list[Instance], worker: str = "", device: str = "") -> list[Query]:
+        """In order of arrival, the queries dispatched to these instances, or to a device that is gone as a whole.
 
         Instances are compared by id: the view may have removed one and added it again since.
         """
         gone = {instance.id for instance in lost}
-        found = [
+        return [
             query
             for query in self.dispatched.values()
             if (on := query.instance) is not None
             and (on.id in gone or (on.worker.name == worker and on.device == device))
         ]
+
+    def remove_dispatched_to(self, lost: list[Instance]) -> list[Query]:
+        """Remove them."""
+        found = self.dispatched_to(lost)
         for query in found:
             self.remove(query.uid)
         return found

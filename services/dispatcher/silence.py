@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from bus.messages.fleet import ExecutorExited
 from bus.messages.flow import DoneBatch, Echo, HandBack, Withdraw
 from bus.messages.public import Error
 from bus.port import ECHO
@@ -56,6 +57,8 @@ class Silence:
     # By app: executors that ended a query after this dispatcher had spoken for them.
     crossings: Counter[str] = field(default_factory=Counter)
     moved: dict[bytes, Query] = field(default_factory=dict)  # queries that two executors may have
+    # Executors that have ended: when that was said here, what ran, and what they had, by uid and attempt.
+    _ended: list[tuple[float, frozenset[bytes] | None, dict[bytes, int]]] = field(default_factory=list)
     _early: float = 0.0  # the last echo that came through our own server alone
     _whole: float = 0.0  # when the last regular one left that comes behind what any server had got
     _counted: float = 0.0  # the last echo by which executors were found to be quiet
@@ -105,6 +108,32 @@ class Silence:
                 query.lent = by_id[query.sent.instance], query.attempt
         return [*self.retries.lost(lost, now, _suspects(lost)), *self.let_go(lost)]
 
+    def exited(self, gone: ExecutorExited, instances: list[Instance], now: float) -> tuple[Effect, ...]:
+        """A supervisor says that an executor has ended. What that had said before may be read later, as it came on another connection: what it had is
+        dispatched again behind an echo.
+        """
+        had = {query.uid: query.attempt for query in self.in_flight.dispatched_to(instances, gone.worker, gone.device)}
+        if not had:
+            return ()
+        self._ended.append((now, None if gone.running is None else frozenset(gone.running), had))
+        return (self.line.echo(now),)
+
+    def _dispatch_again(self, echoed: float, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        while self._ended and self._ended[0][0] <= echoed:
+            _, running, had = self._ended.pop(0)
+            flight = self.in_flight
+            lost = [
+                query
+                for uid, attempt in had.items()
+                if (query := flight.dispatched.get(uid)) and query.attempt == attempt
+            ]
+            for query in lost:
+                flight.remove(query.uid)
+                flight.waiting.back(query.part)
+            effects += self.retries.lost(lost, now, running)
+        return effects
+
     def waiting_changed(self, policy: str) -> list[Effect]:
         """Queries wait that did not, or wait no longer. policy: name of the one that selects variants."""
         waiting = self.in_flight.waiting
@@ -141,7 +170,8 @@ class Silence:
                 del self._spoken[next(iter(self._spoken))]
             self._spoken[query.uid] = query.app
         released = self.hold.release(now)
-        return [*again, *released, *self._speak(silent, now), *self._others(echo.at, now)]
+        lost_ones = self._dispatch_again(echo.at, now) if how != "early" else []
+        return [*again, *released, *self._speak(silent, now), *lost_ones, *self._others(echo.at, now)]
 
     def _say_again(self, now: float) -> list[Effect]:
         """What executors have said may be lost: ask those that have queries, before this dispatcher speaks for them."""
