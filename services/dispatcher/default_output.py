@@ -68,8 +68,7 @@ def default_answer(query: Query, reason: str, now: float) -> Answer | None:
         return None
     seconds = now - query.arrived
     missed = ["latency"] if ask.latency_s < INFINITE and seconds > ask.latency_s else []
-    if head.accuracy:
-        missed.append("accuracy")
+    missed += [need for need in ("accuracy", "confidence") if getattr(head, need)]
     return Answer(
         id=head.id,
         outputs=outputs,

@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import Raw, convert
 from msgspec.structs import replace
 
-from bus.messages.catalog import stated_in
+from bus.messages.catalog import named_metric, stated_in
 from bus.messages.flow import Route
 from bus.messages.public import QueryHead, Requirements
 from services.core.ensemble.base import Member
@@ -93,6 +93,10 @@ def needs_of_stage(ask: Ask, stage: Stage, items: int, length: int | None, cost:
     """Of the part that one vertex of a pipeline answers. Of both floors the stricter one counts; the query's is for those stages that are
     measured as it states it. cost: what is left for it.
     """
+    stated, floor = stated_in(ask.wish.metric, stage.metrics), stage.vertex.accuracy or 0.0
+    wish = ask.wish
+    if stage.app.app.pipeline is not None and not stated:  # its stages read the floor, and not the query's accuracy
+        wish = replace(wish, metric=named_metric(stage.metrics) or None)
     return replace(
         ask,
         app=stage.vertex.app,
@@ -100,10 +104,9 @@ def needs_of_stage(ask: Ask, stage: Stage, items: int, length: int | None, cost:
         length=length,
         deadline=stage.deadline(ask.deadline, now),
         latency_s=INFINITE if ask.latency_s >= INFINITE else stage.share(ask.latency_s),
-        accuracy=max(
-            stage.vertex.accuracy or 0.0, ask.accuracy if stated_in(ask.wish.metric, stage.app.metrics) else 0.0
-        ),
+        accuracy=max(floor, ask.accuracy) if stated else floor,
         cost=cost,
+        wish=wish,
     )
 
 

@@ -21,7 +21,7 @@ def too_fast(ask: Ask, served: ServedPipeline, view: ClusterView) -> Error | Non
     """The refusal of a query of a pipeline whose stages cannot answer within its objective even if they are idle. None: they can."""
     if ask.latency_s >= INFINITE:
         return None
-    key = (ask.accuracy, ask.items)
+    key = (ask.accuracy, ask.wish.metric, ask.items)
     least = served.least.get(key)
     if least is None:
         certain = {name for name in served.stages if served.graph.certain([name])}

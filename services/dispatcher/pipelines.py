@@ -146,7 +146,7 @@ class Pipelines(Struct, eq=False):
         if served is None:
             gone = Error(code="unknown_app", message=f"there is no pipeline {query.ask.app!r} any more")
             return self._refused(query, gone, now, 0.0)
-        if (wrong := served.misstated(query.ask)) is not None:
+        if query.part is None and (wrong := served.misstated(query.ask)) is not None:
             return self._refused(query, wrong, now, 0.0)
         least = self.budgets.of_stages(query.ask, served) if query.ask.cost < INFINITE else None
         error = _unfit(query, served, least, self.apps.view, len(self.joins.open) >= self.settings.max_queue)
@@ -368,7 +368,7 @@ class Pipelines(Struct, eq=False):
             labels=run.labels or UNSET,
             target=target or UNSET,
             unit=unit or UNSET,
-            metric=UNSET if least is None else named_metric(run.served.stages[least].app.metrics) or UNSET,
+            metric=UNSET if least is None else named_metric(run.served.stages[least].metrics) or UNSET,
         )
         if run.served.learns:
             self.predictions.add(prediction_of(join, self.predictions, now))

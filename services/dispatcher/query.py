@@ -314,7 +314,7 @@ class Admission(Struct, eq=False):
         wrong = wrong_requirement(head)
         if wrong is not None:
             return Error(code="bad_request", message=str(wrong))
-        if (head.accuracy or head.metric) and (error := misstated(head, app_name, view.metrics)) is not None:
+        if (head.accuracy or head.metric) and (error := misstated(head, app_name, view.measured_by(head))) is not None:
             return error
         try:
             items = count_items(head, view.app)

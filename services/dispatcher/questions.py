@@ -78,7 +78,7 @@ class Questions(Struct, eq=False):
         if found is None:
             return Refusal(error=self.apps.unknown(app_name, wish.model))
         key, app = found
-        if (error := misstated(wish, app_name, app.metrics)) is not None:
+        if (error := misstated(wish, app_name, app.measured_by(wish))) is not None:
             return Refusal(error=error)
         return self._explain(needs_of(wish, key, 1, None, app.app.latency_ms, now, self.default_deadline_s), now)
 
@@ -86,7 +86,7 @@ class Questions(Struct, eq=False):
         """depth: pipelines that this app is a vertex within."""
         pipeline = self.composites.pipelines.served(ask.app)
         if pipeline is not None:
-            if (error := pipeline.misstated(ask)) is not None:
+            if not depth and (error := pipeline.misstated(ask)) is not None:
                 return Explanation(chosen=None, candidates=[], refusal=error)
             return self._explain_stages(ask, pipeline, now, depth)
         view, rules = self.view, self.view.apps[ask.app].app.selection

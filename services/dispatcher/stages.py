@@ -19,13 +19,14 @@ NESTED = 4  # pipelines within pipelines that are looked into
 
 
 class Stage(NamedTuple):
-    """A vertex as it is served now. position: its place among the vertices. seconds: that one item takes, on the planned variant or on the one that
+    """A vertex as it is served now. position: its place among the vertices. metrics: see `metrics_of`. seconds: that one item takes, on the planned variant or on the one that
     would be chosen without a limit of latency. before, behind: the same of the longest path of stages before and behind it.
     """
 
     vertex: PipelineVertex
     position: int
     app: AppView
+    metrics: frozenset[str]
     inputs: dict[str, list[Reference]]
     planned: PlannedStage | None
     seconds: float
@@ -83,7 +84,8 @@ class ServedPipeline:
         }
         self.missing = [vertex.app for vertex in record.vertices if vertex.app not in apps.view.apps]
         self.stages: dict[str, Stage] = {}
-        self.least: dict[tuple[float, int], float] = {}  # objectives, by accuracy and items
+        self.metrics = metrics_of(app.app, apps)
+        self.least: dict[tuple[float, str | None, int], float] = {}  # objectives, by accuracy, its metric, and items
         if self.missing:
             return
         planned = {} if app.plan is None else app.plan.vertices
@@ -98,6 +100,7 @@ class ServedPipeline:
                 vertex,
                 position,
                 view,
+                metrics_of(vertex.app, apps),
                 {field: references(text) for field, text in vertex.inputs.items()},
                 stage if stage is not None and stage.variant in view.index else None,
                 weights[name],
@@ -106,10 +109,17 @@ class ServedPipeline:
             )
 
     def misstated(self, ask: Ask) -> Error | None:
-        """The error where none of its stages is measured as the query states its accuracy. None: one is, or is a pipeline itself."""
-        metrics = [stage.app.metrics for stage in self.stages.values()]
-        known = frozenset[str]().union(*metrics) if all(metrics) else frozenset[str]()
-        return misstated(replace(ask.wish, accuracy=ask.accuracy), self.app.app, known)
+        """The error where none of its stages is measured as the query states its accuracy."""
+        return misstated(replace(ask.wish, accuracy=ask.accuracy), self.app.app, self.metrics)
+
+
+def metrics_of(name: str, apps: Apps, depth: int = 0) -> frozenset[str]:
+    """What an app's models are measured by, of a pipeline those of all its stages. Empty: not known of all."""
+    view = apps.view.apps.get(name)
+    if view is None or view.app.pipeline is None or depth > NESTED:
+        return frozenset() if view is None else view.metrics
+    found = [metrics_of(one.app, apps, depth + 1) for one in view.app.pipeline.vertices]
+    return frozenset[str]().union(*found) if all(found) else frozenset()
 
 
 def unserved(name: str, apps: Apps, depth: int = 0) -> str:

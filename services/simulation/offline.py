@@ -109,6 +109,7 @@ class OfflineWork:
             input=f"file:///{job}.npy",
             output=f"file:///{job}-outputs.npy",
             accuracy=spec.accuracy or None,
+            metric=spec.metric,
             model=spec.model,
             variant=spec.variant,
             job=job,

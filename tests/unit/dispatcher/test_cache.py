@@ -179,3 +179,5 @@ def test_a_part_that_needs_more_is_evaluated_and_leads_later_ones(equal: Coalesc
     assert [one.uid for one in first[1]] == [digest(1)]
     assert [one.uid for one in second[1]] == [digest(3)]
     assert len(equal) == 0
+    assert not equal.wait(KEY, part(4, accuracy=0.1), 0.0)
+    assert not equal.wait(KEY, part(5), 0.0), "none stated is the model's own, which may be more"
