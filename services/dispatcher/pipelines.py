@@ -22,6 +22,7 @@ from services.core.pipelines.branching import follows, small_outputs
 from services.core.pipelines.graph import QUERY, Reference
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, Ask
+from services.core.selection.refusals import EXPIRED
 from services.core.settings import DispatcherSettings
 from services.core.validation import WrongField, count_items, length_of
 from services.dispatcher.apps import Apps
@@ -146,7 +147,7 @@ class Pipelines(Struct, eq=False):
         if served is None:
             gone = Error(code="unknown_app", message=f"there is no pipeline {query.ask.app!r} any more")
             return self._refused(query, gone, now, 0.0)
-        if query.part is None and (wrong := served.misstated(query.ask)) is not None:
+        if (wrong := served.misstated(query.ask)) is not None:
             return self._refused(query, wrong, now, 0.0)
         least = self.budgets.of_stages(query.ask, served) if query.ask.cost < INFINITE else None
         error = _unfit(query, served, least, self.apps.view, len(self.joins.open) >= self.settings.max_queue)
@@ -286,6 +287,8 @@ class Pipelines(Struct, eq=False):
         """The time of a query is over."""
         if join.ended:
             return NOTHING
+        if join.query.ask.deadline <= join.query.arrived:
+            return self._refuse(join, EXPIRED, now)
         run: PipelineRun = join.plan
         names = ", ".join(name for name, part in run.parts.items() if part.reply is None)
         text = f"{names or 'a stage'} had not answered when the time was up: allow more time or ask again"

@@ -86,7 +86,7 @@ class Questions(Struct, eq=False):
         """depth: pipelines that this app is a vertex within."""
         pipeline = self.composites.pipelines.served(ask.app)
         if pipeline is not None:
-            if not depth and (error := pipeline.misstated(ask)) is not None:
+            if (error := pipeline.misstated(ask)) is not None:
                 return Explanation(chosen=None, candidates=[], refusal=error)
             return self._explain_stages(ask, pipeline, now, depth)
         view, rules = self.view, self.view.apps[ask.app].app.selection

@@ -165,6 +165,8 @@ def test_a_pipeline_tells_what_a_stage_of_several_models_says(agree: bool) -> No
     assert reply["members"] == (["a@1", "c@1", "b@1"] if agree else ["a@1", "b@1"])
     assert (reply["missing"], reply["confidence"]) == ((0, 1.0) if agree else (1, 0.5))
     assert reply["missed"] == ([] if agree else ["confidence"])
+    fleet.devices["w0"].late = {}
+    assert fleet.one(fleet.ask("p", items=2, latency_ms=3000.0))["confidences"] == [1.0, 1.0]
 
 
 # -- cost: a ceiling of what the query is charged
