@@ -41,8 +41,9 @@ def eligible(
     if variant is not None:
         record = catalog.variant(variant)
         linked = catalog.app(app)
-        known = record is not None and linked is not None and record.model in linked.links
-        found = [record] if known and record.version in catalog.versions_for(linked, record.model) else []
+        found = []
+        if record is not None and linked is not None and record.model in linked.links:
+            found = [record] if record.version in catalog.versions_for(linked, record.model) else []
     else:
         found = [record for record in catalog.variants_of(app) if simulated or not record.simulated]
     able = [record for record in found if record.profile.rows and model in (None, record.model)]
