@@ -5,6 +5,7 @@ from typing import Any
 from msgspec import Raw, convert
 from msgspec.structs import replace
 
+from bus.fields import filled
 from bus.messages.catalog import named_metric, stated_in
 from bus.messages.flow import Route
 from bus.messages.public import QueryHead, Requirements
@@ -45,27 +46,20 @@ def needs_of(
         wish.priority or DEFAULT_PRIORITY,
         wish.context,
         wish.confidence,
-        _kept(wish) if _UNROUTED else NO_WISH,
+        _kept(wish),
     )
 
 
 def needs_again(route: Route, app: str, wish: Requirements) -> Ask:
     """Of a query that another dispatcher had, as it has put them into the route. wish: as its body states them."""
-    return Ask(
-        app,
-        route.items,
-        route.deadline,
-        INFINITE if route.latency_ms is None else route.latency_ms / 1000.0,
-        route.accuracy or 0.0,
-        INFINITE if route.cost is None else route.cost,
-        route.model,
-        route.version,
-        route.variant,
-        route.length,
-        route.priority,
-        route.context,
-        route.confidence,
-        _kept(wish) if _UNROUTED else NO_WISH,
+    return filled(
+        Ask,
+        route,
+        app=app,
+        latency_s=INFINITE if route.latency_ms is None else route.latency_ms / 1000.0,
+        accuracy=route.accuracy or 0.0,
+        cost=INFINITE if route.cost is None else route.cost,
+        wish=_kept(wish),
     )
 
 
@@ -112,20 +106,15 @@ def needs_of_stage(ask: Ask, stage: Stage, items: int, length: int | None, cost:
 
 def head_of(ask: Ask, inputs: Raw) -> QueryHead:
     """A query with these needs, as a client would state them."""
-    head = QueryHead(
+    return filled(
+        QueryHead,
+        ask,
         inputs=inputs,
         latency_ms=None if ask.latency_s >= INFINITE else ask.latency_s * 1000.0,
         accuracy=ask.accuracy or None,
         cost=None if ask.cost >= INFINITE else ask.cost,
-        model=ask.model,
-        version=ask.version,
-        variant=ask.variant,
-        context=ask.context,
-        priority=ask.priority,
-        deadline=ask.deadline,
-        confidence=ask.confidence,
+        **unrouted(ask),
     )
-    return replace(head, **unrouted(ask)) if _UNROUTED else head
 
 
 def unrouted(ask: Ask) -> dict[str, Any]:

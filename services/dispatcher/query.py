@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 
 from bus.messages.catalog import AppRecord, Ensemble, PipelineRecord, PlannedStage
 from bus.messages.flow import Origin, Route, TensorRef
-from bus.messages.public import Error, ObjectRef, QueryHead, Tensor
+from bus.messages.public import Answer, Error, ObjectRef, QueryHead, Tensor
 from bus.rights import OWN
 from bus.subjects import WITHOUT_APP
 from services.core.actor import Effect, Envelope
@@ -216,6 +216,13 @@ class Join:
     def cost(self) -> float:
         """US$ of all parts that were computed."""
         return sum(part.reply.cost for part in self.parts if part.reply is not None)
+
+
+def answer_of_none(query: Query, outputs: dict[str, Tensor], seconds: float, **said: Any) -> Answer:
+    """An answer that no one variant has made. seconds: since the query came. said: further fields."""
+    blank = dict.fromkeys(("model", "version", "variant", "hardware", "worker"), "")
+    more = {"batch": 0, "cached": False, "simulated": False, "cost": 0.0, **blank, **said}
+    return Answer(id=query.head.id, outputs=outputs, latency_ms=1000.0 * seconds, query=query.uid.hex(), **more)
 
 
 def outermost(join: Join) -> Join:

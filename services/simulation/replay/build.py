@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bus.fields import filled
 from bus.messages.catalog import ACCURACIES, AppRecord, VariantRecord
 from bus.messages.public import Requirements
 from bus.subjects import WITHOUT_APP
@@ -298,14 +299,7 @@ def _stated(app: str, known: Iterable[AppRecord], metrics: Mapping[str, str]) ->
 def _jobs(head: RecordingHead, stated: Mapping[str, str | None]) -> tuple[JobSpec, ...]:
     """stated: by app."""
     return tuple(
-        JobSpec(
-            app=one.app,
-            at_s=one.created - head.begins,
-            inputs=one.inputs,
-            accuracy=one.accuracy,
-            metric=stated[one.app] if one.accuracy else None,
-            model=one.model,
-        )
+        filled(JobSpec, one, at_s=one.created - head.begins, metric=stated[one.app] if one.accuracy else None)
         for one in head.jobs
         if one.app in stated
     )

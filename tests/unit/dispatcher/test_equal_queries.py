@@ -164,19 +164,22 @@ def test_waiting_queries_are_asked_anew_when_the_first_is_refused() -> None:
     assert sum(reply["cached"] for reply in fleet.each(patient)) == 4
 
 
-def test_a_query_in_more_of_a_hurry_does_not_wait_for_one_that_may_be_late() -> None:
+def test_a_query_that_needs_more_does_not_wait_for_one_that_needs_less() -> None:
     fleet = fleet_of()
     for needs in (
         {"latency_ms": 4000.0},
         {"latency_ms": 50.0},
         {"latency_ms": 50.0, "accuracy": 0.9},
         {"latency_ms": 60.0, "accuracy": 0.9},
+        {"latency_ms": 60.0, "accuracy": 0.9, "priority": 4},
+        {"latency_ms": 60.0, "priority": 4},  # which none states is the model's own, and may be more
+        {"latency_ms": 60.0},
     ):
         fleet.ask(inputs=inputs(1), **needs)
     fleet.stage.run(5.0)
-    assert evaluated(fleet) == 3
+    assert evaluated(fleet) == 5
     queries, _ = fleet.ended()
-    assert [one.outcome for one in queries] == ["ok"] * 4
+    assert [one.outcome for one in queries] == ["ok"] * 7
 
 
 def test_a_version_that_comes_while_queries_wait_answers_them() -> None:
