@@ -123,6 +123,12 @@ def test_an_accuracy_is_that_of_the_stages_which_are_measured_as_it_is_stated() 
         assert refused(reply, "bad_request", "f1: the metric of app 'outer' is mae")["field"] == "f1"
         assert explained(fleet, "outer", **needs)["refusal"] == reply["error"]
     refused(fleet.one(fleet.ask("outer", accuracy=0.5, metric="mae", latency_ms=3000.0)), "unsatisfiable", "vertex e: ")
+    flat = replace(chain, vertices=[vertex("e"), replace(inner, app="b")])
+    fleet.add(AppRecord(app="flat", links={}, signature=SIGNATURE, pipeline=flat))
+    for metric, best in (("mae", 0.25), (None, 0.9)):  # what is on offer keeps the accuracy that counts
+        reply = fleet.one(fleet.ask("flat", accuracy=best, latency_ms=1.0, **({"metric": metric} if metric else {})))
+        closest = refused(reply, "unsatisfiable", "")["closest"]
+        assert (closest["accuracy"], closest["metric"]) == (best, metric or "top1")
 
 
 def test_an_accuracy_is_in_the_metric_of_the_version_that_is_asked() -> None:
