@@ -60,7 +60,7 @@ class Budgets:
 
     def too_dear(self, ask: Ask, members: Sequence[Member], least: Least) -> Error:
         """The refusal where no member is within the limit."""
-        cheapest = min(members, key=lambda one: _or_more(least[one.model]))
+        cheapest = min(members, key=lambda one: (least[one.model] is None, least[one.model] or 0.0))
         return unsatisfiable(needs_of_member(ask, cheapest, ask.cost), self._apps.view.apps[ask.app], self._apps.view)
 
 
@@ -90,10 +90,6 @@ def share(limit: float, own: float | None, total: float) -> float:
 
 def _sum(least: Least) -> float:
     return sum(one for one in least.values() if one is not None)
-
-
-def _or_more(least: float | None) -> float:
-    return INFINITE if least is None else least
 
 
 def _pinned(ask: Ask) -> bool:

@@ -198,7 +198,7 @@ class Coalescing(Struct, eq=False):
         if leader is not None and leader.uid != part.uid:
             first, own = leader.ask, part.ask
             sooner = now < first.deadline <= own.deadline and first.priority <= own.priority
-            if sooner and first.accuracy >= own.accuracy:
+            if sooner and (first.accuracy >= own.accuracy if own.accuracy else not first.accuracy):
                 self._waiting[leader.uid][1].append(part)
                 self.waited[key[0]] += 1
                 return True
@@ -280,13 +280,13 @@ class CachedParts(Struct, eq=False):
                 del self.equal.waited[app]
 
     def _suits(self, source: PartSource, ask: Ask) -> bool:
-        """Whether an answer is accurate enough, and of the version that serves now."""
-        if not source.reaches(ask.accuracy):
+        """Whether an answer is accurate enough, or without an accuracy its model's own, and of the version that serves now."""
+        view = self.apps.view.apps.get(ask.app)
+        place = None if view is None else view.index.get(source.variant)
+        if view is None or place is None or not (source.reaches(ask.accuracy) if ask.accuracy else view.default[place]):
             return False
-        if ask.model is not None:
-            return True  # the key names the version, which serves since the part asks for it
-        app = self.apps.catalog.app(ask.app)
-        return app is not None and app.links.get(source.model) == source.version
+        # With a model, the key names the version, which serves since the part asks for it.
+        return ask.model is not None or bool(view.current[place])
 
 
 def _reply(source: PartSource, outputs: dict[str, Tensor]) -> PartReply:

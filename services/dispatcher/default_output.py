@@ -16,7 +16,7 @@ from bus.messages.public import Answer, Error, Tensor
 from bus.values import filled, leaves, packed
 from services.core.outcomes import NOT_ANSWERED, default_at
 from services.core.selection.eligibility import INFINITE
-from services.dispatcher.query import Query
+from services.dispatcher.query import Query, answer_of_none
 
 WORTH_WAITING = frozenset({"deadline", "overloaded", "unsatisfiable"})  # something better may come before the deadline
 REPLACED = WORTH_WAITING | {"model_error", "internal", "unknown_model"}
@@ -68,29 +68,9 @@ def default_answer(query: Query, reason: str, now: float) -> Answer | None:
         return None
     seconds = now - query.arrived
     missed = ["latency"] if ask.latency_s < INFINITE and seconds > ask.latency_s else []
-    if head.accuracy:
-        missed.append("accuracy")
-    return Answer(
-        id=head.id,
-        outputs=outputs,
-        model="",
-        version="",
-        variant="",
-        hardware="",
-        worker="",
-        accuracy=None,
-        latency_ms=seconds * 1000.0,
-        queue_ms=seconds * 1000.0,
-        compute_ms=0.0,
-        batch=0,
-        cached=False,
-        simulated=False,
-        cost=0.0,
-        missed=missed,
-        default=True,
-        reason=reason,
-        query=query.uid.hex(),
-    )
+    missed += [need for need in ("accuracy", "confidence") if getattr(head, need)]
+    waited = {"accuracy": None, "queue_ms": 1000.0 * seconds, "compute_ms": 0.0}
+    return answer_of_none(query, outputs, seconds, missed=missed, default=True, reason=reason, **waited)
 
 
 def executor_error(back: HandBack) -> Error | None:

@@ -22,6 +22,7 @@ from services.core.validation import WrongField, count_items
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import Budgets, Least, fitting
 from services.dispatcher.cache import CachedParts
+from services.dispatcher.central import FULL
 from services.dispatcher.commands import PolicyMethod, RunPolicy
 from services.dispatcher.contexts import Contexts, context_key
 from services.dispatcher.default_output import default_due
@@ -110,8 +111,7 @@ class Ensembles:
         if group is None or not group.members:
             return self._refused(query, Error(code="unknown_model", message=NO_MEMBERS), now)
         if len(self.joins.open) >= self.dispatcher.max_queue:
-            text = "too many queries wait for a worker: ask again later"
-            return self._refused(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now)
+            return self._refused(query, FULL, now)
         due, patient = self._due(query, rules)
         last = query.ask.deadline + GRACE if query.fallback is None else max(default_due(query), due + GRACE)
         join = Join(self, query, due, last, patient=patient, dispatcher=self.name, policy=rules.policy or "")

@@ -9,7 +9,7 @@ from bus.tensors import from_array, to_array
 from services.core.ensemble.base import Combined, Member
 from services.core.ensemble.outputs import class_names
 from services.dispatcher.needs import missed_by
-from services.dispatcher.query import Join
+from services.dispatcher.query import Join, answer_of_none
 
 # Of parts that all failed, the first of these is told: the sender's own fault first, then what time and load explain.
 TELLING: tuple[Code, ...] = (
@@ -20,7 +20,7 @@ TELLING: tuple[Code, ...] = (
 def answer_of(join: Join, combined: Combined | None, max_inline: int, now: float) -> Answer | Error:
     """The answer to the client. combined: None for one part's own answer. max_inline: bytes that its outputs may have."""
     query, answered = join.query, join.answered
-    ask, head = query.ask, query.head
+    ask = query.ask
     one = answered[0].reply if len(join.parts) == 1 else None
     replies = [part.reply for part in answered if part.reply is not None]
     cost, seconds = join.cost, now - query.arrived
@@ -39,26 +39,21 @@ def answer_of(join: Join, combined: Combined | None, max_inline: int, now: float
     missed = missed_by(ask, query.arrived, now, cost)
     if ask.accuracy and (accuracy is None or accuracy < ask.accuracy):
         missed.append("accuracy")
-    answer = Answer(
-        id=head.id,
-        outputs=outputs,
-        model=one.model if one is not None else "",
-        version=one.version if one is not None else "",
-        variant=one.variant if one is not None else "",
-        hardware=one.hardware if one is not None else "",
-        worker=one.worker if one is not None else "",
+    names = ("model", "version", "variant", "hardware", "worker", "batch")
+    answer = answer_of_none(
+        query,
+        outputs,
+        seconds,
+        **({} if one is None else {name: getattr(one, name) for name in names}),
         accuracy=accuracy,
-        latency_ms=seconds * 1000.0,
         queue_ms=max(reply.queue_ms for reply in replies),
         compute_ms=max(reply.compute_ms for reply in replies),
-        batch=one.batch if one is not None else 0,
         cached=all(reply.cached for reply in replies),
         simulated=any(reply.simulated for reply in replies),
         cost=cost,
         missed=missed,
-        reason=one.reason or UNSET if one is not None else UNSET,
-        zeros=one.zeros or UNSET if one is not None else UNSET,
-        query=query.uid.hex(),
+        reason=UNSET if one is None else one.reason or UNSET,
+        zeros=UNSET if one is None else one.zeros or UNSET,
         confidence=1.0 if combined is None and ask.confidence is not None else UNSET,
         labels=(None if any(reply.zeros for reply in replies) else _labels(outputs, group.members)) or UNSET,
         target=target or UNSET,

@@ -5,7 +5,8 @@ from typing import Any
 from msgspec import Raw, convert
 from msgspec.structs import replace
 
-from bus.messages.catalog import stated_in
+from bus.fields import filled
+from bus.messages.catalog import named_metric, stated_in
 from bus.messages.flow import Route
 from bus.messages.public import QueryHead, Requirements
 from services.core.ensemble.base import Member
@@ -45,27 +46,20 @@ def needs_of(
         wish.priority or DEFAULT_PRIORITY,
         wish.context,
         wish.confidence,
-        _kept(wish) if _UNROUTED else NO_WISH,
+        _kept(wish),
     )
 
 
 def needs_again(route: Route, app: str, wish: Requirements) -> Ask:
     """Of a query that another dispatcher had, as it has put them into the route. wish: as its body states them."""
-    return Ask(
-        app,
-        route.items,
-        route.deadline,
-        INFINITE if route.latency_ms is None else route.latency_ms / 1000.0,
-        route.accuracy or 0.0,
-        INFINITE if route.cost is None else route.cost,
-        route.model,
-        route.version,
-        route.variant,
-        route.length,
-        route.priority,
-        route.context,
-        route.confidence,
-        _kept(wish) if _UNROUTED else NO_WISH,
+    return filled(
+        Ask,
+        route,
+        app=app,
+        latency_s=INFINITE if route.latency_ms is None else route.latency_ms / 1000.0,
+        accuracy=route.accuracy or 0.0,
+        cost=INFINITE if route.cost is None else route.cost,
+        wish=_kept(wish),
     )
 
 
@@ -93,6 +87,10 @@ def needs_of_stage(ask: Ask, stage: Stage, items: int, length: int | None, cost:
     """Of the part that one vertex of a pipeline answers. Of both floors the stricter one counts; the query's is for those stages that are
     measured as it states it. cost: what is left for it.
     """
+    stated, floor = stated_in(ask.wish.metric, stage.metrics), stage.vertex.accuracy or 0.0
+    wish = ask.wish
+    if stage.app.app.pipeline is not None and not stated:  # its stages read the floor, and not the query's accuracy
+        wish = replace(wish, metric=named_metric(stage.metrics) or None)
     return replace(
         ask,
         app=stage.vertex.app,
@@ -100,29 +98,23 @@ def needs_of_stage(ask: Ask, stage: Stage, items: int, length: int | None, cost:
         length=length,
         deadline=stage.deadline(ask.deadline, now),
         latency_s=INFINITE if ask.latency_s >= INFINITE else stage.share(ask.latency_s),
-        accuracy=max(
-            stage.vertex.accuracy or 0.0, ask.accuracy if stated_in(ask.wish.metric, stage.app.metrics) else 0.0
-        ),
+        accuracy=max(floor, ask.accuracy) if stated else floor,
         cost=cost,
+        wish=wish,
     )
 
 
 def head_of(ask: Ask, inputs: Raw) -> QueryHead:
     """A query with these needs, as a client would state them."""
-    head = QueryHead(
+    return filled(
+        QueryHead,
+        ask,
         inputs=inputs,
         latency_ms=None if ask.latency_s >= INFINITE else ask.latency_s * 1000.0,
         accuracy=ask.accuracy or None,
         cost=None if ask.cost >= INFINITE else ask.cost,
-        model=ask.model,
-        version=ask.version,
-        variant=ask.variant,
-        context=ask.context,
-        priority=ask.priority,
-        deadline=ask.deadline,
-        confidence=ask.confidence,
+        **unrouted(ask),
     )
-    return replace(head, **unrouted(ask)) if _UNROUTED else head
 
 
 def unrouted(ask: Ask) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec.structs import replace
 
+from bus.messages.catalog import stated_in
 from bus.messages.public import Error
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, Ask, VariantInstances
@@ -21,7 +22,7 @@ def too_fast(ask: Ask, served: ServedPipeline, view: ClusterView) -> Error | Non
     """The refusal of a query of a pipeline whose stages cannot answer within its objective even if they are idle. None: they can."""
     if ask.latency_s >= INFINITE:
         return None
-    key = (ask.accuracy, ask.items)
+    key = (ask.accuracy, ask.wish.metric, ask.items)
     least = served.least.get(key)
     if least is None:
         certain = {name for name in served.stages if served.graph.certain([name])}
@@ -63,11 +64,12 @@ def offer(ask: Ask, served: ServedPipeline, view: ClusterView, text: str, *, che
         groups[name], seconds[name] = group, offered_s(group, ask.items, None)
         costs[name] = stage.app.offered_charge(stage.app.index[group.record.variant], ask.items)
     records = [group.record for group in groups.values()]
-    accuracies = [one.accuracy for one in records if one.accuracy is not None]
+    counting = [one for one in records if stated_in(ask.wish.metric, frozenset({one.metric}))] or records
+    accuracies = [one.accuracy for one in counting if one.accuracy is not None]
     least = max(ask.latency_s if ask.latency_s < INFINITE else 0.0, _objective(served, seconds))
     closest = offered(
-        records[0],
-        min(accuracies) if len(accuracies) == len(records) else None,
+        counting[0],
+        min(accuracies) if len(accuracies) == len(counting) else None,
         least,
         dearest(costs, served),
         model=served.app.app,

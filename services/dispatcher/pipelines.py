@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, named_metric
 from bus.messages.flow import TensorRef
-from bus.messages.public import Answer, Error, ObjectRef, QueryHead, Tensor, TensorHead
+from bus.messages.public import Error, ObjectRef, QueryHead, Tensor, TensorHead
 from bus.tensors import BadTensor, from_array, to_array
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, TimedOut
 from services.core.cost import bucket_of
@@ -22,10 +22,12 @@ from services.core.pipelines.branching import follows, small_outputs
 from services.core.pipelines.graph import QUERY, Reference
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, Ask
+from services.core.selection.refusals import EXPIRED
 from services.core.settings import DispatcherSettings
 from services.core.validation import WrongField, count_items, length_of
 from services.dispatcher.apps import Apps
 from services.dispatcher.budgets import Budgets, Least, dearest, share
+from services.dispatcher.central import FULL
 from services.dispatcher.commands import GatherOutputs
 from services.dispatcher.default_output import default_due
 from services.dispatcher.demand import ArrivalsCounter
@@ -35,7 +37,7 @@ from services.dispatcher.join import Joins, answer_part, refuse_part
 from services.dispatcher.needs import head_of, missed_by, needs_of_stage, unrouted
 from services.dispatcher.offers import told_of, too_dear, too_fast
 from services.dispatcher.predictions import Predictions
-from services.dispatcher.query import Join, PartReply, Query, QueryPart, ensemble_of, outermost
+from services.dispatcher.query import Join, PartReply, Query, QueryPart, answer_of_none, ensemble_of, outermost
 from services.dispatcher.stages import ServedPipeline, Stage
 
 GATHER = 10.0  # s to put an answer's outputs together in the object store
@@ -286,6 +288,8 @@ class Pipelines(Struct, eq=False):
         """The time of a query is over."""
         if join.ended:
             return NOTHING
+        if join.query.ask.deadline <= join.query.arrived:
+            return self._refuse(join, EXPIRED, now)
         run: PipelineRun = join.plan
         names = ", ".join(name for name, part in run.parts.items() if part.reply is None)
         text = f"{names or 'a stage'} had not answered when the time was up: allow more time or ask again"
@@ -328,11 +332,11 @@ class Pipelines(Struct, eq=False):
 
     def _answer(self, join: Join, outputs: dict[str, Tensor], ref: ObjectRef | None, now: float) -> Iterable[Effect]:
         query, run = join.query, join.plan
-        ask, head = query.ask, query.head
+        ask = query.ask
         replies = {name: part.reply for name, part in run.parts.items() if part.reply is not None}
         spent = {name: reply.queue_ms + reply.compute_ms for name, reply in replies.items()}
         path = run.served.graph.longest_path(spent, spent)[1]
-        seconds, cost = now - query.arrived, join.cost
+        cost = join.cost
         target, unit = run.served.app.signature.target if run.served.app.signature is not None else ("", "")
         # A stage's share of latency and cost is its own; of accuracy and confidence, each stage owes the whole.
         owed = [what for what in ("accuracy", "confidence") if any(what in reply.missed for reply in replies.values())]
@@ -340,19 +344,13 @@ class Pipelines(Struct, eq=False):
         least = min(known, key=known.__getitem__) if len(known) == len(replies) else None
         absent = [reply.missing for reply in replies.values() if reply.missing is not None]
         sure = [reply.confidence for reply in replies.values() if reply.confidence is not None]
-        answer = Answer(
-            id=head.id,
-            outputs=outputs,
-            model="",
-            version="",
-            variant="",
-            hardware="",
-            worker="",
+        answer = answer_of_none(
+            query,
+            outputs,
+            now - query.arrived,
             accuracy=None if least is None else known[least],
-            latency_ms=seconds * 1000.0,
             queue_ms=sum(replies[name].queue_ms for name in path),
             compute_ms=sum(replies[name].compute_ms for name in path),
-            batch=0,
             cached=all(reply.cached for reply in replies.values()),
             simulated=any(reply.simulated for reply in replies.values()),
             cost=cost,
@@ -364,11 +362,10 @@ class Pipelines(Struct, eq=False):
             missing=sum(absent) if absent else UNSET,
             confidence=min(sure) if sure else UNSET,
             confidences=_confidences(replies.values()),
-            query=query.uid.hex(),
             labels=run.labels or UNSET,
             target=target or UNSET,
             unit=unit or UNSET,
-            metric=UNSET if least is None else named_metric(run.served.stages[least].app.metrics) or UNSET,
+            metric=UNSET if least is None else named_metric(run.served.stages[least].metrics) or UNSET,
         )
         if run.served.learns:
             self.predictions.add(prediction_of(join, self.predictions, now))
@@ -406,12 +403,7 @@ def _unfit(query: Query, served: ServedPipeline, least: Least | None, view: Clus
     if served.conditional and query.ask.items > 1:
         return ONE_ITEM
     error = unserved(query.ask, served, least, view)
-    if error is not None:
-        return error
-    if full:
-        text = "too many queries wait for a worker: ask again later"
-        return Error(code="overloaded", message=text, retry_after_ms=1000.0)
-    return None
+    return error or (FULL if full else None)
 
 
 def _given(query: Query, app: AppRecord) -> dict[str, Raw | TensorRef]:

@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 
 from bus.messages.catalog import AppRecord, Ensemble, PipelineRecord, PlannedStage
 from bus.messages.flow import Origin, Route, TensorRef
-from bus.messages.public import Error, ObjectRef, QueryHead, Tensor
+from bus.messages.public import Answer, Error, ObjectRef, QueryHead, Tensor
 from bus.rights import OWN
 from bus.subjects import WITHOUT_APP
 from services.core.actor import Effect, Envelope
@@ -218,6 +218,13 @@ class Join:
         return sum(part.reply.cost for part in self.parts if part.reply is not None)
 
 
+def answer_of_none(query: Query, outputs: dict[str, Tensor], seconds: float, **said: Any) -> Answer:
+    """An answer that no one variant has made. seconds: since the query came. said: further fields."""
+    blank = dict.fromkeys(("model", "version", "variant", "hardware", "worker"), "")
+    more = {"batch": 0, "cached": False, "simulated": False, "cost": 0.0, **blank, **said}
+    return Answer(id=query.head.id, outputs=outputs, latency_ms=1000.0 * seconds, query=query.uid.hex(), **more)
+
+
 def outermost(join: Join) -> Join:
     """The query that a client asked, of which this one may be a part."""
     while join.query.part is not None:
@@ -314,7 +321,7 @@ class Admission(Struct, eq=False):
         wrong = wrong_requirement(head)
         if wrong is not None:
             return Error(code="bad_request", message=str(wrong))
-        if (head.accuracy or head.metric) and (error := misstated(head, app_name, view.metrics)) is not None:
+        if (head.accuracy or head.metric) and (error := misstated(head, app_name, view.measured_by(head))) is not None:
             return error
         try:
             items = count_items(head, view.app)

@@ -78,7 +78,7 @@ class Questions(Struct, eq=False):
         if found is None:
             return Refusal(error=self.apps.unknown(app_name, wish.model))
         key, app = found
-        if (error := misstated(wish, app_name, app.metrics)) is not None:
+        if (error := misstated(wish, app_name, app.measured_by(wish))) is not None:
             return Refusal(error=error)
         return self._explain(needs_of(wish, key, 1, None, app.app.latency_ms, now, self.default_deadline_s), now)
 

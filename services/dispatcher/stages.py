@@ -1,12 +1,12 @@
 """Pipelines as the catalogue has them now: their stages, and how long those take. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, PipelineRecord, PipelineVertex, PlannedStage
+from bus.messages.catalog import AppRecord, PipelineVertex, PlannedStage
 from bus.messages.public import Error
 from services.core.pipelines.branching import drawn_edges, ways
 from services.core.pipelines.graph import PipelineGraph, Reference, references
@@ -19,13 +19,14 @@ NESTED = 4  # pipelines within pipelines that are looked into
 
 
 class Stage(NamedTuple):
-    """A vertex as it is served now. position: its place among the vertices. seconds: that one item takes, on the planned variant or on the one that
+    """A vertex as it is served now. position: its place among the vertices. metrics: see `metrics_of`. seconds: that one item takes, on the planned variant or on the one that
     would be chosen without a limit of latency. before, behind: the same of the longest path of stages before and behind it.
     """
 
     vertex: PipelineVertex
     position: int
     app: AppView
+    metrics: frozenset[str]
     inputs: dict[str, list[Reference]]
     planned: PlannedStage | None
     seconds: float
@@ -75,7 +76,7 @@ class ServedPipeline:
         self.outputs = {name: references(text) for name, text in record.output.items()}
         self.drawn = {name: drawn_edges(edges) for name, edges in self.graph.out.items()}
         self.ways = ways(self.graph, {one.name for one in record.vertices if _simulated(one.app, apps)})
-        self.conditional = _conditional(record, apps)
+        self.conditional = _conditional(app.app, apps)
         self.learns = learns(app, apps)
         self.conditions = {  # outputs that conditions read
             name: {edge.when.output for edge in edges if edge.when is not None}
@@ -83,7 +84,8 @@ class ServedPipeline:
         }
         self.missing = [vertex.app for vertex in record.vertices if vertex.app not in apps.view.apps]
         self.stages: dict[str, Stage] = {}
-        self.least: dict[tuple[float, int], float] = {}  # objectives, by accuracy and items
+        self.metrics = metrics_of(app.app, apps)
+        self.least: dict[tuple[float, str | None, int], float] = {}  # objectives, by accuracy, its metric, and items
         if self.missing:
             return
         planned = {} if app.plan is None else app.plan.vertices
@@ -98,6 +100,7 @@ class ServedPipeline:
                 vertex,
                 position,
                 view,
+                metrics_of(vertex.app, apps),
                 {field: references(text) for field, text in vertex.inputs.items()},
                 stage if stage is not None and stage.variant in view.index else None,
                 weights[name],
@@ -106,10 +109,24 @@ class ServedPipeline:
             )
 
     def misstated(self, ask: Ask) -> Error | None:
-        """The error where none of its stages is measured as the query states its accuracy. None: one is, or is a pipeline itself."""
-        metrics = [stage.app.metrics for stage in self.stages.values()]
-        known = frozenset[str]().union(*metrics) if all(metrics) else frozenset[str]()
-        return misstated(replace(ask.wish, accuracy=ask.accuracy), self.app.app, known)
+        """The error where none of its stages is measured as the query states its accuracy."""
+        return misstated(replace(ask.wish, accuracy=ask.accuracy), self.app.app, self.metrics)
+
+
+def asked_by(name: str, apps: Apps, depth: int = 0) -> Iterator[AppView]:
+    """An app, and those that answer for it as stages of pipelines, however deep."""
+    view = apps.view.apps.get(name)
+    if view is None or depth > NESTED:
+        return
+    yield view
+    for vertex in () if view.app.pipeline is None else view.app.pipeline.vertices:
+        yield from asked_by(vertex.app, apps, depth + 1)
+
+
+def metrics_of(name: str, apps: Apps) -> frozenset[str]:
+    """What an app's models are measured by, of a pipeline those of all its stages. Empty: not known of all."""
+    found = [view.metrics for view in asked_by(name, apps) if view.app.pipeline is None]
+    return frozenset[str]().union(*found) if all(found) else frozenset()
 
 
 def unserved(name: str, apps: Apps, depth: int = 0) -> str:
@@ -126,24 +143,15 @@ def unserved(name: str, apps: Apps, depth: int = 0) -> str:
     return ""
 
 
-def _conditional(record: PipelineRecord, apps: Apps, depth: int = 0) -> bool:
-    """Whether it, or a pipeline in it, decides by answers where to go on."""
-    if any(edge.when is not None for edge in record.edges):
-        return True
-    views = [apps.view.apps.get(vertex.app) for vertex in record.vertices]
-    inner = [view.app.pipeline for view in views if view is not None and view.app.pipeline is not None]
-    return depth < NESTED and any(_conditional(one, apps, depth + 1) for one in inner)
+def _conditional(name: str, apps: Apps) -> bool:
+    """Whether a pipeline, or one in it, decides by answers where to go on."""
+    pipelines = (view.app.pipeline for view in asked_by(name, apps))
+    return any(edge.when is not None for one in pipelines if one is not None for edge in one.edges)
 
 
-def _simulated(name: str, apps: Apps, depth: int = 0) -> bool:
+def _simulated(name: str, apps: Apps) -> bool:
     """Whether a simulated device may answer for an app, and make up the outputs: then draws decide on edges, not conditions."""
-    view = apps.view.apps.get(name)
-    if view is None or depth > NESTED:
-        return False
-    inner = () if view.app.pipeline is None else view.app.pipeline.vertices
-    return any(record.simulated for record in view.records) or any(
-        _simulated(one.app, apps, depth + 1) for one in inner
-    )
+    return any(record.simulated for view in asked_by(name, apps) for record in view.records)
 
 
 def service_seconds(app: AppRecord, apps: Mapping[str, AppView], depth: int = 0) -> dict[str, float]:

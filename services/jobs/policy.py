@@ -35,13 +35,15 @@ def eligible(
 ) -> list[VariantRecord]:
     """The variants that may compute this job, in no order.
 
-    A variant that is named may be of any version; otherwise the versions count that serve the app now. A simulated variant must be named,
+    A variant that is named may be of any version that fits the app; otherwise the versions count that serve it now. A simulated variant must be named,
     because its outputs may be zeros. simulated: the whole system is simulated, and its variants count as real ones.
     """
     if variant is not None:
         record = catalog.variant(variant)
         linked = catalog.app(app)
-        found = [record] if record is not None and linked is not None and record.model in linked.links else []
+        found = []
+        if record is not None and linked is not None and record.model in linked.links:
+            found = [record] if record.version in catalog.versions_for(linked, record.model) else []
     else:
         found = [record for record in catalog.variants_of(app) if simulated or not record.simulated]
     able = [record for record in found if record.profile.rows and model in (None, record.model)]

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from bus.fields import TYPO, meant
-from bus.messages.catalog import LARGEST_BATCH, AppRecord, BatchingRule, VariantRecord
+from bus.messages.catalog import ACCURACIES, LARGEST_BATCH, AppRecord, BatchingRule, VariantRecord, stated_in
 from bus.messages.public import Error
 from bus.messages.verbs import (
     AddApp,
@@ -189,6 +189,13 @@ def _link(record: AppRecord | None, change: LinkVersion, catalog: Catalog) -> Ap
             f"version: version {version} of model {model} was registered for {maker} and does not fit app {change.app}:"
             f" {difference}; register a version for app {change.app}"
         )
+    metric = change.record.metric
+    stated = None if metric in ACCURACIES else metric
+    for name, link in record.links.items():
+        other = None if name == model else catalog.model(name, link)
+        if other is not None and not stated_in(stated, frozenset({other.metric})):
+            text = f"metric: is {metric}, and that of model {name}, which app {change.app} links, is {other.metric}"
+            return error_of(f"{text}, so that no accuracy would hold for both: measure both alike, or use another app")
     return replace(
         record,
         links={**record.links, model: version},

@@ -346,12 +346,13 @@ def _fitted(vertex: PipelineVertex, stage: PlannedStage, catalog: Catalog) -> Va
         if not here:
             return f"variant: app {vertex.app} serves no {stage.variant[:80]!r} on {stage.hardware}; plan again, or leave variant empty"
     floor = vertex.accuracy or 0.0
-    suffice = meeting(served, floor, catalog.app(vertex.app), named=bool(stage.variant))
+    suffice = meeting(served, floor, catalog.app(vertex.app))
     exact = [one for one in here if one in suffice]
     if not exact:
         best = max(one.accuracy or 0.0 for one in here)
         if not floor:
-            return f"accuracy: the vertex states none, and no variant on {stage.hardware} answers as its model does; state one, such as {best:.4g}"
+            who = f"{stage.variant} does not answer" if stage.variant else f"no variant on {stage.hardware} answers"
+            return f"accuracy: the vertex states none, and {who} as its model does; state one, such as {best:.4g}"
         return f"accuracy: the vertex asks for {floor:g}, and the best variant on {stage.hardware} has {best:.4g}"
     wide = [one for one in exact if one.max_batch >= stage.batch]
     if not wide:

@@ -13,6 +13,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from bus.codec import encode
+from bus.fields import filled
 from bus.messages.jobs import Chunk, Part, PartStored, SubmitJob
 from bus.messages.public import Refusal
 from bus.subjects import Subjects
@@ -105,14 +106,8 @@ class OfflineWork:
     def submit(self, job: str) -> None:
         """Submit a job, as a client does."""
         spec = self.jobs[job]
-        ask = SubmitJob(
-            input=f"file:///{job}.npy",
-            output=f"file:///{job}-outputs.npy",
-            accuracy=spec.accuracy or None,
-            model=spec.model,
-            variant=spec.variant,
-            job=job,
-        )
+        urls = {"input": f"file:///{job}.npy", "output": f"file:///{job}-outputs.npy"}
+        ask = filled(SubmitJob, spec, accuracy=spec.accuracy or None, job=job, **urls)
         self._environment.publish(self._subjects.job(spec.app), ask, f"{INBOX}{job}")
 
     def mailboxes(self, refused: Callable[[str, str], None]) -> dict[str, Callable[[Any], None]]:

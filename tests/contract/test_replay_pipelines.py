@@ -91,7 +91,7 @@ def replay(reader_dsn: str, tmp_path_factory: pytest.TempPathFactory, capsys: py
 def test_a_pipeline_is_asked_and_its_stages_follow(database_dsn: str, replay: Run, tmp_path: Path) -> None:
     catalogue(database_dsn)
     write_app(database_dsn, app="social", links={}, pipeline=GRAPH, latency_ms=100.0)
-    record(database_dsn, asked("social"), visits(), bills(), samples())
+    record(database_dsn, asked("social", accuracy_required=0.9), visits(), bills(), samples())
     past = tmp_path / "past.mp"
     replay(*HOUR, "--export", past)
     for source in (HOUR, ("--file", past)):

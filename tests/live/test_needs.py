@@ -1,25 +1,13 @@
-"""Needs that meet other capabilities, in a whole system: a plan, a cache, several models, several items. tests/unit/dispatcher/test_needs_everywhere.py has all."""
+"""Needs that meet other capabilities, in a whole system: a plan, several items. tests/unit/dispatcher/test_needs_everywhere.py has all."""
 
 from typing import Any
 
 import pytest
 
-import infaas
 from infaas.errors import Refused
 from tests.support.clients.responders import until
 from tests.support.servers.pipelines import vertex
-from tests.support.servers.system import APP, MODELS, Whole, talk
-
-NOTHING = 1e-12  # US$ per 1,000 queries
-
-
-async def linked(client: Any, app: str, **selection: Any) -> None:
-    """An app that links the models of the system's own, and answers."""
-    await client.admin("add-app", app=app)
-    for model in MODELS:
-        await client.admin("link-model", app=app, model=model)
-    if selection:
-        await client.admin("set-selection", app=app, **selection)
+from tests.support.servers.system import APP, Whole, talk
 
 
 async def refused(client: Any, app: str, x: Any, word: str, **needs: Any) -> None:
@@ -42,40 +30,6 @@ def test_a_limit_of_cost_is_a_ceiling_for_many_items_too(system: Whole) -> None:
         for items, times in ((1, 2.0), (1, 20.0), (64, 200.0)):
             answer = await client.query(APP, system.x[:items], timeout=60.0, cost=times * least)
             assert kept_to(answer, times * least), (answer.cost, answer.missed, least)
-
-    talk(system, main)
-
-
-def test_a_kept_answer_costs_nothing_and_another_one_is_refused(system: Whole) -> None:
-    async def main(client: Any) -> None:
-        await linked(client, "kept", cache_mb=4)
-
-        async def kept() -> bool:
-            answer = await client.query("kept", system.x[:1], timeout=60.0, raise_refused=False)
-            return isinstance(answer, infaas.Answer) and answer.cached
-
-        await until(kept)
-        answer = await client.query("kept", system.x[:1], timeout=60.0, cost=NOTHING)
-        assert (answer.cached, answer.cost, answer.missed) == (True, 0.0, [])
-        await refused(client, "kept", system.x[1:2], "costs at most US", cost=NOTHING)
-
-    talk(system, main)
-
-
-def test_of_several_models_as_many_answer_as_the_limit_allows(system: Whole) -> None:
-    async def main(client: Any) -> None:
-        await linked(client, "voting", policy="majority")
-
-        async def both() -> bool:
-            answer = await client.query("voting", system.x[:1], timeout=60.0, raise_refused=False)
-            return isinstance(answer, infaas.Answer) and len(answer.members or ()) == 2
-
-        await until(both)
-        await refused(client, "voting", system.x[:1], "costs at most US", cost=NOTHING)
-        least = min(one["cost"] for one in (await client.explain("voting"))["candidates"])
-        answer = await client.query("voting", system.x[:1], timeout=60.0, cost=1.01 * least)
-        assert len(answer.members or ()) == 1
-        assert kept_to(answer, 1.01 * least)
 
     talk(system, main)
 

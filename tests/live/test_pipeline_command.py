@@ -133,10 +133,12 @@ def test_added_asked_planned_deployed_and_removed(place: Place) -> None:
 
     talk(place.ensembles, ask)
 
+    place.done("admin", "set-target", name, "--slo-target", "0.9")
+    place.shows(lambda items: [item["slo_target"] for item in items] == [0.9])
     plan = place.folder / "plan.json"
     plan.write_text(place.done("pipeline", "plan", str(place.file), "--json"))
     found = json.loads(plan.read_text())
-    assert found["status"] in ("optimal", "feasible")
+    assert (found["status"] in ("optimal", "feasible"), found["percentile"]) == (True, 0.9)
     for vertex, model in (("quick", "n0"), ("exact", "sound")):
         assert found["vertices"][vertex]["variant"].startswith(f"{model}-")
     assert place.done("pipeline", "deploy", str(plan)) == "done\n"

@@ -250,7 +250,8 @@ class AppView:
         self.accuracy: NDArray[np.float64] = np.array(
             [1.0 if r.accuracy is None else r.accuracy for r in records], dtype=np.float64
         )
-        self.metrics = frozenset(r.metric for r in records)
+        current = [r for r, serves in zip(records, self.current.tolist(), strict=True) if serves]
+        self.metrics = frozenset(r.metric for r in current or records)
         # Which ones serve queries that state no accuracy.
         self.default: NDArray[np.bool_] = np.array(defaults(records, app), dtype=bool)
         self._merit: NDArray[np.float64] = np.array([merit(r.accuracy) for r in records], dtype=np.float64)
@@ -272,6 +273,13 @@ class AppView:
         self._charged: dict[tuple[int, int | None], NDArray[np.float64]] = {}
         self.way = OVERHEAD  # s of a query beside computing, as `ClusterView` measures it
         self.reprice(price)
+
+    def measured_by(self, wish: Requirements) -> frozenset[str]:
+        """The metrics of the variants that a query may get: of those that serve now, or that it names."""
+        if wish.model is wish.version is wish.variant is None:
+            return self.metrics
+        found = self.pinned(Ask("", 1, 0.0, model=wish.model, version=wish.version, variant=wish.variant))
+        return frozenset(self.records[i].metric for i in np.flatnonzero(found)) or self.metrics
 
     def full_for(self, now: float) -> float:
         """Seconds for which queries have found its Active instances full."""

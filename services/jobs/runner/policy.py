@@ -15,6 +15,7 @@ from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from bus.messages.jobs import OVER, Chunk, JobRecord
 from services.core.catalog import Catalog
 from services.core.cost import latency_ms
+from services.core.placement import adds_alike
 from services.core.settings import JobsSettings
 from services.jobs.policy import cost_per_item, eligible
 
@@ -70,7 +71,8 @@ def ranked(
     present = sorted(devices, key=lambda device: not device.alive)  # a device whose executor is away may come back
     for record in records:
         for device in present:
-            if (device.kind, device.simulated) == (record.hardware, record.simulated):
+            alike = (device.kind, device.simulated) == (record.hardware, record.simulated)
+            if alike and adds_alike(record, device.arithmetic):
                 cost = cost_per_item(record, items, prices, device.cores, device.memory_mb)
                 found.append((cost, record.variant, record, device.device))
                 break

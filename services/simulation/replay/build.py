@@ -7,7 +7,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, VariantRecord
+from bus.fields import filled
+from bus.messages.catalog import ACCURACIES, AppRecord, VariantRecord
 from bus.messages.public import Requirements
 from bus.subjects import WITHOUT_APP
 from services.core.cost import listed_as
@@ -96,7 +97,7 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
     _check_policies(options.policies, pipelines)
     kinds, recorded = _read(source, {one.app for one in apps}, only, notes, lacking, progress)
     metrics = {record.model: record.metric for record in head.variants}
-    stated = {one.app: next((metrics[model] for model in one.links if model in metrics), None) for one in apps}
+    stated = {one.app: _stated(one.app, head.apps, metrics) for one in apps}
     loads = tuple(
         WorkloadSpec(
             apps=(app,),
@@ -153,7 +154,7 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
         needs=things.needs,
         policies=policies,
         loads=loads,
-        jobs=_jobs(head, {one.app for one in apps}),
+        jobs=_jobs(head, stated),
         faults=faults_of(file, location, machines, chosen.started(), things, head.duration_s, policies),
         interference=file.interference,
         cost=cost,
@@ -286,11 +287,21 @@ def _catalogue(
     )
 
 
-def _jobs(head: RecordingHead, apps: set[str]) -> tuple[JobSpec, ...]:
+def _stated(app: str, known: Iterable[AppRecord], metrics: Mapping[str, str]) -> str | None:
+    """In which metric an app's recorded accuracies are stated: its models', or that of a pipeline's stages, a share of right answers first."""
+    asked = with_stages([app], known)
+    models = {model for one in known if one.app in asked for model in one.links}
+    return min(
+        (metrics[one] for one in models if one in metrics), key=lambda one: (one not in ACCURACIES, one), default=None
+    )
+
+
+def _jobs(head: RecordingHead, stated: Mapping[str, str | None]) -> tuple[JobSpec, ...]:
+    """stated: by app."""
     return tuple(
-        JobSpec(app=one.app, at_s=one.created - head.begins, inputs=one.inputs, accuracy=one.accuracy, model=one.model)
+        filled(JobSpec, one, at_s=one.created - head.begins, metric=stated[one.app] if one.accuracy else None)
         for one in head.jobs
-        if one.app in apps
+        if one.app in stated
     )
 
 

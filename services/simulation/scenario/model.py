@@ -78,12 +78,13 @@ class MachineSpec(Struct, frozen=True, kw_only=True):
 
 
 class JobSpec(Struct, frozen=True, kw_only=True):
-    """An offline job: `inputs` items for an app, submitted at `at_s`. accuracy, model, variant: what it asks for."""
+    """An offline job: `inputs` items for an app, submitted at `at_s`. accuracy, metric, model, variant: what it asks for."""
 
     app: str
     at_s: Annotated[float, Number()] = 0.0
     inputs: Annotated[int, Number(1, 10**8)]
     accuracy: Annotated[float, SHARE] = 0.0
+    metric: str | None = None
     model: str | None = None
     variant: str | None = None
 

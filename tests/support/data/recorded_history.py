@@ -19,12 +19,12 @@ OTHER = "big-v1-ort-fp32-t1-b64"
 
 
 def catalogue(dsn: str, *, apps: tuple[str, ...] = ("digits", "faces"), **variant: Any) -> None:
-    """Two apps, one model each; `faces` is served by a better, slower one, and has a target of its own."""
+    """Two apps, one model each; `faces` is served by a better, slower one, and has a target of its own. Rows have accuracies in no metric."""
     records: dict[str, Any] = {
         f"variant.{VARIANT}": variant_record(**variant),
         f"variant.{OTHER}": variant_record(variant=OTHER, model="big", accuracy=0.99),
-        "model.mlp.1": model_record(),
-        "model.big.1": model_record(model="big"),
+        "model.mlp.1": model_record(metric="mae"),
+        "model.big.1": model_record(model="big", metric="mae"),
     }
     links = {"digits": {"mlp": "1"}, "faces": {"big": "1"}}
     targets = {"faces": 0.995}
@@ -95,7 +95,7 @@ def minute(dsn: str) -> None:
     """All of it."""
     catalogue(dsn)
     job: list[Event] = [
-        event(JobEvent, app="digits", accuracy=None, total=40, created=BEGINS + 5.0, time=BEGINS + 6.0, state="done")
+        event(JobEvent, app="digits", accuracy=0.5, total=40, created=BEGINS + 5.0, time=BEGINS + 6.0, state="done")
     ]
     scaled: list[Event] = [event(ScalingEvent, time=BEGINS + 1.0), event(ScalingEvent, time=BEGINS + 2.0, count=0)]
     offline = [event(OutcomeEvent, time=BEGINS + 5.0 + i / 100, policy="offline", slo_ms=None) for i in range(10)]

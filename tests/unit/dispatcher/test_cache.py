@@ -1,18 +1,13 @@
-"""Kept answers: what is found, what is evicted, how much memory they take; and which parts wait for equal ones."""
+"""Kept answers: what is found, what is evicted, how much memory they take."""
 
 import os
 import sys
-from collections.abc import Iterator
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Raw
 
-from bus.messages.public import QueryHead, Tensor
-from services.core.selection.eligibility import Ask
-from services.dispatcher.cache import Coalescing, PartSource, PredictionCache
-from services.dispatcher.query import Query
+from bus.messages.public import Tensor
+from services.dispatcher.cache import PartSource, PredictionCache
 
 SOURCE = PartSource("mlp", "1", "mlp.1.cpu", "cpu", "w1", 0.9, simulated=False)
 
@@ -134,48 +129,3 @@ def test_large_answers_are_not_kept_and_digests_spread_over_shards() -> None:
     sizes = [len(shard) for shard in cache._shards]
     assert len(sizes) == 64
     assert max(sizes) < 70
-
-
-# -- coalescing
-
-
-def part(number: int, *, deadline: float = 10.0, accuracy: float = 0.0, priority: int = 5) -> Query:
-    ask = Ask("app", 1, deadline, 1.0, accuracy, 1.0, priority=priority)
-    return Query(digest(number), "app", QueryHead(inputs=Raw(b"\xc0")), ask, "reply", b"", 0.0)
-
-
-KEY = ("app", digest(9), "mlp", "1")
-
-
-@pytest.fixture
-def equal() -> Iterator[Coalescing]:
-    coalescing = Coalescing()
-    assert not coalescing.wait(KEY, part(0), 0.0)
-    yield coalescing
-
-
-def test_equal_parts_wait_for_the_first(equal: Coalescing) -> None:
-    assert equal.wait(KEY, part(1), 0.0)
-    assert equal.wait(KEY, part(2, deadline=11.0, priority=6), 0.0)
-    assert not equal.wait(("app", digest(8), "mlp", "1"), part(3), 0.0)
-    assert not equal.wait(("other", digest(9), "mlp", "1"), part(4), 0.0)
-    ended = equal.ended(digest(0))
-    assert ended[0] == KEY
-    assert [one.uid for one in ended[1]] == [digest(1), digest(2)]
-    assert equal.ended(digest(0)) is None
-    assert equal.ended(digest(1)) is None  # it led nobody
-    assert not equal.wait(KEY, part(5), 0.0)
-    assert equal.waited == {"app": 2}
-
-
-@pytest.mark.parametrize("more", [{"deadline": 9.9}, {"accuracy": 0.1}, {"priority": 4}])
-def test_a_part_that_needs_more_is_evaluated_and_leads_later_ones(equal: Coalescing, more: dict[str, float]) -> None:
-    assert equal.wait(KEY, part(1), 0.0)
-    assert not equal.wait(KEY, part(2, **more), 0.0)  # type: ignore[arg-type]
-    assert equal.wait(KEY, part(3, **more), 0.0)  # type: ignore[arg-type]
-    first, second = equal.ended(digest(0)), equal.ended(digest(2))
-    assert first is not None
-    assert second is not None
-    assert [one.uid for one in first[1]] == [digest(1)]
-    assert [one.uid for one in second[1]] == [digest(3)]
-    assert len(equal) == 0

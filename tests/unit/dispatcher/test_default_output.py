@@ -37,10 +37,10 @@ def is_default(reply: dict[str, Any], word: str) -> bool:
 
 def test_slow_models_and_what_waits_behind_them_are_answered_for_in_time() -> None:
     fleet = WithDefault(slow=ASLEEP)
-    seconds, reply = fleet.timed(fleet.ask())
+    seconds, reply = fleet.timed(fleet.ask(confidence=0.5))
     assert seconds == AT_THE_OBJECTIVE
     assert is_default(reply, "deadline: the model had not answered")
-    assert (reply["model"], reply["variant"], reply["cost"], reply["missed"]) == ("", "", 0.0, [])
+    assert (reply["model"], reply["variant"], reply["cost"], reply["missed"]) == ("", "", 0.0, ["confidence"])
     [outcome] = fleet.outcomes()
     assert (outcome.outcome, outcome.code, outcome.cost) == ("default", "deadline", 0.0)
     fleet = WithDefault(slow=ASLEEP)

@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from bus.messages.catalog import Ensemble, VariantRecord
 from bus.messages.public import Tensor
@@ -122,6 +123,9 @@ def test_answers_below_the_accuracy_defaults_and_refusals_are_not_kept() -> None
         assert (reply["accuracy"], reply["cached"], reply["missed"]) == (0.95, kept, [])
     assert evaluated(fleet) == 2
     refused(asked(fleet, accuracy=0.99), "unsatisfiable")
+    fleet = fleet_of(*(replace(one, model_accuracy=0.95) for one in (cheap, dear)))
+    for floor, kept in ((0.7, 0.8), (None, 0.95)):  # a query that states none gets the model's own
+        assert asked(fleet, **({} if floor is None else {"accuracy": floor}))["accuracy"] == kept
     fleet = fleet_of()
     fleet.change(default_output=[7.0])
     says(fleet, 4.0)
@@ -160,19 +164,22 @@ def test_waiting_queries_are_asked_anew_when_the_first_is_refused() -> None:
     assert sum(reply["cached"] for reply in fleet.each(patient)) == 4
 
 
-def test_a_query_in_more_of_a_hurry_does_not_wait_for_one_that_may_be_late() -> None:
+def test_a_query_that_needs_more_does_not_wait_for_one_that_needs_less() -> None:
     fleet = fleet_of()
     for needs in (
         {"latency_ms": 4000.0},
         {"latency_ms": 50.0},
         {"latency_ms": 50.0, "accuracy": 0.9},
+        {"latency_ms": 60.0, "accuracy": 0.9},
+        {"latency_ms": 60.0, "accuracy": 0.9, "priority": 4},
+        {"latency_ms": 60.0, "priority": 4},  # which none states is the model's own, and may be more
         {"latency_ms": 60.0},
     ):
         fleet.ask(inputs=inputs(1), **needs)
     fleet.stage.run(5.0)
-    assert evaluated(fleet) == 3
+    assert evaluated(fleet) == 5
     queries, _ = fleet.ended()
-    assert [one.outcome for one in queries] == ["ok"] * 4
+    assert [one.outcome for one in queries] == ["ok"] * 7
 
 
 def test_a_version_that_comes_while_queries_wait_answers_them() -> None:

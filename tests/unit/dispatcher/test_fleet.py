@@ -60,7 +60,7 @@ def test_a_poisonous_query_costs_only_itself(dispatchers: int, known: bool) -> N
     """Also when another dispatcher tries its innocent ones again on the executor that the poison is about to end."""
     fleet = Fleet(dispatchers=dispatchers)
     fleet.ask(seconds=1.0)
-    labels = [fleet.ask(id="poison" if n == 0 else f"good{n}", latency_ms=500.0) for n in range(12)]
+    labels = [fleet.ask(id="poison" if n == 0 else f"good{n}", latency_ms=300.0 if known else 500.0) for n in range(12)]
     deaths = 0
     for _ in range(200):
         device = fleet.devices["w0"]

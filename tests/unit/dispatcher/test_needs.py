@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import fields, replace
 
-from bus.messages.catalog import AppRecord, Ensemble
+from bus.messages.catalog import AppRecord, Ensemble, PipelineRecord, PipelineVertex
 from bus.messages.flow import Execute
 from bus.messages.public import QueryHead, Requirements
 from services.core.selection.eligibility import Ask
@@ -101,6 +101,47 @@ def test_of_a_vertex_floor_and_the_querys_the_stricter_one_counts(floor: float |
     assert explained(fleet, **needs)["stages"][0]["accuracy"] == 0.95
 
 
+def test_an_accuracy_is_that_of_the_stages_which_are_measured_as_it_is_stated() -> None:
+    """Here the first one, by its error; the second one is a pipeline whose stage has a share of right answers."""
+    fleet = Staged(alone("b"), changes={"b": {"accuracy": 0.9}})
+    fleet.add(*catalogue(variant("e-v1-ort-fp32-t1-b8", model="e", metric="mae", accuracy=0.25), app="e"))
+    inner = PipelineVertex(name="rest", app="p", inputs={"x": "e.y"}, accuracy=0.8)
+    chain = PipelineRecord(vertices=[vertex("e"), inner], edges=[edge("e", "rest")], output={"y": "rest.y"})
+    fleet.add(AppRecord(app="outer", links={}, signature=SIGNATURE, pipeline=chain))
+    fleet.devices["w0"].wide = dict.fromkeys("be", 2)
+
+    def floors(**needs: Any) -> dict[str, Any]:
+        reply = fleet.one(fleet.ask("outer", latency_ms=3000.0, **needs))
+        assert (reply["accuracy"], reply["metric"], reply["missed"]) == (0.25, "mae", [])
+        assert "refusal" not in explained(fleet, "outer", **needs)
+        return {name: one.accuracy_required for name, one in fleet.stages().items()}
+
+    assert floors(accuracy=0.2, metric="mae") == {"e": 0.2, "rest": 0.8, "b": 0.8}
+    assert floors(accuracy=0.85) == {"e": None, "rest": 0.85, "b": 0.85}
+    for needs in ({"accuracy": 0.2, "metric": "f1"}, {"metric": "f1"}):
+        reply = fleet.one(fleet.ask("outer", **needs))
+        assert refused(reply, "bad_request", "f1: the metric of app 'outer' is mae")["field"] == "f1"
+        assert explained(fleet, "outer", **needs)["refusal"] == reply["error"]
+    refused(fleet.one(fleet.ask("outer", accuracy=0.5, metric="mae", latency_ms=3000.0)), "unsatisfiable", "vertex e: ")
+    flat = replace(chain, vertices=[vertex("e"), replace(inner, app="b")])
+    fleet.add(AppRecord(app="flat", links={}, signature=SIGNATURE, pipeline=flat))
+    for metric, best in (("mae", 0.25), (None, 0.9)):  # what is on offer keeps the accuracy that counts
+        reply = fleet.one(fleet.ask("flat", accuracy=best, latency_ms=1.0, **({"metric": metric} if metric else {})))
+        closest = refused(reply, "unsatisfiable", "")["closest"]
+        assert (closest["accuracy"], closest["metric"]) == (best, metric or "top1")
+
+
+def test_an_accuracy_is_in_the_metric_of_the_version_that_is_asked() -> None:
+    fleet = Staged(ONE)
+    new = variant("a-v2-ort-fp32-t1-b8", model="a", version="2", metric="f1", accuracy=0.9)
+    fleet.add(*catalogue(new, app="a"))
+    for needs, version in (({"metric": "f1"}, None), ({}, "1")):
+        reply = fleet.one(fleet.ask("a", accuracy=0.8, **needs, **({"version": version} if version else {})))
+        assert reply["version"] == (version or "2")
+    refused(fleet.one(fleet.ask("a", accuracy=0.8)), "bad_request", "accuracy: the metric of app 'a' is f1")
+    assert "accuracy: the metric" in explained(fleet, "a", accuracy=0.8)["error"]["message"]
+
+
 def test_a_stage_gets_the_querys_context_priority_and_confidence_and_a_deadline_of_its_own() -> None:
     fleet = Staged(CHAIN, changes={"b": {"base_ms": 40.0}})
     fleet.change("b", selection=Ensemble(policy="exp4", contextual=True))
@@ -130,6 +171,8 @@ def test_a_pipeline_tells_what_a_stage_of_several_models_says(agree: bool) -> No
     assert reply["members"] == (["a@1", "c@1", "b@1"] if agree else ["a@1", "b@1"])
     assert (reply["missing"], reply["confidence"]) == ((0, 1.0) if agree else (1, 0.5))
     assert reply["missed"] == ([] if agree else ["confidence"])
+    fleet.devices["w0"].late = {}
+    assert fleet.one(fleet.ask("p", items=2, latency_ms=3000.0))["confidences"] == [1.0, 1.0]
 
 
 # -- cost: a ceiling of what the query is charged

@@ -322,6 +322,8 @@ def test_a_deadline_that_is_too_near_for_an_idle_instance_is_named(kind: str) ->
     assert reply["error"]["code"] == "deadline", reply
     assert "deadline" in reply["error"]["message"] or "time was up" in reply["error"]["message"]
     assert "queue" not in reply["error"]["message"]
+    for error in (reply["error"], world.ask(deadline=world.fleet.stage.now - 1.0).get("error", {})):
+        assert "retry_after_ms" not in error
 
 
 @pytest.mark.parametrize("kind", KINDS)

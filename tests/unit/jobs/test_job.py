@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, PipelineRecord, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import AppRecord, ModelRecord, PipelineRecord, Signature, TensorSpec, VariantRecord
 from bus.messages.jobs import Checkpoint, PartStored, Position, SubmitJob
 from bus.subjects import Subjects
 from services.core.actor import Changed, Do, Done, Envelope, Synced
@@ -106,6 +106,12 @@ def test_chunks_are_batches_of_the_cheapest_eligible_variant() -> None:
     assert names(variant="small", accuracy=0.8) == set()
     assert names(variant="fake") == {"fake"}
     assert names(variant="nothing") == set()
+    foreign = replace(SMALL, variant="foreign", version="2")
+    [record] = [one for one in catalogue(foreign) if isinstance(one, ModelRecord)]
+    for app, found in (("app", [foreign]), ("health", [])):  # another app's version means other classes
+        made = replace(record, app=app, labels=["healthy", "sick"])
+        known = catalog_of(*catalogue(SMALL), foreign, made)
+        assert eligible(known, "app", accuracy=None, model=None, variant="foreign") == found
     assert batch_within(LARGE, 64, 0.050) == 8  # 36 ms
     assert batch_within(LARGE, 64, 0.030) == 6
     assert batch_within(LARGE, 64, 0.001) == 1  # one item at least

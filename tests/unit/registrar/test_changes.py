@@ -74,6 +74,16 @@ def test_a_model_that_does_not_fit_is_refused_with_both_signatures() -> None:
     assert changed(app_record(signature=None), other).signature == OTHER
     own = refused(app_record(), replace(LINK, record=model_record("cnn", signature=OTHER, app="digits")))
     assert "whose first registration fixed its signature" in own.message
+    known = Catalog()
+    for record in (app_record(), model_record()):
+        known.apply(key_of(record), encode(record))
+    for model, metric, alike in (("cnn", "f1", False), ("cnn", "top5", True), ("mlp", "f1", True)):
+        link = replace(LINK, record=model_record(model, "2", app="digits", metric=metric))
+        if alike:
+            assert changed(app_record(), link, known).links[model] == "2"
+        else:
+            error = refused(app_record(), link, known)
+            assert error.message.startswith("metric: is f1, and that of model mlp, which app digits links, is top1, so")
 
 
 def test_only_registrations_make_apps_and_links_name_the_newest_version() -> None:

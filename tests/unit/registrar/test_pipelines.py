@@ -189,6 +189,7 @@ def test_an_app_that_a_pipeline_names_is_not_deleted_nor_emptied() -> None:
         (LinkModel(app="both", model="mlp"), "app: both is a pipeline and has no models of its own"),
         (SetVersion(app="both", model="mlp", version="1"), "app: both is a pipeline and has no models of its own"),
         (SetReplicas(app="both", count=1), "app: both is a pipeline and has no instances of its own"),
+        (SetApp(app="both", latency_ms=None), "latency_ms: both is a pipeline, which needs an objective"),
         (SetApp(app="both", min_instances=1), "min_instances: both is a pipeline and has no instances of its own"),
     ],
 )

@@ -125,6 +125,22 @@ def test_a_stage_that_cannot_be_is_refused(changes: dict[str, Any], message: str
     assert refused(BOTH, deploying(plan)).startswith(f"bad_request plan.vertices.second.{message}")
 
 
+@pytest.mark.parametrize(
+    ("named", "who"), [("", "no variant on gpu answers"), ("exact-gpu", "exact-gpu does not answer")]
+)
+def test_a_planned_variant_answers_as_its_model_where_the_vertex_states_no_accuracy(named: str, who: str) -> None:
+    """Else no query without an accuracy would come to its replicas."""
+    worse = variant_record("exact-gpu", model="exact", accuracy=0.9, model_accuracy=0.95, hardware="gpu")
+    free = replace(TWICE, vertices=[TWICE.vertices[0], replace(TWICE.vertices[1], accuracy=None)])
+    record = replace(BOTH, pipeline=free)
+    plan = replace(PLAN, vertices=PLAN.vertices | {"second": stage(hardware="gpu", variant=named)})
+    text = refused(record, deploying(plan), catalog_of([*RECORDS, worse]))
+    assert (
+        text
+        == f"bad_request plan.vertices.second.accuracy: the vertex states none, and {who} as its model does; state one, such as 0.9"
+    )
+
+
 def test_only_pipelines_have_plans_and_plans_have_stages_of_their_own() -> None:
     assert refused(None, deploying(PLAN)).startswith("unknown_app")
     assert refused(CHECKS, deploying(None, "checks")).startswith("bad_request app: checks is no pipeline")

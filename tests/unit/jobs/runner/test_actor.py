@@ -445,3 +445,6 @@ def test_the_cheapest_item_comes_first_among_what_the_worker_has_devices_for() -
     away = [device("cpu-0", alive=False), device("cpu-1")]
     assert ranked([RECORD], away, PRICES, 8) == [(RECORD, "cpu-1")]
     assert ranked([RECORD], away[:1], PRICES, 8) == [(RECORD, "cpu-0")]
+    for arithmetic, able in (("exact", ["cpu"]), ("saturating", [])):  # its accuracy was measured on the other kind
+        here = [replace(device(), arithmetic=arithmetic)]
+        assert [one for _, one in ranked([replace(RECORD, arithmetic="exact")], here, PRICES, 8)] == able
