@@ -15,7 +15,17 @@ from msgspec import Struct, structs
 from bus.messages.catalog import TARGETS
 from infaas.errors import BadInput
 from infaas.folders import import_of, is_mlflow, mlflow_model, short_of, whole_onnx
-from infaas.samples import CHECKED, arrays_of, by_name, check_finite, columns_of, float32_of, labels_of, numbered
+from infaas.samples import (
+    CHECKED,
+    NO_GROUPS,
+    arrays_of,
+    by_name,
+    check_finite,
+    columns_of,
+    float32_of,
+    labels_of,
+    numbered,
+)
 from infaas.tables import framed
 from infaas.trial import Trial, try_file
 
@@ -91,9 +101,22 @@ def convert(
         found = structs.replace(found, columns=[str(name) for name in x.columns])
     trial = try_file(found.path, found.inputs)
     if found.metric:
-        return structs.replace(found, trial=trial)
+        return structs.replace(found, trial=trial, classes=_called(found.classes, names))
     labels, classes, metric = numbered(found.labels, metric, names, trial)
     return structs.replace(found, labels=labels, classes=classes, metric=metric, trial=trial)
+
+
+def _called(classes: list[str], names: Sequence[str]) -> list[str]:
+    """The names of an estimator's classes: those that its owner gives for numbers, else its own. Raises BadInput."""
+    numbers = all(one.lstrip("-").isdecimal() or one in ("False", "True") for one in classes)
+    if not names or list(names) == classes:
+        return classes
+    if len(names) != len(classes) or not numbers:
+        own = ", ".join(classes[:5]) + ", …" * (len(classes) > 5) if classes else "none, since it gives numbers"
+        raise BadInput(
+            f"labels: {len(names)} names for the classes of the model, which has {own}: give one for each number in this order, or leave labels out"
+        )
+    return list(names)
 
 
 def check_given(model: Any, x: Any, y: Any, metric: str | None, options: Mapping[str, Any]) -> None:
@@ -121,7 +144,7 @@ def check_given(model: Any, x: Any, y: Any, metric: str | None, options: Mapping
         except NotFittedError:
             raise BadInput(f"model: this {type(model).__name__} is not fitted: call its fit(x, y) first") from None
         number = is_regressor(model)
-        if metric in (_OF_CLASSES if number else TARGETS if is_classifier(model) else ()):
+        if metric in (_OF_CLASSES if number else (*TARGETS, "ndcg") if is_classifier(model) else ()):
             gives, right = ("a number", ("mae", "rmse", "r2")) if number else ("classes", _OF_CLASSES)
             raise BadInput(
                 f"metric: {metric} is not for this {type(model).__name__}, which gives {gives}: use one of {', '.join(right)}, or leave it out"
@@ -130,9 +153,21 @@ def check_given(model: Any, x: Any, y: Any, metric: str | None, options: Mapping
             raise BadInput(
                 f"metric: top5 needs more than five classes, and this model has {len(model.classes_)}: use top1"
             )
+    groups = options.get("groups")
+    if metric == "ndcg" and groups is None and not _ranks(model):
+        raise BadInput(NO_GROUPS)
+    if groups is not None and hasattr(samples, "__len__") and len(groups) != len(samples):
+        raise BadInput(
+            f"groups: {len(groups)} for {len(samples)} samples: give each sample the number of its list; of sizes, that is "
+            "numpy.repeat(range(len(sizes)), sizes)"
+        )
     classes = metric in ("top1", "top5") or (metric is None and hasattr(model, "predict_proba"))
     if classes and (word := next((name for name in ("unit", "target") if options.get(name)), None)):
         raise BadInput(f"{word}: is of a regressor's number, and this model gives classes: leave it out")
+
+
+def _ranks(model: Any) -> bool:
+    return type(model).__name__.endswith("Ranker")
 
 
 def kind_of(model: Any) -> str | None:
@@ -430,9 +465,9 @@ def _scored(
     import onnxruntime  # noqa: PLC0415
 
     classes = np.asarray(model.classes_) if classifier else None
-    usual = None if classifier or y is None else "ndcg" if type(model).__name__.endswith("Ranker") else "mae"
+    usual = None if classifier or y is None else "ndcg" if _ranks(model) else "mae"
     labels, names, metric = labels_of(y, metric or usual, classes)
-    if classes is not None and y is None and classes.dtype.kind in "USO":
+    if classes is not None and y is None:
         names = [str(one) for one in classes.tolist()]
     try:
         expected = _answers(model, x.iloc[:CHECKED] if hasattr(x, "iloc") else x[:CHECKED])

@@ -18,7 +18,7 @@ from bus.fields import meant
 from bus.messages.catalog import AGREEMENT
 from bus.messages.public import Register, RegistrationAccepted, RegistrationCancelled, RegistrationStatus
 from bus.messages.work import ContainerPlace, PlaceContainer
-from bus.port import Bus, BusError, Forbidden
+from bus.port import Bus, BusError, Forbidden, ObjectStore
 from bus.subjects import WITHOUT_APP, Subjects
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout, denied
 from infaas.following import Follower, asked, read, started
@@ -88,7 +88,7 @@ async def register(
     path = Path(model_file)
     request = Register(
         app=app,
-        model=model or named_after(app),
+        model=named_after(app) if model is None else model,
         format=REMOTE if url is not None else format or _format(path),
         object="",
         validation="",
@@ -116,6 +116,10 @@ async def register(
                 return await _run(bus, subjects, path, saved, request, on_progress)
     except InfaasError:  # some of them are TimeoutErrors as well
         raise
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise BadInput(
+            f"{error.filename or path} cannot be read: {error.strerror}; leave it there until it is registered"
+        ) from error
     except TimeoutError:
         raise Timeout(f"registration {request.registration} has not ended after {timeout} s; it continues") from None
     except Forbidden as error:
@@ -150,7 +154,7 @@ async def _run(
             for key, path in keys.items():
                 size = path.stat().st_size / 1e6
                 progress(msgspec.structs.replace(started, step=f"uploading {path.name} ({size:.1f} MB)"))
-                await uploads.put(key, path)
+                await _upload(uploads, key, path)
             await _request(bus, subjects, request)
         except BaseException:
             for key in keys:
@@ -158,6 +162,14 @@ async def _run(
                     await uploads.delete(key)
             raise
         return await follower.end(OVER, accepted=True)
+
+
+async def _upload(uploads: ObjectStore, key: str, path: Path) -> None:
+    before = path.stat()
+    await uploads.put(key, path)
+    after = path.stat()
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise BadInput(f"{path} changed while it was uploaded: register it again once it is whole")
 
 
 def _follower(bus: Bus, subjects: Subjects, request: Register, progress: OnProgress) -> Follower[RegistrationStatus]:
@@ -315,6 +327,8 @@ async def register_model(
         )
         inputs = raw or converted.inputs
         given = y if theirs else None if converted.metric == AGREEMENT else converted.labels
+        if converted.metric == "ndcg" and options.get("groups") is None:
+            options["groups"] = [0] * len(x)  # a ranker of one list
         if say is not None and functions is None:
             lines = understood(
                 converted.note,
