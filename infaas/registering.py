@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -18,7 +18,7 @@ from bus.fields import meant
 from bus.messages.catalog import AGREEMENT
 from bus.messages.public import Register, RegistrationAccepted, RegistrationCancelled, RegistrationStatus
 from bus.messages.work import ContainerPlace, PlaceContainer
-from bus.port import Bus, BusError, Forbidden, ObjectStore
+from bus.port import Bus, BusError, Forbidden
 from bus.subjects import WITHOUT_APP, Subjects
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout, denied
 from infaas.following import Follower, asked, read, started
@@ -152,9 +152,12 @@ async def _run(
     async with _follower(bus, subjects, request, progress) as follower:
         try:
             for key, path in keys.items():
-                size = path.stat().st_size / 1e6
+                before = _state(path)
+                size = before[0] / 1e6
                 progress(msgspec.structs.replace(started, step=f"uploading {path.name} ({size:.1f} MB)"))
-                await _upload(uploads, key, path)
+                await uploads.put(key, path)
+                if _state(path) != before:
+                    _refuse_changed(path)
             await _request(bus, subjects, request)
         except BaseException:
             for key in keys:
@@ -164,12 +167,13 @@ async def _run(
         return await follower.end(OVER, accepted=True)
 
 
-async def _upload(uploads: ObjectStore, key: str, path: Path) -> None:
-    before = path.stat()
-    await uploads.put(key, path)
-    after = path.stat()
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise BadInput(f"{path} changed while it was uploaded: register it again once it is whole")
+def _refuse_changed(path: Path) -> NoReturn:
+    raise BadInput(f"{path} changed while it was uploaded: register it again once it is whole")
+
+
+def _state(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _follower(bus: Bus, subjects: Subjects, request: Register, progress: OnProgress) -> Follower[RegistrationStatus]:
