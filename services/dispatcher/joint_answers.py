@@ -1,7 +1,5 @@
 """The answer, or the refusal, that the members of an ensemble give together. Pure."""
 
-from statistics import fmean
-
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -34,7 +32,7 @@ def answer_of(join: Join, combined: Combined | None, max_inline: int, now: float
     else:
         outputs = {name: from_array(array) for name, array in combined.outputs.items()}
         known = [reply.accuracy for reply in replies if reply.accuracy is not None]
-        accuracy = round(fmean(known), EXACT) if known else None
+        accuracy = round(sum(known) / len(known), EXACT) if known else None
     if sum(len(tensor.data) for tensor in outputs.values()) > max_inline:
         return Error(code="too_large", message="the members' outputs together are too large for a message")
     group = join.plan.group
