@@ -240,7 +240,8 @@ def test_over_http(place: Place) -> None:
     plan = json.loads(place.done("pipeline", "plan", str(place.file), "--json"))
     assert post("deploy_pipeline", {"name": name, "plan": plan}) == (200, "Success!")
     place.planned("inferline")
-    assert post("deploy_pipeline", {"name": name}) == (200, "Success!")
+    told = f"Success!\nthe plan of pipeline {name} has ended: it is served as any other app"
+    assert post("deploy_pipeline", {"name": name}) == (200, told)
     place.planned(None)
     for verb, content, message in (
         ("set_pipeline", {**body, "vertex": [{"name": "quick", "app": 3}]}, "vertex"),
