@@ -17,17 +17,18 @@ from infaas.errors import BadInput
 from infaas.folders import import_of, is_mlflow, mlflow_model, short_of, whole_onnx
 from infaas.samples import (
     CHECKED,
-    NO_GROUPS,
     arrays_of,
     by_name,
+    called,
     check_finite,
+    check_groups,
     columns_of,
     float32_of,
     labels_of,
     numbered,
 )
 from infaas.tables import framed
-from infaas.trial import Trial, try_file
+from infaas.trial import Trial, answers_of, try_file
 
 Array = np.ndarray[Any, Any]
 Named = dict[str, Array]
@@ -101,22 +102,9 @@ def convert(
         found = structs.replace(found, columns=[str(name) for name in x.columns])
     trial = try_file(found.path, found.inputs)
     if found.metric:
-        return structs.replace(found, trial=trial, classes=_called(found.classes, names))
+        return structs.replace(found, trial=trial, classes=called(found.classes, names))
     labels, classes, metric = numbered(found.labels, metric, names, trial)
     return structs.replace(found, labels=labels, classes=classes, metric=metric, trial=trial)
-
-
-def _called(classes: list[str], names: Sequence[str]) -> list[str]:
-    """The names of an estimator's classes: those that its owner gives for numbers, else its own. Raises BadInput."""
-    numbers = all(one.lstrip("-").isdecimal() or one in ("False", "True") for one in classes)
-    if not names or list(names) == classes:
-        return classes
-    if len(names) != len(classes) or not numbers:
-        own = ", ".join(classes[:5]) + ", …" * (len(classes) > 5) if classes else "none, since it gives numbers"
-        raise BadInput(
-            f"labels: {len(names)} names for the classes of the model, which has {own}: give one for each number in this order, or leave labels out"
-        )
-    return list(names)
 
 
 def check_given(model: Any, x: Any, y: Any, metric: str | None, options: Mapping[str, Any]) -> None:
@@ -153,21 +141,10 @@ def check_given(model: Any, x: Any, y: Any, metric: str | None, options: Mapping
             raise BadInput(
                 f"metric: top5 needs more than five classes, and this model has {len(model.classes_)}: use top1"
             )
-    groups = options.get("groups")
-    if metric == "ndcg" and groups is None and not _ranks(model):
-        raise BadInput(NO_GROUPS)
-    if groups is not None and hasattr(samples, "__len__") and len(groups) != len(samples):
-        raise BadInput(
-            f"groups: {len(groups)} for {len(samples)} samples: give each sample the number of its list; of sizes, that is "
-            "numpy.repeat(range(len(sizes)), sizes)"
-        )
+    check_groups(options.get("groups"), samples, metric, model)
     classes = metric in ("top1", "top5") or (metric is None and hasattr(model, "predict_proba"))
     if classes and (word := next((name for name in ("unit", "target") if options.get(name)), None)):
         raise BadInput(f"{word}: is of a regressor's number, and this model gives classes: leave it out")
-
-
-def _ranks(model: Any) -> bool:
-    return type(model).__name__.endswith("Ranker")
 
 
 def kind_of(model: Any) -> str | None:
@@ -465,12 +442,12 @@ def _scored(
     import onnxruntime  # noqa: PLC0415
 
     classes = np.asarray(model.classes_) if classifier else None
-    usual = None if classifier or y is None else "ndcg" if _ranks(model) else "mae"
+    usual = None if classifier or y is None else "ndcg" if type(model).__name__.endswith("Ranker") else "mae"
     labels, names, metric = labels_of(y, metric or usual, classes)
     if classes is not None and y is None:
         names = [str(one) for one in classes.tolist()]
     try:
-        expected = _answers(model, x.iloc[:CHECKED] if hasattr(x, "iloc") else x[:CHECKED])
+        expected = answers_of(model, x.iloc[:CHECKED] if hasattr(x, "iloc") else x[:CHECKED])
     except ValueError as error:
         raise BadInput(f"x: the model itself refuses these samples: {short_of(error)}") from error
     some = {name: array[:CHECKED] for name, array in inputs.items()}
@@ -506,18 +483,6 @@ def _scored(
         )
     note = f"converted from {whose}; {agreement:.1%} of {len(expected)} samples answered as by the object"
     return Converted(path=path, inputs=inputs, labels=labels, metric=metric, classes=names, note=note)
-
-
-def _answers(model: Any, x: Any) -> Array:
-    """What the object answers: the class with the highest probability where it gives any, which is not what every `predict` gives."""
-    with suppress(AttributeError):  # scikit-learn hides the method where the estimator was not fitted for it
-        likeliest = np.asarray(model.predict_proba(x)).argmax(axis=1)
-        found: Array = np.asarray(model.classes_)[likeliest]
-        return found
-    if not hasattr(model, "predict"):  # an embedder
-        found = model.transform(x)
-        return np.asarray(found.toarray() if hasattr(found, "toarray") else found)
-    return np.asarray(model.predict(x))
 
 
 def _onnx_type(array: Array) -> Any:

@@ -242,6 +242,30 @@ def columns_of(x: Any) -> Named | None:
     return found
 
 
+def check_groups(groups: Any, samples: Any, metric: str | None, model: Any) -> None:
+    """Raises BadInput if a ranking has no lists, or not one for each sample. A ranker without lists ranks one."""
+    if metric == "ndcg" and groups is None and not type(model).__name__.endswith("Ranker"):
+        raise BadInput(NO_GROUPS)
+    if groups is not None and hasattr(samples, "__len__") and len(groups) != len(samples):
+        raise BadInput(
+            f"groups: {len(groups)} for {len(samples)} samples: give each sample the number of its list; of sizes, that is "
+            "numpy.repeat(range(len(sizes)), sizes)"
+        )
+
+
+def called(classes: list[str], names: Sequence[str]) -> list[str]:
+    """The names of an estimator's classes: those that its owner gives for numbers, else its own. Raises BadInput."""
+    numbers = all(one.lstrip("-").isdecimal() or one in ("False", "True") for one in classes)
+    if not names or list(names) == classes:
+        return classes
+    if len(names) != len(classes) or not numbers:
+        own = ", ".join(classes[:5]) + ", …" * (len(classes) > 5) if classes else "none, since it gives numbers"
+        raise BadInput(
+            f"labels: {len(names)} names for the classes of the model, which has {own}: give one for each number in this order, or leave labels out"
+        )
+    return list(names)
+
+
 # -- samples and labels as a file
 
 
