@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from bus.port import BusError
+from bus.port import BadLogin
 
 _SEED = re.compile(r"^\s*(SU[A-Z2-7]{56})\s*$", re.MULTILINE)
 _INBOX = re.compile(r"^#\s*inbox:\s*(\S+)\s*$", re.MULTILINE)
@@ -37,14 +37,14 @@ class Login(Struct, frozen=True, kw_only=True):
     tls_key: str = ""
 
     def options(self) -> dict[str, Any]:
-        """The options for `NatsBus.connect`. Raises BusError; its text says what is wrong with a file."""
+        """The options for `NatsBus.connect`. Raises BadLogin; its text says what is wrong with a file."""
         found: dict[str, Any] = {}
         inbox = self.inbox
         if self.nkey_seed:
             text = _text(self.nkey_seed)
             seed = _SEED.search(text)
             if seed is None:
-                raise BusError("the nkey seed is none: it is the line SU… of a file that `infaas auth add` wrote")
+                raise BadLogin("the nkey seed is none: it is the line SU… of a file that `infaas auth add` wrote")
             found["nkeys_seed_str"] = seed[1]
             said = _INBOX.search(text)
             inbox = inbox or (said[1] if said else "")
@@ -62,7 +62,7 @@ class Login(Struct, frozen=True, kw_only=True):
             if self.tls_certificate:
                 context.load_cert_chain(self.tls_certificate, self.tls_key or None)
         except OSError as error:  # the base class of ssl.SSLError
-            raise BusError(
+            raise BadLogin(
                 f"TLS cannot be set up from tls_ca {self.tls_ca[:200]!r}, tls_certificate {self.tls_certificate!r} and tls_key: {error.strerror or error}"
             ) from error
         return context
@@ -92,7 +92,7 @@ def _text(seed: str) -> str:
         place = (
             f" from {seed[:200]!r}" if "/" in seed or "." in seed else ""
         )  # a text that is no path may be a seed with a typo, and logs must not show secrets
-        raise BusError(f"the nkey seed cannot be read{place}: {reason}") from None
+        raise BadLogin(f"the nkey seed cannot be read{place}: {reason}") from None
 
 
 def merged(first: Login, second: Login) -> Login:

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import secrets
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Self
@@ -18,6 +19,7 @@ from bus.natsconsumers import PullConsumer
 from bus.natsjet import JetStream, Streams
 from bus.port import (
     OTHER_LOOP,
+    BadLogin,
     Buffer,
     BusClosed,
     BusError,
@@ -131,8 +133,11 @@ class NatsBus:
                 work.result()
             elif self._refused.is_set():
                 ours = "our nkey: is it in its configuration, or revoked?" if "nkeys_seed_str" in options else ""
-                raise BusError(f"NATS at {_public(url)} refuses {ours or 'the user or password in its URL'}")
+                raise BadLogin(f"NATS at {_public(url)} refuses {ours or 'the user or password in its URL'}")
             else:
+                if isinstance(self._last_error, ssl.SSLCertVerificationError):
+                    why = self._last_error.verify_message
+                    raise BadLogin(f"the certificate of NATS at {_public(url)} is not trusted here: {why}")
                 raise BusError(f"no NATS server answers at {_public(url)}: {_short(self._last_error)}")
         except (NatsError, ValueError) as error:
             raise BusError(f"cannot connect to NATS at {_public(url)}: {error}") from error

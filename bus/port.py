@@ -38,6 +38,10 @@ class Forbidden(BusError):
     """The credentials have no right to this subject."""
 
 
+class BadLogin(BusError):
+    """The credentials cannot be read, or the server does not take them."""
+
+
 class WrongRevision(BusError):
     """A compare-and-set operation found another revision."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bus.login import Login, login_from, merged
-from bus.port import BusError
+from bus.port import BadLogin, BusError
 from infaas.errors import NotConnected
 
 if TYPE_CHECKING:
@@ -124,7 +124,14 @@ class Connecting:
             bus = await NatsBus.connect(place.nats, name="infaas client", timeout=self.timeout, **options)
         except (BusError, OSError) as error:
             if "user or password" in str(error):
-                raise NotConnected(f"{error}; use the URL that `infaas up` printed") from error
+                raise NotConnected(
+                    f"{error}; use the URL that `infaas up` printed, or a key of `infaas auth` (INFAAS_NKEY_SEED, nkey_seed=)"
+                ) from error
+            if isinstance(error, BadLogin):
+                raise NotConnected(
+                    f"{error}; ask an operator for a key and the servers' authority (infaas auth), and name their files by INFAAS_NKEY_SEED "
+                    "(nkey_seed=) and INFAAS_TLS_CA (tls_ca=)"
+                ) from error
             if not self.url and place.data_dir is None and not os.environ.get("INFAAS_NATS_URL"):
                 raise NotConnected(
                     f"no system runs in {Path.cwd()}: pass --data-dir (data_dir=) or INFAAS_NATS_URL, or start one with `infaas up`"

@@ -15,9 +15,20 @@ from msgspec import Struct, structs
 from bus.messages.catalog import TARGETS
 from infaas.errors import BadInput
 from infaas.folders import import_of, is_mlflow, mlflow_model, short_of, whole_onnx
-from infaas.samples import CHECKED, arrays_of, by_name, check_finite, columns_of, float32_of, labels_of, numbered
+from infaas.samples import (
+    CHECKED,
+    arrays_of,
+    by_name,
+    called,
+    check_finite,
+    check_groups,
+    columns_of,
+    float32_of,
+    labels_of,
+    numbered,
+)
 from infaas.tables import framed
-from infaas.trial import Trial, try_file
+from infaas.trial import Trial, answers_of, try_file
 
 Array = np.ndarray[Any, Any]
 Named = dict[str, Array]
@@ -91,7 +102,7 @@ def convert(
         found = structs.replace(found, columns=[str(name) for name in x.columns])
     trial = try_file(found.path, found.inputs)
     if found.metric:
-        return structs.replace(found, trial=trial)
+        return structs.replace(found, trial=trial, classes=called(found.classes, names))
     labels, classes, metric = numbered(found.labels, metric, names, trial)
     return structs.replace(found, labels=labels, classes=classes, metric=metric, trial=trial)
 
@@ -121,7 +132,7 @@ def check_given(model: Any, x: Any, y: Any, metric: str | None, options: Mapping
         except NotFittedError:
             raise BadInput(f"model: this {type(model).__name__} is not fitted: call its fit(x, y) first") from None
         number = is_regressor(model)
-        if metric in (_OF_CLASSES if number else TARGETS if is_classifier(model) else ()):
+        if metric in (_OF_CLASSES if number else (*TARGETS, "ndcg") if is_classifier(model) else ()):
             gives, right = ("a number", ("mae", "rmse", "r2")) if number else ("classes", _OF_CLASSES)
             raise BadInput(
                 f"metric: {metric} is not for this {type(model).__name__}, which gives {gives}: use one of {', '.join(right)}, or leave it out"
@@ -130,6 +141,7 @@ def check_given(model: Any, x: Any, y: Any, metric: str | None, options: Mapping
             raise BadInput(
                 f"metric: top5 needs more than five classes, and this model has {len(model.classes_)}: use top1"
             )
+    check_groups(options.get("groups"), samples, metric, model)
     classes = metric in ("top1", "top5") or (metric is None and hasattr(model, "predict_proba"))
     if classes and (word := next((name for name in ("unit", "target") if options.get(name)), None)):
         raise BadInput(f"{word}: is of a regressor's number, and this model gives classes: leave it out")
@@ -432,10 +444,10 @@ def _scored(
     classes = np.asarray(model.classes_) if classifier else None
     usual = None if classifier or y is None else "ndcg" if type(model).__name__.endswith("Ranker") else "mae"
     labels, names, metric = labels_of(y, metric or usual, classes)
-    if classes is not None and y is None and classes.dtype.kind in "USO":
+    if classes is not None and y is None:
         names = [str(one) for one in classes.tolist()]
     try:
-        expected = _answers(model, x.iloc[:CHECKED] if hasattr(x, "iloc") else x[:CHECKED])
+        expected = answers_of(model, x.iloc[:CHECKED] if hasattr(x, "iloc") else x[:CHECKED])
     except ValueError as error:
         raise BadInput(f"x: the model itself refuses these samples: {short_of(error)}") from error
     some = {name: array[:CHECKED] for name, array in inputs.items()}
@@ -471,18 +483,6 @@ def _scored(
         )
     note = f"converted from {whose}; {agreement:.1%} of {len(expected)} samples answered as by the object"
     return Converted(path=path, inputs=inputs, labels=labels, metric=metric, classes=names, note=note)
-
-
-def _answers(model: Any, x: Any) -> Array:
-    """What the object answers: the class with the highest probability where it gives any, which is not what every `predict` gives."""
-    with suppress(AttributeError):  # scikit-learn hides the method where the estimator was not fitted for it
-        likeliest = np.asarray(model.predict_proba(x)).argmax(axis=1)
-        found: Array = np.asarray(model.classes_)[likeliest]
-        return found
-    if not hasattr(model, "predict"):  # an embedder
-        found = model.transform(x)
-        return np.asarray(found.toarray() if hasattr(found, "toarray") else found)
-    return np.asarray(model.predict(x))
 
 
 def _onnx_type(array: Array) -> Any:

@@ -209,9 +209,15 @@ def _check(user: User) -> None:
         if not good:
             raise CredentialError(f"{field} {value!r} must be 1 to 64 letters, digits, - or _, a letter or digit first")
     if not user.roles or set(user.roles) - set(ROLES):
-        raise CredentialError(f"role must be of {', '.join(ROLES)}, not {', '.join(user.roles) or 'none'}")
+        raise CredentialError(
+            f"role must be one or several of {', '.join(ROLES)}, not {', '.join(user.roles) or 'none'}"
+        )
     if ("client" in user.roles) != bool(user.app) or (user.app and len(user.roles) > 1):
         raise CredentialError("a client belongs to one app: --role client with --app, and no other role")
+    if user.app and user.worker != "*":
+        raise CredentialError("worker: is of a worker's processes, and this user is a client; leave --worker out")
+    if not user.app and user.verbs != USUAL:
+        raise CredentialError("may: is of clients, and other roles have their own rights; leave --may out")
     if set(user.verbs) - set(VERBS):
         raise CredentialError(f"may: {', '.join(sorted(set(user.verbs) - set(VERBS)))} is none of {', '.join(VERBS)}")
     for bucket in user.buckets:

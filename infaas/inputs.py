@@ -43,7 +43,7 @@ def read_input(path: str | Path, *, key: str | None = None) -> Any:
     if kind in PICTURES:
         return opened(Path(path))
     if kind in (".csv", ".json"):
-        return read_json(_text(Path(path))) if kind == ".json" else _columns(Path(path))
+        return read_json(read_text(Path(path))) if kind == ".json" else _columns(Path(path))
     if str(path) != STDIN:
         return read_file(path, key=key)
     given = sys.stdin.buffer.read()
@@ -87,7 +87,8 @@ def arrays_in(file: IO[bytes], path: Path, key: str | None = None) -> "Array | d
         raise BadInput(_why(path, error)) from error
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A text in UTF-8. Raises BadInput."""
     try:
         return path.read_text("utf-8-sig")
     except OSError as error:
@@ -98,7 +99,7 @@ def _text(path: Path) -> str:
 
 def _columns(path: Path) -> dict[str, list[Any]]:
     """The columns of a .csv file, whose first line names them: numbers where all are, an empty cell among them is no value; else texts."""
-    names, *rows = [row for row in csv.reader(io.StringIO(_text(path), newline="")) if row] or [[]]
+    names, *rows = [row for row in csv.reader(io.StringIO(read_text(path), newline="")) if row] or [[]]
     if not rows:
         raise BadInput(f"{path} has no rows: its first line names the columns, and each other one is an item")
     for line, row in enumerate(rows, 2):

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -88,7 +88,7 @@ async def register(
     path = Path(model_file)
     request = Register(
         app=app,
-        model=model or named_after(app),
+        model=named_after(app) if model is None else model,
         format=REMOTE if url is not None else format or _format(path),
         object="",
         validation="",
@@ -116,6 +116,10 @@ async def register(
                 return await _run(bus, subjects, path, saved, request, on_progress)
     except InfaasError:  # some of them are TimeoutErrors as well
         raise
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise BadInput(
+            f"{error.filename or path} cannot be read: {error.strerror}; leave it there until it is registered"
+        ) from error
     except TimeoutError:
         raise Timeout(f"registration {request.registration} has not ended after {timeout} s; it continues") from None
     except Forbidden as error:
@@ -148,9 +152,12 @@ async def _run(
     async with _follower(bus, subjects, request, progress) as follower:
         try:
             for key, path in keys.items():
-                size = path.stat().st_size / 1e6
+                before = _state(path)
+                size = before[0] / 1e6
                 progress(msgspec.structs.replace(started, step=f"uploading {path.name} ({size:.1f} MB)"))
                 await uploads.put(key, path)
+                if _state(path) != before:
+                    _refuse_changed(path)
             await _request(bus, subjects, request)
         except BaseException:
             for key in keys:
@@ -158,6 +165,15 @@ async def _run(
                     await uploads.delete(key)
             raise
         return await follower.end(OVER, accepted=True)
+
+
+def _refuse_changed(path: Path) -> NoReturn:
+    raise BadInput(f"{path} changed while it was uploaded: register it again once it is whole")
+
+
+def _state(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _follower(bus: Bus, subjects: Subjects, request: Register, progress: OnProgress) -> Follower[RegistrationStatus]:
@@ -315,6 +331,8 @@ async def register_model(
         )
         inputs = raw or converted.inputs
         given = y if theirs else None if converted.metric == AGREEMENT else converted.labels
+        if converted.metric == "ndcg" and options.get("groups") is None:
+            options["groups"] = [0] * len(x)  # a ranker of one list
         if say is not None and functions is None:
             lines = understood(
                 converted.note,

@@ -26,6 +26,10 @@ from infaas.trial import Trial, trial_of, try_file, understood
 Array = np.ndarray[Any, Any]
 Named = dict[str, Array]
 CHECKED = 1000  # samples that the file and the object are compared on
+NO_GROUPS = (
+    "metric: ndcg judges rankings: pass groups=, of each sample the list that it is ranked in (in a file the array `y.groups`), or use mae, "
+    "rmse or r2 for single numbers"
+)
 MOST_TRIED = 2**29  # bytes of a validation set that is read here, to try the model on its first item
 
 
@@ -238,16 +242,43 @@ def columns_of(x: Any) -> Named | None:
     return found
 
 
+def check_groups(groups: Any, samples: Any, metric: str | None, model: Any) -> None:
+    """Raises BadInput if a ranking has no lists, or not one for each sample. A ranker without lists ranks one."""
+    if metric == "ndcg" and groups is None and not type(model).__name__.endswith("Ranker"):
+        raise BadInput(NO_GROUPS)
+    if groups is not None and hasattr(samples, "__len__") and len(groups) != len(samples):
+        raise BadInput(
+            f"groups: {len(groups)} for {len(samples)} samples: give each sample the number of its list; of sizes, that is "
+            "numpy.repeat(range(len(sizes)), sizes)"
+        )
+
+
+def called(classes: list[str], names: Sequence[str]) -> list[str]:
+    """The names of an estimator's classes: those that its owner gives for numbers, else its own. Raises BadInput."""
+    numbers = all(one.lstrip("-").isdecimal() or one in ("False", "True") for one in classes)
+    if not names or list(names) == classes:
+        return classes
+    if len(names) != len(classes) or not numbers:
+        own = ", ".join(classes[:5]) + ", …" * (len(classes) > 5) if classes else "none, since it gives numbers"
+        raise BadInput(
+            f"labels: {len(names)} names for the classes of the model, which has {own}: give one for each number in this order, or leave labels out"
+        )
+    return list(names)
+
+
 # -- samples and labels as a file
 
 
 def numbered(y: Any, metric: str | None, names: Sequence[str], trial: Trial | None) -> tuple[Array, list[str], str]:
     """As `labels_of`, with what a trial showed. names: of the classes, in the order of the scores; empty: none are given. Raises BadInput."""
     if y is None or (metric is not None and metric not in METRICS):
-        return labels_of(y, metric)
-    texts = np.asarray(y).dtype.kind in "USO"
-    given = np.array(names) if names and texts else None
-    labels, classes, metric = labels_of(y, metric, given, trial is not None and trial.one_number)
+        labels, classes, metric = labels_of(y, metric)
+    else:
+        texts = np.asarray(y).dtype.kind in "USO"
+        given = np.array(names) if names and texts else None
+        labels, classes, metric = labels_of(y, metric, given, trial is not None and trial.one_number)
+    if names and metric in TARGETS:
+        raise BadInput(f"labels: are names of classes, and {metric} is of numbers: leave labels out")
     classes = classes or list(names)
     scores = 0 if trial is None or metric in TARGETS else trial.scores
     if classes and scores and scores != len(classes):
@@ -293,6 +324,10 @@ def validation_file(
     key = request.labels_key
     about = (key, f"{key}.groups", f"{key}.metric")
     given = None if request.metric == AGREEMENT else arrays.get(key)
+    for name, array in arrays.items():
+        if (not array.ndim or not len(array)) and not (name == key and given is None):
+            what = "no items" if array.ndim else "one value, without an axis of items"
+            raise BadInput(f"validation: array {name!r} holds {what}: the first axis of each counts items, at least 20")
     prefix = f"{request.inputs_key}."
     inputs = {name.removeprefix(prefix): one for name, one in arrays.items() if name not in about}
     if not request.allow_nan:
@@ -303,6 +338,10 @@ def validation_file(
         labels, classes, metric = given.astype(str), list[str](), request.metric or "top1"
     else:
         labels, classes, metric = numbered(given, request.metric or None, request.labels, trial)
+    if metric == "ndcg" and groups is None and not _holds(path, f"{key}.groups"):
+        raise BadInput(NO_GROUPS)
+    if groups is not None and metric in METRICS and metric != "ndcg":
+        raise BadInput(f"groups: {metric} judges single answers: leave groups out, or rank by metric ndcg")
     request = structs.replace(request, metric=metric, labels=classes)
     if say is not None and inputs:
         note = f"{model.name}, {request.format}"

@@ -1,6 +1,7 @@
 """A model's file tried on the caller's side, before it is registered: what it takes and gives, and its answer to the first sample."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,15 @@ def _picture(shape: list[int]) -> str:
     if shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4):
         return "pictures, channels last"
     return "pictures, channels first" if shape[0] in (1, 3, 4) and shape[-1] not in (1, 3, 4) else ""
+
+
+def answers_of(model: Any, x: Any) -> Array:
+    """What the object answers: the class with the highest probability where it gives any, which is not what every `predict` gives."""
+    with suppress(AttributeError):  # scikit-learn hides the method where the estimator was not fitted for it
+        likeliest = np.asarray(model.predict_proba(x)).argmax(axis=1)
+        found: Array = np.asarray(model.classes_)[likeliest]
+        return found
+    if not hasattr(model, "predict"):  # an embedder
+        found = model.transform(x)
+        return np.asarray(found.toarray() if hasattr(found, "toarray") else found)
+    return np.asarray(model.predict(x))

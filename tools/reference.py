@@ -139,7 +139,8 @@ def _metrics_of(path: Path) -> Iterator[Metric]:
         texts = [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]
         about = next((one for one in texts if " " in one), "")
         if about and _NAME.fullmatch(texts[0]):
-            kind = next((one for one in texts if one in ("counter", "gauge", "histogram")), "counter")
+            usual = "counter" if texts[0].endswith("_total") else "gauge"
+            kind = next((one for one in texts if one in ("counter", "gauge", "histogram")), usual)
             yield Metric(service, texts[0], kind, about)
 
 

@@ -266,7 +266,10 @@ def _text_of(error: Exception) -> str:
         where = f"{error.filename}: " if error.filename is not None else ""
         return f"{where}{error.strerror}; {remedy or 'INFAAS_TRACEBACK=1 shows where'}"
     text = one_line(getattr(error, "told", error)) or type(error).__name__
-    expected = any(f"{one.__module__}.{one.__name__}" in _EXPECTED for one in type(error).__mro__)
+    kinds = {f"{one.__module__}.{one.__name__}" for one in type(error).__mro__}
+    if "bus.port.Forbidden" in kinds:
+        return f"forbidden: {text}: ask an operator for the right (infaas auth)"
+    expected = not kinds.isdisjoint(_EXPECTED)
     return text if expected else f"{type(error).__name__}: {text} (INFAAS_TRACEBACK=1 shows where)"
 
 

@@ -23,10 +23,11 @@ from bus.messages.verbs import AppSettings
 from bus.port import KeyValueEntry
 from bus.subjects import WITHOUT_APP
 from infaas.cli.options import DataDir, Json
-from infaas.cli.output import progress, show, usage
+from infaas.cli.output import fail, progress, show, usage
 from infaas.cli.pipeline import change_of
 from infaas.client import Client
 from infaas.connecting import connect, with_client
+from infaas.errors import BadInput, RegistrationFailed
 from infaas.folders import random_samples, repository
 from infaas.registering import REMOTE
 from services.core.catalog import Catalog
@@ -125,8 +126,17 @@ def _apply(path: Path, dry_run: bool, data_dir: Path | None, say: Callable[[str]
             plan = [*_plan(file, pipelines, await catalogue(client), place, folder)]
             for one in plan:
                 say(one.words)
+            failed = []
             for one in [] if dry_run else plan:
-                await _carry_out(client, one)
+                try:
+                    await _carry_out(client, one)
+                except (BadInput, RegistrationFailed) as error:  # the other models are made
+                    progress(f"not made: {one.words}: {error}")
+                    failed.append(str(error))
+            if failed:
+                fail(
+                    f"{len(failed)} of {len(plan)} changes were not made: {failed[0]}; mend that and apply it again, the others stay"
+                )
             return {"changes": [one.words for one in plan], "applied": not dry_run}
 
     return asyncio.run(run())

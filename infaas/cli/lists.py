@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from bus.messages.catalog import is_error, value_of
-from bus.port import BusError, KeyValueEntry
+from bus.port import BusError, Forbidden, KeyValueEntry
 from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import (
     COMPUTED,
@@ -26,6 +26,7 @@ from infaas.cli.output import (
 )
 from infaas.client import Client
 from infaas.connecting import find_sql, with_client
+from infaas.errors import Refused, denied
 
 Item = dict[str, Any]
 
@@ -232,9 +233,12 @@ _SYNC_S = 5.0  # within which the last statuses of all registrations arrive
 
 async def overview(client: Client, data_dir: Path | None = None) -> Item:
     """The lists of apps, variants, workers and registrations. Raises what the client's lists raise."""
-    apps, variants, workers, registrations = await asyncio.gather(
-        _with_history(client.apps(), data_dir), client.variants(), client.workers(), _registrations(client)
+    apps, variants, workers = await asyncio.gather(
+        _with_history(client.apps(), data_dir), client.variants(), client.workers()
     )
+    registrations = []
+    with suppress(Refused):  # who may list apps need not see registrations
+        registrations = await _registrations(client)
     return {"apps": apps, "variants": variants, "workers": workers, "registrations": registrations}
 
 
@@ -453,12 +457,14 @@ def _history(data_dir: Path | None) -> tuple[dict[str, list[Any]], ...]:
 
 
 async def _registrations(client: Client) -> list[Item]:
-    """The last status of every registration; empty if the system has no registrar yet."""
+    """The last status of every registration; empty if the system has no registrar yet. Raises Refused without the right to read them."""
     try:
         async with asyncio.timeout(_SYNC_S):
             bucket = await client.bus.key_value(client.subjects.status_bucket, create=False)
             keys = sorted(await bucket.keys("registration"))
             entries = await asyncio.gather(*map(bucket.get, keys), return_exceptions=True)
+    except Forbidden as error:
+        raise denied("the list of registrations") from error
     except (BusError, TimeoutError):
         return []
     found: list[Item] = []

@@ -25,7 +25,7 @@ from infaas.cli.output import (
 from infaas.client import Client
 from infaas.connecting import connect
 from infaas.errors import BadInput, RegistrationFailed
-from infaas.folders import example_of, is_mlflow
+from infaas.folders import example_of, is_mlflow, signed
 from infaas.inputs import read_arrays
 from infaas.registering import document_of, status_document
 
@@ -186,6 +186,7 @@ async def _folder(
                 f"{validation} has no array {missing[0]!r}, only {', '.join(arrays)}: name it by --inputs-key or --labels-key"
             )
         x, y = (arrays[key] for key in keys)
+        x = signed(folder, x)
     else:
         x, y = example_of(folder), None
         progress("no labels: measured by its agreement with the model itself, on the folder's example")
@@ -195,8 +196,12 @@ async def _folder(
 def names_of(given: str) -> list[str]:
     """The names of `--labels`: those of a file, or the text's own."""
     if not Path(given).exists() and "," in given:
-        return [name.strip() for name in given.split(",") if name.strip()]
-    return lines_of(Path(given))
+        found = [name.strip() for name in given.split(",") if name.strip()]
+    else:
+        found = lines_of(Path(given))
+    return found or usage(
+        f"--labels {given}: names no class; give them with commas between, or a text file with one a line"
+    )
 
 
 async def _interrupted(registration: str, data_dir: Path | None) -> None:

@@ -151,7 +151,7 @@ def _spec(
 
 async def _run(spec: "ShadowSpec", seconds: float | None, data_dir: Path | None) -> dict[str, Any]:
     """Run it; returns the result. Ends the command if the system is not there or the policy fails."""
-    from bus.port import BusError  # noqa: PLC0415
+    from bus.port import BusError, Forbidden  # noqa: PLC0415
     from services.shell.runtime.runtime import Runtime  # noqa: PLC0415
     from services.simulation.shadow.actor import LISTEN, make_shadow  # noqa: PLC0415
 
@@ -164,6 +164,8 @@ async def _run(spec: "ShadowSpec", seconds: float | None, data_dir: Path | None)
         runtime = Runtime("shadow", lambda: actor, client.bus, client.subjects)
         try:
             await runtime.start()
+        except Forbidden:
+            raise
         except BusError as error:
             fail(f"the system there does not run as it should: {error}; see what is missing with infaas doctor")
         progress(

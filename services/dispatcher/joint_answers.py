@@ -16,6 +16,8 @@ TELLING: tuple[Code, ...] = (
     "bad_request", "too_large", "unknown_model", "unsatisfiable", "model_error", "internal", "overloaded", "deadline",
 )  # fmt: skip
 
+EXACT = 12  # decimals of a mean: further ones are the rounding of binary fractions, by which 0.7 of each of three is below 0.7
+
 
 def answer_of(join: Join, combined: Combined | None, max_inline: int, now: float) -> Answer | Error:
     """The answer to the client. combined: None for one part's own answer. max_inline: bytes that its outputs may have."""
@@ -30,7 +32,7 @@ def answer_of(join: Join, combined: Combined | None, max_inline: int, now: float
     else:
         outputs = {name: from_array(array) for name, array in combined.outputs.items()}
         known = [reply.accuracy for reply in replies if reply.accuracy is not None]
-        accuracy = sum(known) / len(known) if known else None
+        accuracy = round(sum(known) / len(known), EXACT) if known else None
     if sum(len(tensor.data) for tensor in outputs.values()) > max_inline:
         return Error(code="too_large", message="the members' outputs together are too large for a message")
     group = join.plan.group

@@ -81,7 +81,11 @@ def amend(record: AppRecord | None, change: Any, catalog: Catalog) -> AppRecord 
 def note_of(before: AppRecord | None, after: AppRecord | None, change: Any, catalog: Catalog) -> str:
     """What the sender of a change that was carried out is to know of it; empty: nothing. catalog: as for `amend`."""
     if isinstance(change, DeployPipeline):
-        return "; ".join(other_speeds(after, catalog)) if after is not None else ""
+        if after is None or before is None:
+            return ""
+        if before.plan is not None and after.plan is None:
+            return f"the plan of pipeline {after.app} has ended: it is served as any other app"
+        return "; ".join(other_speeds(after, catalog))
     return ended(before, after) or retargeted(before, after)
 
 

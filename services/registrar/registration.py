@@ -61,7 +61,7 @@ class Registration:
         self.failures: dict[str, str] = {}
         self.plans: dict[str, VariantPlan] = {}
         self.simulated: tuple[VariantRecord, ...] = ()
-        self.recorded_state = ""  # the last one that an event was recorded of
+        self.recorded = ("", "")  # state and step that an event was recorded of last
         self.first: Literal["", "writing", "written"] = ""
         self.withdrawn = False
         self.status = RegistrationStatus(

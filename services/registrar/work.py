@@ -451,10 +451,11 @@ class Registrations:
         return self.commands.start(Do((kind, registration.id), command, COMMAND_S))
 
     def _publish(self, registration: Registration, now: float) -> tuple[Effect, ...]:
-        """Publish its status, and record an event when the state is new."""
+        """Publish its status, and record an event when its state or step is new."""
         status = registration.status
         effects = self.statuses.publish(status, now)
-        if registration.recorded_state == status.state or status.dry_run:
+        if registration.recorded == (status.state, status.step) or status.dry_run:
             return effects
-        registration.recorded_state = status.state
-        return (*effects, Record(filled(RegistrationEvent, status, time=now)))
+        registration.recorded = (status.state, status.step)
+        reason = status.reason if status.state in OVER else status.step
+        return (*effects, Record(filled(RegistrationEvent, status, time=now, reason=reason)))

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from infaas.errors import Refused
 from infaas.registering import register
 from tests.support.clients.responders import until
 from tests.support.servers.nats import run
+from tests.support.servers.processes import infaas
 from tests.support.servers.secured_nats import Secured, ignored, secured
 
 SUBJECTS = Subjects()
@@ -255,6 +257,30 @@ async def test_no_credentials_and_foreign_ones_are_refused(server: Secured, tmp_
         await server.bus("phone", nkeys_seed_str=new_pair().seed, timeout=30)
     with pytest.raises(BusError):
         await server.bus("phone", user="phone", password="x", nkeys_seed_str=None, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("words", "user", "changed", "told"),
+    [
+        ("registrations", "phone", {}, "forbidden: our credentials have no right to the list of registrations: ask an"),
+        ("doctor", "phone", {}, "forbidden: .* ask an operator for the right"),
+        ("apps", "phone", {"INFAAS_NKEY_SEED": ""}, "or a key of `infaas auth`"),
+        (
+            "apps",
+            "phone",
+            {"INFAAS_NKEY_SEED": "/nowhere.nk"},
+            "from '/nowhere.nk': No such file.*; ask an operator for a key",
+        ),
+        ("apps", "phone", {"INFAAS_TLS_CA": ""}, "is not trusted here: .*INFAAS_TLS_CA"),
+    ],
+)
+def test_commands_say_which_right_or_key_is_missing_and_who_gives_it(
+    server: Secured, words: str, user: str, changed: dict[str, str], told: str, tmp_path: Path
+) -> None:
+    said = infaas(*words.split(), cwd=tmp_path, **(server.environ(user) | changed))
+    assert said.returncode == 1
+    assert re.search(told, said.stderr), said.stderr
+    assert said.stderr.count("\n") == 1
 
 
 async def test_a_server_without_tls_or_of_another_authority_is_not_talked_to(

@@ -1,6 +1,7 @@
 """`infaas apply` and `infaas export` on a running system."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -96,9 +97,12 @@ def test_a_repository_of_triton_is_applied(ensembles: Ensembles, tmp_path: Path)
     (tmp_path / "fromtriton" / "config.pbtxt").write_text('backend: "onnxruntime"\n')
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.pbtxt").write_text('backend: "python"\n')
+    (tmp_path / "broken" / "1").mkdir(parents=True)
+    (tmp_path / "broken" / "1" / "model.onnx").write_bytes(b"no model")
     said = infaas("apply", str(tmp_path), *ensembles.where)
-    assert (said.returncode, "1 change made" in said.stdout) == (0, True), said.stderr
+    assert (said.returncode, "1 of 2 changes were not made" in said.stderr) == (1, True), said.stderr
     assert "left out: other: it is of python" in said.stderr
+    shutil.rmtree(tmp_path / "broken")
     assert "nothing to change" in infaas("apply", str(tmp_path), *ensembles.where).stdout
 
 

@@ -145,7 +145,9 @@ def test_added_asked_planned_deployed_and_removed(place: Place) -> None:
     [item] = place.planned("inferline")
     assert [stage["variant"] for stage in item["vertices"]] == [one["variant"] for one in found["vertices"].values()]
     talk(place.ensembles, ask)
-    assert place.done("pipeline", "deploy", name, "--undeploy") == "done\n"
+    assert place.done("pipeline", "deploy", name, "--undeploy").startswith(
+        f"done: the plan of pipeline {name} has ended"
+    )
     place.planned(None)
 
     assert place.done("pipeline", "remove", name) == "done\n"
@@ -240,7 +242,8 @@ def test_over_http(place: Place) -> None:
     plan = json.loads(place.done("pipeline", "plan", str(place.file), "--json"))
     assert post("deploy_pipeline", {"name": name, "plan": plan}) == (200, "Success!")
     place.planned("inferline")
-    assert post("deploy_pipeline", {"name": name}) == (200, "Success!")
+    told = f"Success!\nthe plan of pipeline {name} has ended: it is served as any other app"
+    assert post("deploy_pipeline", {"name": name}) == (200, told)
     place.planned(None)
     for verb, content, message in (
         ("set_pipeline", {**body, "vertex": [{"name": "quick", "app": 3}]}, "vertex"),

@@ -50,6 +50,7 @@ def test_every_metric_and_relation_is_in_the_reference(site: Path) -> None:
     metrics = (site / "metrics.html").read_text().partition('id="all-metrics"')[2]
     assert [one.name for one in reference.metrics() if f"<code>{one.name}</code>" not in metrics] == []
     assert len(reference.metrics()) > 100
+    assert [one.name for one in reference.metrics() if (one.kind == "counter") != one.name.endswith("_total")] == []
     relations = (site / "sql.html").read_text().partition('id="all-relations"')[2]
     assert [
         one

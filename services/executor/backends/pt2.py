@@ -61,7 +61,7 @@ def reduce(source: Path, target: Path, most_bytes: int) -> None:
                 copy.writestr(f"model/{MODEL}", json.dumps(graph))
                 copy.writestr(f"model/{SAMPLES}", b"")
     except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, RuntimeError) as error:
-        raise BadArchive(f"not a torch.export archive: {plain(error)}") from error
+        raise BadArchive(f"not a torch.export archive ({plain(error)}): save it with torch.export.save") from error
 
 
 def check(path: Path) -> None:
@@ -76,7 +76,7 @@ def check(path: Path) -> None:
             for name in CONFIGS:
                 _config(_json(archive, names, name), name)
     except (zipfile.BadZipFile, NotImplementedError, KeyError, OSError) as error:
-        raise BadArchive(f"not a torch.export archive: {plain(error)}") from error
+        raise BadArchive(f"not a torch.export archive ({plain(error)}): save it with torch.export.save") from error
 
 
 def operators(path: Path) -> list[str]:

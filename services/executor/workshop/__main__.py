@@ -1,6 +1,7 @@
 """`python -m services.executor.workshop`: one order from standard input, results on the bus."""
 
 import asyncio
+import errno
 import os
 import sys
 from pathlib import Path
@@ -23,7 +24,10 @@ def main() -> int:
     try:
         asyncio.run(_work(decode(HelperInput, sys.stdin.buffer.read())))
     except (BadMessage, BusError, OSError) as error:
-        print(error, file=sys.stderr)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        print(
+            "the worker's disk is full: free some space there, and register again" if full else error, file=sys.stderr
+        )
         return 1
     return 0
 

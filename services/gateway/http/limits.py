@@ -23,6 +23,7 @@ MEMBERS = 64  # most members of a gzip body
 CODINGS = ("gzip", "deflate")
 BODY_BYTES_PER_S = 64 * 2**10  # so many bytes of a body give it one more second to come
 HEALTH = "/v2/health/"  # answered however many requests there are
+_LESS = "send less at a time (files by their URL), or have the operator raise gateway.max_body"
 _CLOSE = {"Connection": "close"}
 
 
@@ -144,7 +145,7 @@ class _Body:
         self._whole = True
         settings = self._limits.settings
         if self._declared > settings.max_body:
-            raise _too_large(f"the body may have {settings.max_body} bytes, and is to have {self._declared}")
+            raise _too_large(f"the body may have {settings.max_body} bytes, and is to have {self._declared}: {_LESS}")
         inflater = self._inflater()
         try:
             async with asyncio.timeout(settings.body_timeout_s) as limit:
@@ -176,7 +177,7 @@ class _Body:
             more = message.get("more_body", False)
             size += len(piece)
             if size > self._limits.settings.max_body:
-                raise _too_large(f"the body may have {self._limits.settings.max_body} bytes")
+                raise _too_large(f"the body may have {self._limits.settings.max_body} bytes: {_LESS}")
             if inflater is None:
                 self._buffer(len(piece))
                 if not more and size == len(piece):

@@ -196,7 +196,7 @@ BEGIN
       ('registrations', 'version', 'null: not given yet'),
       ('registrations', 'state', 'accepted, inspecting, building, profiling, done, failed, cancelled, refused, or dismissed: failed, and an operator has seen it'),
       ('registrations', 'progress', 'share that is done, 0..1'),
-      ('registrations', 'reason', 'why it failed; null: it did not'),
+      ('registrations', 'reason', 'why it failed, or the present step; null: it is done'),
 
       ('rejected_events', '', 'Events that could not be written; empty in a healthy system'),
       ('rejected_events', 'time', 'when it was set aside'),

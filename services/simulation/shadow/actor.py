@@ -193,10 +193,13 @@ class Shadow(TableActor):
     def _sample(self, now: float) -> ScalingEvent:
         system = self._system
         assert system is not None
-        share = f"{system.in_time / system.items:.2%} of {system.items} items" if system.items else "no items"
+        share, real = (
+            f"{one.in_time / one.items:.2%} of {one.items} items" if one.items else "no items"
+            for one in (system, self._live)
+        )
         machines = ", ".join(f"{count} {kind}" for kind, count in sorted(system.machines.items())) or "no machine"
         instances = f"{system.instances} instance{'s' * (system.instances != 1)}"
-        said = f"{share} in time; {machines}, {instances}"
+        said = f"{share} in time (the system: {real}); {machines}, {instances}"
         return ScalingEvent(
             now, scaler=SAMPLER, worker=None, app=None, model=None, variant=None, action="sample", count=0, reason=said
         )

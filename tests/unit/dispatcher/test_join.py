@@ -208,6 +208,13 @@ def test_a_query_may_ask_for_confidence_and_accuracy() -> None:
     assert (sorted(reply["missed"]), value(reply)) == (["accuracy", "confidence"], 0.0)
 
 
+def test_the_mean_of_equal_accuracies_is_that_accuracy() -> None:
+    """Of three times 0.7 the sum of binary fractions is below 2.1."""
+    fleet = Several(*members("a", "b", "c", accuracy=0.7))
+    _, reply = fleet.one(fleet.ask(accuracy=0.7))
+    assert (reply["accuracy"], reply["missed"]) == (0.7, [])
+
+
 @pytest.mark.parametrize("policy", ["exp4", "majority", "weighted"])
 def test_members_whose_outputs_differ_in_shape_cost_that_query_only(policy: str) -> None:
     fleet = Several(selection=Ensemble(policy=policy))

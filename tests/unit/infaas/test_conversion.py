@@ -161,6 +161,37 @@ def test_boosted_trees(tmp_path: Path, library: str) -> None:
     assert np.allclose(answers(found.path, found.inputs)[0].ravel(), ranker.predict(X), atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_owner_names_classes_that_are_numbers(tmp_path: Path) -> None:
+    sklearn()
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    model, called = LogisticRegression().fit(X, CLASSES), ["ash", "birch", "oak"]
+    for y in (CLASSES, None):
+        assert convert(model, X, y, tmp_path, names=called).classes == called
+    with pytest.raises(BadInput, match="labels: 2 names for the classes of the model, which has 0, 1, 2"):
+        convert(model, X, CLASSES, tmp_path, names=["ash", "oak"])
+    with pytest.raises(BadInput, match=r"labels: 3 names .* which has none, since it gives numbers"):
+        convert(Ridge().fit(X, TARGETS), X, TARGETS, tmp_path, names=called)
+    with pytest.raises(BadInput, match="which has ash, birch, oak"):
+        convert(LogisticRegression().fit(X, NAMES), X, NAMES, tmp_path, names=["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"metric": "ndcg"}, "metric: ndcg judges rankings: pass groups=, of each sample the list"),
+        ({"metric": "ndcg", "groups": [20] * 10}, r"groups: 10 for 200 samples: .* numpy.repeat"),
+    ],
+)
+def test_only_lists_are_judged_as_rankings(more: dict[str, Any], told: str) -> None:
+    sklearn()
+    from sklearn.linear_model import Ridge
+
+    with pytest.raises(BadInput, match=told):
+        check_given(Ridge().fit(X, TARGETS), X, TARGETS, more.pop("metric"), more)
+
+
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
 def test_a_torch_module_becomes_a_program_for_any_batch(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, chdir
 from pathlib import Path
 from typing import Any
@@ -256,6 +256,14 @@ async def test_nobody_and_unknown_registrations_have_no_status(model: Path) -> N
         ({"labels_key": "label"}, "labels_key: .*only x, y"),
         ({"inputs_key": "images"}, "inputs_key: "),
         ({"validation": (np.array([None]), np.array([1]))}, "objects"),
+        ({"validation": (np.zeros((0, 2), "f4"), np.zeros(0, int))}, "array 'x' holds no items"),
+        ({"validation": (np.zeros((20, 2), "f4"), np.int64(1))}, "array 'y' holds one value"),
+        ({"validation": (np.zeros((20, 2), "f4"), np.arange(20)), "metric": "ndcg"}, "rankings: pass groups="),
+        ({"validation": (np.zeros((20, 2), "f4"), np.arange(20)), "groups": [0] * 20}, "groups: top1 judges single"),
+        (
+            {"validation": (np.zeros((20, 2), "f4"), np.arange(20)), "metric": "mae", "labels": ["a"]},
+            "labels: are names",
+        ),
     ],
 )
 async def test_bad_files_are_not_sent(model: Path, validation: Path, options: dict[str, Any], word: str) -> None:
@@ -266,6 +274,35 @@ async def test_bad_files_are_not_sent(model: Path, validation: Path, options: di
     async with on_a_bus() as (_broker, bus):
         with chdir(model.parent), pytest.raises(BadInput, match=word):
             await register(bus, SUBJECTS, app="a", model="m", **given)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:1]), "changed while it was uploaded"),
+        (lambda path: path.unlink(), "cannot be read: No such file"),
+    ],
+)
+async def test_a_file_that_changes_or_goes_meanwhile_is_not_registered(
+    model: Path, validation: Path, change: Callable[[Path], None], told: str
+) -> None:
+    async with on_a_bus() as (broker, bus):
+        registrar = await Registrar(broker.connect()).open()
+        with pytest.raises(BadInput, match=f"{model.name} {told}"):
+            await register(
+                bus,
+                SUBJECTS,
+                model,
+                app="a",
+                validation=validation,
+                on_progress=lambda said: meanwhile(said, model, change),
+            )
+        assert registrar.asked == []
+
+
+def meanwhile(status: RegistrationStatus, path: Path, change: Callable[[Path], None]) -> None:
+    if status.step.startswith(f"uploading {path.name}"):
+        change(path)
 
 
 def test_an_export_keeps_the_functions_files_of_two_versions_apart() -> None:

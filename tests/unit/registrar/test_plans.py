@@ -53,6 +53,9 @@ def test_a_plan_gets_the_cheapest_sufficient_or_the_named_variant() -> None:
     assert chosen == {"first": ("mlp-v1-ort-fp32-t1-b8", 0.9), "second": ("exact-t2", 0.95)}
     assert replace(DEPLOYED, plan=None) == BOTH
     assert changed(DEPLOYED, deploying(None)) == BOTH
+    told = "the plan of pipeline both has ended: it is served as any other app"
+    assert note_of(DEPLOYED, BOTH, deploying(None), KNOWN) == told
+    assert note_of(BOTH, BOTH, deploying(None), KNOWN) == ""  # there was none
     named = replace(PLAN, vertices=PLAN.vertices | {"second": stage(variant="exact-t4")})
     after = changed(BOTH, deploying(named))
     assert after.plan is not None

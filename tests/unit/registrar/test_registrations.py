@@ -336,9 +336,12 @@ def test_an_app_answers_with_its_first_variant_while_the_others_are_built() -> N
     assert [record.variant for record in stage.variants] == [order.plans[0].variant]
     assert app_of(stage).links == {"mlp": "1"}
     assert stage.last().step == f"digits answers queries: 1 of {len(order.plans)} variants ready"
+    told = stage.records[-1].event
+    assert (told.reason, told.progress) == (stage.last().step, stage.last().progress)  # the dashboard's cards show it
     assert stage.ends() == []
     complete(stage, order)
     assert stage.ends() == ["done"]
+    assert stage.records[-1].event.reason is None
     assert {record.variant for record in stage.variants} == {plan.variant for plan in order.plans}
     assert not any(isinstance(do.command, PutRecords) for do in stage.commands)
 

@@ -191,7 +191,9 @@ def run_batch(handle: Handle, inputs: dict[str, Array]) -> dict[str, Array]:
                 f"output {name!r} has shape {list(output.shape)} for {n} items: its first axis must count items"
             )
         if output.dtype.kind == "f" and np.isnan(output).any():
-            raise UploadRejected(f"output {name!r} holds NaN on the validation set")
+            raise UploadRejected(
+                f"output {name!r} holds NaN on the validation set: mend the model, or leave the samples out that it fails on"
+            )
     return outputs
 
 

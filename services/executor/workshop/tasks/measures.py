@@ -118,7 +118,7 @@ def own_measure(name: str, source: bytes) -> Callable[[Any, dict[str, Any]], flo
     def measured(labels: Any, outputs: dict[str, Any]) -> float:
         try:
             value = float(function(labels, outputs))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UploadRejected(
                 f"metric {name}: the function failed: {type(error).__name__}: {plain(error)}"
             ) from error

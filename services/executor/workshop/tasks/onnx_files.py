@@ -41,7 +41,9 @@ def read(path: Path, most_bytes: int) -> Any:
     try:
         onnx.checker.check_model(model)
     except Exception as error:
-        raise UploadRejected(f"the ONNX model is not valid: {plain(error)}") from error
+        raise UploadRejected(
+            f"the ONNX model is not valid: {plain(error).removesuffix('.')}; export it again"
+        ) from error
     return model
 
 
@@ -98,7 +100,7 @@ def _check_operators(model: Any) -> None:
         if node.domain not in DOMAINS or node.op_type in FOREIGN:
             name = f"{node.domain[:40]}::{node.op_type[:40]}"
             raise UploadRejected(
-                f"the model uses the custom operator {name}: only standard ONNX operators are accepted"
+                f"the model uses the custom operator {name}: only standard ONNX operators are accepted; serve it by a class of your own (infaas container)"
             )
 
 
@@ -108,7 +110,7 @@ def signature(model: Any) -> Signature:
     inputs = [_spec(value, "input") for value in model.graph.input if value.name not in given]
     outputs = [_spec(value, "output") for value in model.graph.output if value.type.HasField("tensor_type")]
     if not inputs:
-        raise UploadRejected("the model has no inputs")
+        raise UploadRejected("the model has no inputs: export it with one whose first axis counts items")
     if not outputs:
         raise UploadRejected("the model gives no tensors: with skl2onnx, convert with the option zipmap=False")
     return Signature(inputs=inputs, outputs=outputs)

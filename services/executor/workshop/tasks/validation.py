@@ -113,6 +113,10 @@ def read(data: ValidationFile, signature: Signature) -> ValidationSet:
         labels = next(iter(inputs.values()))
         check_sizes(inputs, labels, data)
         return ValidationSet(inputs, labels[:0])
+    if groups is None and data.metric == "ndcg":
+        raise UploadRejected(
+            f"validation: ndcg needs the array `{data.labels_key}.groups`: of each sample, the list that it is ranked in"
+        )
     check_sizes(inputs, labels if groups is None else groups, data)
     check_sizes(inputs, labels, data)
     return ValidationSet(
@@ -140,7 +144,7 @@ def check_labels(labels: Array, data: ValidationFile) -> Array:
     if labels.dtype.kind not in "biuf":
         raise UploadRejected(f"validation: labels `{name}` must be numbers, not {labels.dtype}")
     if not np.isfinite(labels).all():
-        raise UploadRejected(f"validation: labels `{name}` hold NaN or infinite values")
+        raise UploadRejected(f"validation: labels `{name}` hold NaN or infinite values: leave those samples out")
     if data.metric == "ndcg" and labels.min() < 0:
         raise UploadRejected(f"validation: labels `{name}` must be gains of at least 0 for ndcg")
     if data.metric in TARGETS or data.metric == "ndcg":
@@ -278,7 +282,9 @@ class Scorer:
     def _usable(self, metric: str, signature: Signature) -> TensorSpec:
         if self._scores is None:
             names = ", ".join(f"{one.name} ({one.datatype})" for one in signature.outputs)
-            raise UploadRejected(f"no output can be scored by {metric}: there is no floating-point one among {names}")
+            raise UploadRejected(
+                f"no output can be scored by {metric}: there is no floating-point one among {names}; use top1, or export the scores as well"
+            )
         if metric == "top5" and (not self._scores.shape or self._scores.shape[-1] in {1, 2, 3, 4, 5}):
             raise UploadRejected("metric top5 needs an output with more than five classes")
         return self._scores
@@ -403,7 +409,9 @@ class Scorer:
 
     def _same(self, outputs: tuple[int, ...], labels: tuple[int, ...]) -> None:
         if outputs != labels:
-            raise UploadRejected(f"validation: labels have shape {list(labels)}, but answers have {list(outputs)}")
+            raise UploadRejected(
+                f"validation: labels have shape {list(labels)}, but answers have {list(outputs)}: give whole numbers of classes, one an item (of rows of zeros and ones `y.argmax(axis=1)`), or a target for each number that the model gives"
+            )
 
 
 def _best(scores: Array) -> Array:

@@ -88,6 +88,7 @@ async def test_bodies_are_limited_in_size() -> None:
         assert reply.status == 413
         assert reply.headers["connection"] == "close"
         assert json.loads(reply.body)["cause"] == "too_large"
+        assert "10001: send less at a time" in json.loads(reply.body)["error"]
         head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         chunk = b"1000\r\n" + b"x" * 0x1000 + b"\r\n"
         assert [one.status for one in await server.say(head + chunk * 2 + b"0\r\n\r\n")] == [200]

@@ -93,6 +93,8 @@ def test_revoking_wholly_takes_both_keys_and_certificates_need_a_host(store: Cre
         (User(name="x", roles=("executor",), worker="w1.>"), "worker"),
         (User(name="x", roles=("client",), app="faces", verbs=("admin",)), "admin"),  # type: ignore[arg-type]
         (User(name="x", roles=("jobs",), buckets=("a.b",)), "bucket"),
+        (User(name="x", roles=("client",), app="faces", worker="w1"), "worker: .* leave --worker out"),
+        (User(name="x", roles=("executor",), verbs=("query",)), "may: .* leave --may out"),
         (User(name="operator", roles=("operator",)), "already"),
     ],
 )

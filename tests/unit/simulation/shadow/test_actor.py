@@ -141,9 +141,12 @@ def test_costs_are_told_every_ten_seconds_and_static_systems_add_nothing(rising:
     rows = rising.recorded("static")
     times = [one.time - BEGINS for one in rows if one.action == "sample"]
     assert times == pytest.approx([7.0, 17.0, 27.0, 37.0, 39.0], abs=0.3)
-    assert "items in time; 1 cpu, 1 instance" in rows[-1].reason
+    document = rising.shadows[1].document()
+    found = document["shadow"]
+    ours = f"{found['in_time']:.2%} of {found['items']} items in time (the system: "
+    assert rows[-1].reason.startswith(ours)  # which the dashboard shows
+    assert rows[-1].reason.endswith("); 1 cpu, 1 instance")
     assert rows[-1].count == 0
-    found = rising.shadows[1].document()["shadow"]
     assert found["machines"] == {"cpu": 1}
     assert found["instances"] == 1
     assert "add_worker" not in found["actions"]

@@ -252,7 +252,7 @@ def test_a_function_of_the_users_own_judges_all_outputs(tmp_path) -> None:
     boxes = [np.full(4, n % 3 if n else 7, "f4") for n in range(30)]
     found = own.judge(Answers(np.zeros(0), {"boxes": boxes}), data, np.arange(30))
     assert found.value == pytest.approx(29 / 30)
-    for wrong, says in ((b"import nothing_here", "cannot be run"), (OWN.replace(b"'at'", b"'to'"), "the function failed"), (b"map50 = lambda y, o: 3", "must give 0 to 1")):  # fmt: skip
+    for wrong, says in ((b"import nothing_here", "cannot be run"), (OWN.replace(b"'at'", b"'to'"), "the function failed"), (b"def map50(y, o): raise SystemExit", "the function failed"), (b"map50 = lambda y, o: 3", "must give 0 to 1")):  # fmt: skip
         with pytest.raises(UploadRejected, match=says):
             Scorer("map50", Signature(inputs=[], outputs=outputs), wrong).judge(
                 Answers(np.zeros(0), {"boxes": boxes}), data, np.arange(30)
