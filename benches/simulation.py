@@ -35,7 +35,7 @@ def one(options: argparse.Namespace) -> dict[str, Any]:
     from scale import fleet, loop
 
     from services.simulation.report import RunReport
-    from services.simulation.run import Run
+    from services.simulation.run import Run, seldom_collected
 
     what: dict[str, Any] = json.loads(options.one)
     kind = what.pop("kind", "fleet")
@@ -62,7 +62,8 @@ def one(options: argparse.Namespace) -> dict[str, Any]:
                 file=sys.stderr,
             )
 
-    result = run(progress)
+    with seldom_collected():
+        result = run(progress)
     spent = process_time() - cpu
     marks.extend((mark, resident_mb()) for mark in MARKS[len(marks) :])
     return {

@@ -96,7 +96,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     host_mb: float | None = None
 
 
-class VariantRecord(Struct, frozen=True, kw_only=True):
+class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     """One way to run one version of a model.
 
     accuracy: on the whole validation set, 0..1. accuracy_low, accuracy_high: its 95 % confidence interval: Wilson's of a share of right
@@ -230,7 +230,7 @@ def scored_shape(shape: list[int]) -> list[int]:
     return shape
 
 
-class ModelRecord(Struct, frozen=True, kw_only=True):
+class ModelRecord(Struct, frozen=True, kw_only=True, weakref=True):
     """One registered version of a model.
 
     source, validation: object keys (sha256) of the uploaded files. inputs_key, labels_key: names of the arrays in the validation set.
@@ -420,7 +420,7 @@ class PipelinePlan(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class AppRecord(Struct, frozen=True, kw_only=True):
+class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     """An application and its linked models.
 
     links: model name to the version that serves now. default_output: the output for one item, sent instead of a refusal if no answer can

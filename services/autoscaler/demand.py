@@ -10,6 +10,7 @@ objective than the target allows, it grows; while fewer do, it shrinks.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import sqrt
 
 from msgspec import Struct
@@ -141,6 +142,12 @@ class Reached:
         return 1.0 - self.missed / self.ended if self.ended > 0 else None
 
 
+@cache
+def _untold() -> Forecaster:
+    """The forecaster of all classes where nothing is forecast: each has room for 100 kB of errors."""
+    return make_forecaster("last", TICK_S)
+
+
 class DemandForecast(Struct, eq=False):
     """forecaster: its name, as `make_forecaster` takes it; "": the rates are all that is asked for."""
 
@@ -166,7 +173,8 @@ class DemandForecast(Struct, eq=False):
             items[of] = items.get(of, 0) + row.items + row.refused
             known = self._classes.get(of)
             if known is None:
-                self._classes[of] = known = _Class(row, make_forecaster(self.forecaster or "last", TICK_S), now)
+                forecast = make_forecaster(self.forecaster, TICK_S) if self.forecaster else _untold()
+                self._classes[of] = known = _Class(row, forecast, now)
                 if row.app in self._histories:
                     known.unseeded = True
             known.needs = row if now - known.needs_at > MERGED_S else merged(known.needs, row)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from math import inf
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec.structs import replace
@@ -24,6 +25,8 @@ from bus.subjects import WITHOUT_APP
 
 _Record = TypeVar("_Record", AppRecord, ModelRecord, VariantRecord)
 _DECODERS: dict[type, Any] = {kind: msgspec.msgpack.Decoder(kind) for kind in (AppRecord, ModelRecord, VariantRecord)}
+# What has been read, by key and digest: all actors of a process follow the bucket, and hold its records once.
+_READ: WeakValueDictionary[tuple[str, bytes], Any] = WeakValueDictionary()
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -99,14 +102,19 @@ class Catalog:
     def _read(self, key: str, value: bytes | None, record: type[_Record]) -> _Record | None:
         if value is None:
             return None
+        of = key, blake2b(value, digest_size=16).digest()
+        found: _Record | None = _READ.get(of)
+        if found is not None:
+            return found
         try:
-            found: _Record = _DECODERS[record].decode(value)
+            found = _DECODERS[record].decode(value)
         except _UNREADABLE as error:
             self.unreadable[key] = str(error)
             return None
         if key_of(found) != key:
             self.unreadable[key] = f"holds the record of {key_of(found)}"
             return None
+        _READ[of] = found
         return found
 
     def _app(self, app: str, record: AppRecord | None) -> set[str]:

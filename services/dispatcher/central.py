@@ -162,7 +162,7 @@ class CentralQueues(Struct, eq=False):
     def serve(self, now: float) -> list[Effect]:
         """Instances have come or gone: give out what waits. Where no instance serves any more, decide as for queries without a plan."""
         effects: list[Effect] = []
-        for gone in self._given.keys() - self.view.instances.keys():
+        for gone in [one for one in self._given if one not in self.view.instances]:
             del self._given[gone]
         for variant, queue in list(self._queues.items()):
             if queue and not self.instances(variant):

@@ -236,7 +236,7 @@ class EdfQueue:
 
     def oldest(self) -> float | None:
         """Arrival of the query that waits longest, Unix seconds. None if there is none."""
-        return min((query.route.arrived for _, _, query in self._heap), default=None)
+        return min([query.route.arrived for _, _, query in self._heap]) if self._heap else None
 
     def form(
         self, now: float, moves: Callable[[Route], bool] = lambda _: False

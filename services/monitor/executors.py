@@ -14,7 +14,7 @@ from bus.messages.fleet import (
     InstanceUnloaded,
 )
 from services.core.actor import Effect
-from services.core.lifecycle import SERVING
+from services.core.lifecycle import SERVING, Thresholds
 from services.core.settings import MonitorSettings
 from services.monitor.devices import MonitoredDevice
 from services.monitor.effects import MonitorEffects
@@ -49,6 +49,10 @@ class ExecutorEvents:
     synced: bool = False
     listed: set[str] = field(default_factory=set)
     _checked: float = 0.0
+    _limits: Thresholds = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._limits = thresholds_of(self.settings)
 
     # -- instances
 
@@ -184,9 +188,7 @@ class ExecutorEvents:
             planned = self.table.catalog.planned.get(instance.record.variant, ())
             device.meter.used(instance.id, dict.fromkeys(planned, 0.0))  # idle, it is there for the pipelines
             self.table.used.update([app.app for app in sample.apps if app.items > 0])
-        return found + self.effects.state_changes(
-            instance, instance.judge(thresholds_of(self.settings), siblings, now), now
-        )
+        return found + self.effects.state_changes(instance, instance.judge(self._limits, siblings, now), now)
 
     # -- executors that start, fall silent and end
 

@@ -143,6 +143,8 @@ class HostTier:
         waiting = [
             i for i in self._instances.values() if i.state == "Unloading" and i.goes == "host" and i.ordered is None
         ]
+        if not waiting:
+            return []
         found: list[Effect] = []
         taken = self.used_mb() - sum(i.host_mb or 0.0 for i in waiting)
         for instance in waiting:

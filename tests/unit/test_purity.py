@@ -11,10 +11,11 @@ ROOT = Path(__file__).parents[2]
 
 # What pure code may import: values and arithmetic. Whatever is not here is taken to reach the outside.
 # importlib.resources: files that a package brings along are as constant as its code.
+# weakref: for what is decoded once for all; the same is decoded again when nobody has it any more.
 STANDARD = {
     "abc", "array", "ast", "base64", "binascii", "bisect", "collections", "contextlib", "dataclasses", "datetime", "difflib", "enum",
     "functools", "hashlib", "heapq", "importlib.resources", "io", "ipaddress", "itertools", "json", "math", "operator", "posixpath", "re", "shlex",
-    "struct", "tomllib", "types", "typing", "unicodedata", "urllib.parse", "zlib",
+    "struct", "tomllib", "types", "typing", "unicodedata", "urllib.parse", "weakref", "zlib",
 }  # fmt: skip
 INSTALLED = {"google.protobuf", "msgpack", "msgspec", "numpy", "PIL", "scipy"}
 # bus.login: its Login travels in an order; only an edge asks it to read files.

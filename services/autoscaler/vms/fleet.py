@@ -44,6 +44,7 @@ class FleetWorker:
         self.draining_since = 0.0
         self.ended: int | None = None
         self._used: deque[dict[Hardware, float]] = deque(maxlen=READINGS)
+        self._of: dict[str, list[InstanceStatus]] = {}  # by variant
 
     def heard(self, heartbeat: WorkerHeartbeat, now: float) -> None:
         if self.heartbeat is None or self.heartbeat.incarnation != heartbeat.incarnation:
@@ -51,7 +52,9 @@ class FleetWorker:
             self._used.clear()
         if heartbeat.draining and not self.draining:
             self.draining_since = now
-        self.heartbeat, self.seen = heartbeat, now
+        self.heartbeat, self.seen, self._of = heartbeat, now, {}
+        for status in heartbeat.instances:
+            self._of.setdefault(status.variant, []).append(status)
         used: dict[Hardware, float] = {}
         for device in self.devices:
             one = (device.kind, device.simulated)
@@ -104,19 +107,19 @@ class FleetWorker:
 
     @property
     def instances(self) -> list[InstanceStatus]:
-        return list(self.heartbeat.instances) if self.heartbeat is not None else []
+        return self.heartbeat.instances if self.heartbeat is not None else []
 
     def of(self, variant: str) -> list[InstanceStatus]:
         """This variant's instances that are loaded or loading, without reclaimable ones."""
-        return [one for one in self.instances if one.variant == variant and needed(one)]
+        return [one for one in self._of.get(variant, ()) if needed(one)]
 
     def held(self, variant: str) -> list[InstanceStatus]:
         """The same with reclaimable ones, which serve on and are needed again without a load."""
-        return [one for one in self.instances if one.variant == variant and one.state in COUNTED]
+        return [one for one in self._of.get(variant, ()) if one.state in COUNTED]
 
     def warm(self, variant: str) -> bool:
         """Whether one more instance of this variant would only be brought from host memory to a device."""
-        return any(one.variant == variant and one.state == "Warm" for one in self.instances)
+        return any(one.state == "Warm" for one in self._of.get(variant, ()))
 
     def hardware_of(self, status: InstanceStatus) -> Hardware | None:
         assert self.heartbeat is not None

@@ -6,7 +6,11 @@ new machine, if the limits allow one. The old instance goes once the new one ser
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
+from typing import Any
 
 from msgspec import Struct
 
@@ -88,6 +92,21 @@ class Room:
             self.computing += cores_of(record)
 
 
+def _in_turn(
+    workers: Iterable[FleetWorker], rank: Callable[[FleetWorker], tuple[Any, ...] | None]
+) -> Iterator[FleetWorker]:
+    """The worker with the least rank, again and again; None: it takes no more. What is put on a worker changes the rank of no other."""
+    heap = [(at, worker) for worker in workers if (at := rank(worker)) is not None]
+    heapify(heap)
+    while heap:
+        worker = heap[0][1]
+        yield worker
+        if (at := rank(worker)) is None:
+            heappop(heap)
+        else:
+            heapreplace(heap, (at, worker))
+
+
 def assign(
     group: Sequence[FleetWorker],
     counts: Mapping[str, tuple[int, int]],
@@ -110,6 +129,12 @@ def assign(
         count, spare = found[worker].get(variant, (0, 0))
         found[worker][variant] = (count + claimed, spare + (not claimed))
 
+    def rank(record: VariantRecord, each: FleetWorker) -> tuple[Any, ...] | None:
+        room = rooms[each]
+        if not room.fits(record) or barred(each, record):
+            return None
+        return room.quarters(record), room.computing, not each.warm(record.variant), each.name
+
     more: list[tuple[VariantRecord, int]] = []
     for variant, (count, spare) in sorted(counts.items()):
         running = [(worker, one) for worker in group for one in worker.held(variant)]
@@ -122,19 +147,7 @@ def assign(
     more.sort(key=lambda each: (-each[0].profile.memory_mb, each[0].variant))
     more.sort(key=lambda each: -busy_quarters(each[0], used.get(each[0].variant, 0.0)))
     for record, left in more:
-        for _ in range(left):
-            open_ = [worker for worker in group if rooms[worker].fits(record) and not barred(worker, record)]
-            if not open_:
-                break
-            worker = min(
-                open_,
-                key=lambda each: (
-                    rooms[each].quarters(record),
-                    rooms[each].computing,
-                    not each.warm(record.variant),
-                    each.name,
-                ),
-            )
+        for worker in islice(_in_turn(group, partial(rank, record)), left):
             rooms[worker].take(record, used=used.get(record.variant, 0.0))
             give(worker, record.variant, claimed=True)
     return found
@@ -169,35 +182,26 @@ def place_more(
         for _ in range(count - have[name, variant] if name in rooms and variant in records else 0):
             have[name, variant] += 1
             rooms[name].take(records[variant])
+
+    def rank(record: VariantRecord, each: FleetWorker) -> tuple[Any, ...] | None:
+        room, has = rooms[each.name], spare[each.name, record.variant] > 0
+        if not has and (not room.fits(record) or barred(each, record)):
+            return None
+        return not has, not room.idle(record), not each.warm(record.variant), room.computing, each.name
+
     found: dict[tuple[FleetWorker, str], int] = {}
     short: dict[str, int] = {}
     for variant in sorted(wanted, key=lambda each: (-records[each].profile.memory_mb, each)):
         record = records[variant]
         missing = wanted[variant] - sum(have[worker.name, variant] for worker in workers)
-        while missing > 0:
-            able = [
-                worker
-                for worker in workers
-                if spare[worker.name, variant] or (rooms[worker.name].fits(record) and not barred(worker, record))
-            ]
-            if not able:
-                short[variant] = missing
-                break
-            worker = min(
-                able,
-                key=lambda each: (
-                    not spare[each.name, variant],
-                    not rooms[each.name].idle(record),
-                    not each.warm(record.variant),
-                    rooms[each.name].computing,
-                    each.name,
-                ),
-            )
+        for worker in islice(_in_turn(workers, partial(rank, record)), max(0, missing)):
             spare[worker.name, variant] -= spare[worker.name, variant] > 0
             rooms[worker.name].take(record)
             have[worker.name, variant] += 1
             found[worker, variant] = have[worker.name, variant]
             missing -= 1
+        if missing > 0:
+            short[variant] = missing
     return found, short
 
 

@@ -165,8 +165,8 @@ def _side_by_side(arrivals: Floats, stage: StageConfiguration, hops: Floats | No
     """
     n, k, most = len(arrivals), stage.replicas, stage.batch
     lengths = np.array(stage.seconds)
-    early = max(256, 4 * k * most)
-    parts = max(2, min(PARTS, n // (2 * early)))
+    early = max(256, 3 * k * most)
+    parts = max(2, min(PARTS, n // (4 * early)))
     cuts = np.linspace(0, n, parts + 1).astype(np.int64)
     firsts = np.maximum(cuts[:-1] - early, 0)
     padded = np.append(arrivals, np.full(2 * most, inf))

@@ -305,9 +305,9 @@ class AppView:
     def reprice(self, price: Callable[[VariantRecord], float]) -> None:
         """Price all variants again: devices have become known."""
         for i, record in enumerate(self.records):
-            self._price[i] = price(record)
-            self.cost[i] = cost_per_1000(record, float(self._price[i]), self.batch[i])
-        self._changed()
+            if (now := price(record)) != self._price[i]:
+                self._price[i], self.cost[i] = now, cost_per_1000(record, now, self.batch[i])
+                self._changed()
 
     def in_order(self, found: NDArray[np.intp]) -> NDArray[np.intp]:
         """These variants (indices) in the order in which a query looks at them: by the goal, then by cost."""

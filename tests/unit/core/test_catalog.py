@@ -20,6 +20,7 @@ def test_what_was_put_is_looked_up_and_nothing_of_strangers() -> None:
     assert catalog.app("digits") == app
     assert catalog.model("mlp", "1") == model
     assert catalog.variant(variant.variant) == variant
+    assert catalog_of(variant).variant(variant.variant) is catalog.variant(variant.variant)  # a process holds it once
     assert catalog.variants_of("digits") == (variant,)
     assert catalog.apps_linking("mlp") == {"digits"}
     assert (list(catalog.apps), list(catalog.models), list(catalog.variants)) == ([app], [model], [variant])
