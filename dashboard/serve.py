@@ -7,9 +7,11 @@ import json
 import logging
 import select
 import socket
+import time
 import tomllib
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 APP = Path(__file__).parent / "app.py"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+RESTS_S = 300.0  # s without a visitor
 
 
 class CannotServe(Exception):
@@ -35,7 +38,7 @@ class ServeOptions:
 
     public_url: the URL that visitors use, if it is not http://address:port, as behind a proxy. login: a TOML file with Streamlit's
     section [auth], for OpenID Connect; "": no login. allow: e-mail addresses and @domains that may see the dashboard; empty: everybody
-    who can log in.
+    who can log in. rests_s: s without a visitor after which a process that was started for one ends.
     """
 
     address: str
@@ -43,6 +46,7 @@ class ServeOptions:
     public_url: str
     login: str
     allow: tuple[str, ...]
+    rests_s: float = RESTS_S
 
     @property
     def url(self) -> str:
@@ -69,16 +73,21 @@ def log_directory() -> Path:
     return data_place(known) / LOGS
 
 
-def serve(options: ServeOptions, address: SystemAddress | None) -> int:
-    """Serve until SIGTERM or Ctrl-C. address: of the system; None: look for it as the commands do. Raises CannotServe."""
+def serve(options: ServeOptions, address: SystemAddress | None, listener: socket.socket | None = None) -> int:
+    """Serve until SIGTERM or Ctrl-C. address: of the system; None: look for it as the commands do. Raises CannotServe.
+
+    listener: of whoever starts this process for a visitor, and again for the next one after it has ended since there was none.
+    """
     if not can_show():
         raise CannotServe(NEEDS)
     secrets = _secrets(options)
-    listener = listen(options.address, options.port)
+    patience = inf if listener is None else options.rests_s
+    listener = listener or listen(options.address, options.port)
     print(f"the dashboard is at {options.url}", flush=True)
-    select.select([listener], [], [])
-    set_system_address(address)
-    return _run(listener, options, secrets)
+    if select.select([listener], [], [], None if patience == inf else patience)[0]:
+        set_system_address(address)
+        _run(listener, options, secrets, patience)
+    return 0
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -112,7 +121,7 @@ def _settings(options: ServeOptions) -> dict[str, Any]:
     return settings
 
 
-def _run(listener: socket.socket, options: ServeOptions, secrets: dict[str, Any]) -> int:
+def _run(listener: socket.socket, options: ServeOptions, secrets: dict[str, Any], patience: float) -> None:
     import uvicorn  # noqa: PLC0415  (uvicorn and Streamlit are loaded for the first visitor)
     from starlette.middleware import Middleware  # noqa: PLC0415
     from streamlit import config as streamlit_config  # noqa: PLC0415
@@ -136,8 +145,17 @@ def _run(listener: socket.socket, options: ServeOptions, secrets: dict[str, Any]
         access_log=False,
         timeout_graceful_shutdown=2,
     )
-    uvicorn.Server(config).run(sockets=[listener])
-    return 0
+
+    class Server(uvicorn.Server):
+        visited = time.monotonic()
+
+        async def on_tick(self, counter: int) -> bool:
+            """Whether it ends."""
+            if self.server_state.connections:
+                self.visited = time.monotonic()
+            return await super().on_tick(counter) or time.monotonic() - self.visited > patience
+
+    Server(config).run(sockets=[listener])
 
 
 def _pages(base: str) -> list[Any]:

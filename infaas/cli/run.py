@@ -67,10 +67,8 @@ def run(*service: str, config: Path | None = None, data_dir: Path | None = None)
     async def wire(settings: "Settings", bus: "Bus") -> "list[Runtime]":
         return [runtime for each in wires for runtime in await each(settings, bus)]
 
-    from services.shell.host.process import stand_by  # noqa: PLC0415
     from services.shell.runtime.serve import serve  # noqa: PLC0415  (after the names have been checked)
 
-    stand_by(_used(service))
     return serve("+".join(service), settings_to_join(config, data_dir, os.environ), wire)
 
 
@@ -105,6 +103,7 @@ def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
     from dashboard.serve import CannotServe, ServeOptions, serve  # noqa: PLC0415
     from infaas.connecting import SystemAddress  # noqa: PLC0415
     from services.core.settings.fields import listed  # noqa: PLC0415
+    from services.shell.http import inherited_socket  # noqa: PLC0415
     from services.shell.runtime import telemetry  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
 
@@ -126,7 +125,7 @@ def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
     reader = settings.store.reader_dsn
     system = SystemAddress(settings.bus.url, reader, settings.prefix) if reader else None
     try:
-        return serve(options, system)
+        return serve(options, system, inherited_socket())
     except CannotServe as error:
         raise Failure(str(error)) from error
 

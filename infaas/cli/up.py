@@ -15,6 +15,7 @@ from cyclopts.validators import Number
 from dashboard import NEEDS, can_show
 from infaas.cli.options import DataDir, Json, whole
 from infaas.cli.output import fail, progress, usage
+from services.gateway import NO_GRPC, has_grpc
 
 if TYPE_CHECKING:
     from services.core.settings import Settings
@@ -135,6 +136,10 @@ def _plan(
         environ["INFAAS_MACHINES__KINDS__CPU__MAXIMUM"] = str(max_workers)
     try:
         settings = load(config, environ)
+        if gateway and settings.gateway.grpc_port and not has_grpc():
+            progress(f"no gRPC: {NO_GRPC}")
+            environ["INFAAS_GATEWAY__GRPC_PORT"] = "0"
+            settings = load(config, environ)
         check_budget(settings, workers, place_of(config, environ))
         _check_own_policies(settings)
     except SettingsError as error:

@@ -6,6 +6,7 @@ from bus.port import Bus
 from bus.subjects import Subjects
 from infaas.client import Client
 from services.core.settings import Settings
+from services.gateway import NO_GRPC, has_grpc
 from services.gateway.actor import Gateway, GatewayInsight, make_gateway
 from services.gateway.edge import GatewayEdge, GatewayService, Server
 from services.gateway.http.access import AccessControl, BadTokens
@@ -33,6 +34,8 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         if settings.gateway.port:
             app, shedding = build(service, access)
             servers.append(HttpServer(app, settings.gateway, shedding))
+        if settings.gateway.grpc_port and not has_grpc():
+            raise SystemExit(f"gRPC: {NO_GRPC}")
         if settings.gateway.grpc_port:
             from services.gateway.rpc.server import GrpcServer  # noqa: PLC0415  (17 MB that a gateway without gRPC does not need)
 

