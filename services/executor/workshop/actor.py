@@ -53,6 +53,11 @@ class WorkshopOrder(Struct, frozen=True, kw_only=True):
         return order.registration if order is not None else ""
 
     @property
+    def of_torch(self) -> bool:
+        order = self.inspect or self.build
+        return order is not None and order.format in ("pt2", "torchscript")
+
+    @property
     def kind(self) -> str:
         return "inspect" if self.inspect is not None else "build"
 
@@ -64,7 +69,7 @@ class StopOrder(Struct, frozen=True):
 
 
 class HelperInput(Struct, frozen=True, kw_only=True):
-    """One order, the bus to publish on, the limits of sandboxes, and an empty directory that the executor's process removes."""
+    """What its process reads, once or, for the orders of one registration, again: one order, the bus to publish on, the limits of sandboxes, and an empty directory that the executor's process removes."""
 
     order: WorkshopOrder
     url: str
