@@ -63,7 +63,7 @@ class WorkshopOrder(Struct, frozen=True, kw_only=True):
 
 
 class StopOrder(Struct, frozen=True):
-    """Stop the order of this registration that is being carried out; comes back as None once its processes are gone."""
+    """Stop the order of this registration that is being carried out; comes back as None once its processes are gone. "": only those that wait."""
 
     registration: str
 
@@ -184,7 +184,8 @@ class WorkshopActor(Actor):
         orders = [order for order in (self._current, *self._waiting) if order is not None]
         self._current = None
         self._waiting.clear()
-        return [self._finished(order, "the worker is stopping", lost=True) for order in orders]
+        told = [self._finished(order, "the worker is stopping", lost=True) for order in orders]
+        return [*told, Do("stop", StopOrder(""), GRACE_S)]
 
     def _finished(self, order: WorkshopOrder, reason: str, *, lost: bool = False) -> Effect:
         return Publish(

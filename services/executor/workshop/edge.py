@@ -36,6 +36,7 @@ class WorkshopEdge:
         """
         if isinstance(command, StopOrder):
             await self._stop(command.registration)
+            await self._end_kept(command.registration)
             return
         work = self._under_way[command.registration] = asyncio.create_task(self._carry_out(command))
         try:
@@ -68,32 +69,32 @@ class WorkshopEdge:
             limits=self._settings.registrar,
             directory=directory,
         )
-        assert helper.stdin is not None
-        assert helper.stdout is not None
-        assert helper.stderr is not None
+        if helper.stdin is None or helper.stdout is None:
+            raise WorkshopFailed("its process could not be started")
         done = False
         try:
             helper.stdin.write(framed(task))
-            await read_frame(helper.stdout, LAST_WORDS)
+            await read_frame(helper.stdout, 1)
             done = True
         except (asyncio.IncompleteReadError, OSError):
-            words = await helper.stderr.read()
-            code = await helper.wait()
+            words = await _ended(helper)
             last = " ".join(words.decode(errors="replace").split())[-LAST_WORDS:]
-            raise WorkshopFailed(f"its process {how_ended(code)}: {last or 'it wrote nothing'}") from None
+            raise WorkshopFailed(
+                f"its process {how_ended(helper.returncode or 0)}: {last or 'it wrote nothing'}"
+            ) from None
         finally:
             if done and command.inspect is not None:
                 self._kept[command.registration] = helper
-                asyncio.get_running_loop().call_later(KEPT_S, self._end_kept, helper)
+                asyncio.get_running_loop().call_later(KEPT_S, self._let_go, helper)
             else:
-                kill_group(helper.pid)
-                await helper.wait()
+                await _ended(helper)
 
     async def _helper(self, registration: str) -> asyncio.subprocess.Process:
         """That of the registration's inspection, if it is there; what it has imported and connected to is there already."""
         kept = self._kept.pop(registration, None)
         if kept is not None and kept.returncode is None:
             return kept
+        await self._end_kept("")
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -105,12 +106,20 @@ class WorkshopEdge:
             start_new_session=True,
         )
 
-    def _end_kept(self, helper: asyncio.subprocess.Process) -> None:
-        """Nothing came for it."""
-        for registration, kept in list(self._kept.items()):
-            if kept is helper:
-                del self._kept[registration]
-                kill_group(helper.pid)
+    def _let_go(self, helper: asyncio.subprocess.Process) -> None:
+        """Nothing came for it, unless it works."""
+        if helper in self._kept.values():
+            kill_group(helper.pid)
+
+    async def _end_kept(self, registration: str) -> None:
+        for name in [name for name in self._kept if not registration or name == registration]:
+            await _ended(self._kept.pop(name))
+
+
+async def _ended(helper: asyncio.subprocess.Process) -> bytes:
+    """End it; returns what it wrote last."""
+    kill_group(helper.pid)
+    return (await helper.communicate())[1]
 
 
 def _emptied(directory: Path) -> None:
