@@ -113,7 +113,7 @@ host, port = entrance.getsockname()
 for _ in range(int(sys.argv[1])):
     socket.create_connection((host, port)).close()
 options = ServeOptions(address=host, port=port, public_url="", login="", allow=(), rests_s=0.5)
-print("ended", serve(options, None, entrance), "streamlit" in sys.modules)
+print("ended", serve(options, None, lambda: entrance), "streamlit" in sys.modules)
 """
 
 

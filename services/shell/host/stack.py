@@ -61,7 +61,6 @@ PING_S = 60.0  # s that a question to NATS waits; how long it has waited is told
 # A PostgreSQL that is stopped is left alone for longer than NATS, without which nothing is served: history waits in its streams meanwhile.
 # Both lose nothing that they have acknowledged, whatever ends them.
 POSTGRES_HUNG = 10.0
-VISITORS = 128  # of the dashboard whose connections wait while its process starts
 HOPELESS = 5  # restarts of one service after which `ready` gives up
 
 
@@ -370,7 +369,7 @@ class Stack:
         loop, address = asyncio.get_running_loop(), self._spec.settings.dashboard.address
         try:
             entrance = self._listening["dashboard"] = listen(address, port, of="dashboard")
-            entrance.listen(VISITORS)
+            entrance.listen()
         except OSError as error:
             raise ServerError(f"the dashboard cannot listen on {error}") from error
 
