@@ -137,7 +137,7 @@ def _hardware() -> str:
         f"{cores} CPU cores, {memory.total / 2**30:.1f} GiB memory ({memory.available / 2**30:.1f} free), {_others()}"
     )
     if memory.available < 2**29:
-        raise CheckFailed(seen, "free some memory: the system takes about 450 MB, models come on top")
+        raise CheckFailed(seen, "free some memory: the system takes about 250 MB, models come on top")
     return seen
 
 

@@ -172,8 +172,7 @@ class WorkshopActor(Actor):
         subject, step = self._subjects.registrar("progress"), "waiting for another model"
         reports = [
             Publish(
-                subject,
-                WorkProgress(registration=order.registration, worker=self._worker, step=step, progress=0.0),
+                subject, WorkProgress(registration=order.registration, worker=self._worker, step=step, progress=0.0)
             )
             for order in self._waiting
         ]

@@ -111,10 +111,7 @@ class Helper:
         self._publish(
             "finished",
             WorkFinished(
-                registration=self._order.registration,
-                worker=self._order.worker,
-                order=self._order.kind,
-                reason=reason,
+                registration=self._order.registration, worker=self._order.worker, order=self._order.kind, reason=reason
             ),
         )
         await self._bus.flush()

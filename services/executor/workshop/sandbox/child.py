@@ -2,11 +2,9 @@
 that has imported torch and touches no upload.
 """
 
-import ctypes
 import gc
 import json
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -18,7 +16,7 @@ from pathlib import Path
 from bus.messages.catalog import METRICS
 from services.executor.backends.base import LoadFailed, plain, trim_memory
 from services.executor.backends.functions import NO_LANDLOCK, FunctionProcess
-from services.executor.workshop.sandbox.lockdown import lock_down
+from services.executor.workshop.sandbox.lockdown import die_with, lock_down
 from services.executor.workshop.sandbox.protocol import (
     BuildTask,
     Frame,
@@ -35,10 +33,8 @@ from services.executor.workshop.sandbox.protocol import (
 from services.shell.child import Channel
 
 
-def copied() -> None:
-    """Import torch and make a copy of this process for each task, one after the other. Only copies return. The last argument: where orders come from."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it dies with its parent
-    orders = socket.socket(fileno=int(sys.argv.pop()))
+def copied(orders: socket.socket) -> None:
+    """Import torch and make a copy of this process for each task that is ordered, one after the other. Only copies return."""
     from services.executor.workshop.tasks import build, profiling, torch_files  # noqa: F401, PLC0415
 
     for name in USED:
@@ -47,11 +43,13 @@ def copied() -> None:
     gc.collect()
     trim_memory()
     gc.freeze()
+    ours = os.getpid()
     while True:
         message, fds, _, _ = socket.recv_fds(orders, 2**16, 1)
         if not message:
             os._exit(0)
         if (pid := os.fork()) == 0:
+            die_with(ours)
             orders.close()
             os.setsid()
             for number in (0, 1):
@@ -153,8 +151,10 @@ def _uploads(task: SandboxTask) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        copied()
+    parent, *more = sys.argv[1:]
+    die_with(int(parent))
+    for found in more:
+        copied(socket.socket(fileno=int(found)))
     code = main()
     sys.stderr.flush()
     os._exit(code)  # to take torch apart takes a second

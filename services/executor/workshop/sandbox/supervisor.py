@@ -34,7 +34,6 @@ _START = (
     "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
     "runpy.run_module('services.executor.workshop.sandbox.child', run_name='__main__', alter_sys=True)"
 )
-_COMMAND = (sys.executable, "-I", "-c", _START, _ROOT)
 _KEPT = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
@@ -55,7 +54,7 @@ async def run(
     """
     copy = None if forks is None or relay is not None else await forks.copy(task.scratch)
     process = copy or await asyncio.create_subprocess_exec(
-        *_COMMAND,
+        *_command(),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -105,7 +104,7 @@ class TorchForks:
         self._orders.setblocking(False)
         with theirs:
             self._process = subprocess.Popen(
-                [*_COMMAND, str(theirs.fileno())],
+                [*_command(), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 env=_environment(scratch) | {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
                 pass_fds=(theirs.fileno(),), start_new_session=True,
@@ -227,6 +226,10 @@ def _how(code: int, limits: SandboxLimits) -> str:
     if code < 0:
         return f"the model crashed the process that ran it ({signal.Signals(-code).name})"
     return "the process that ran the model ended without a result"
+
+
+def _command() -> list[str]:
+    return [sys.executable, "-I", "-c", _START, _ROOT, str(os.getpid())]
 
 
 def _environment(scratch: str) -> dict[str, str]:
