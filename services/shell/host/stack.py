@@ -332,17 +332,19 @@ class Stack:
             if self._spec.dashboard:  # its start page links the dashboard
                 more["INFAAS_DASHBOARD__PUBLIC_URL"] = self._dashboard_url
             more["INFAAS_GATEWAY__REUSE_PORT"] = "true"  # a gateway and its successor listen for gRPC at once
-            if (port := self._chosen.get("gateway", 0)) and (found := self._listen(port)):
-                self._listening["gateway"] = found
+            if port := self._chosen.get("gateway"):
+                self._listen(
+                    "gateway", self._spec.settings.gateway.address, port, reuse=self._spec.settings.gateway.reuse_port
+                )
             self._service("gateway", ["gateway"], environ | more, notice=self._spec.settings.gateway.drain_s)
 
-    def _listen(self, port: int) -> socket.socket | None:
-        """The gateway's socket for HTTP. None: the process may say why it cannot listen."""
-        settings = self._spec.settings.gateway
+    def _listen(self, name: str, address: str, port: int, *, reuse: bool = False) -> socket.socket:
+        """Open a child's socket, which it inherits; raises ServerError."""
         try:
-            return listen(settings.address, port, reuse=settings.reuse_port)
-        except OSError:
-            return None
+            self._listening[name] = listen(address, port, reuse=reuse, of=name)
+        except OSError as error:
+            raise ServerError(f"the {name} cannot listen on {error}") from error
+        return self._listening[name]
 
     def _start_worker(self, worker: str, kind: str) -> None:
         """Start the processes of one worker; raises ServerError."""
@@ -366,19 +368,15 @@ class Stack:
     def _start_dashboard(self, port: int, environ: Mapping[str, str], reader: str) -> str:
         """Listen for visitors, and return its URL. Its process runs while there are any; the first one's connection waits until then."""
         more = {"INFAAS_STORE__READER_DSN": reader, "INFAAS_STORE__DSN": "", "INFAAS_DASHBOARD__PORT": str(port)}
-        loop, address = asyncio.get_running_loop(), self._spec.settings.dashboard.address
-        try:
-            entrance = self._listening["dashboard"] = listen(address, port, of="dashboard")
-            entrance.listen()
-        except OSError as error:
-            raise ServerError(f"the dashboard cannot listen on {error}") from error
+        loop, entrance = (
+            asyncio.get_running_loop(),
+            self._listen("dashboard", self._spec.settings.dashboard.address, port),
+        )
+        entrance.listen()
 
         def visited() -> None:
             loop.remove_reader(entrance)
-            try:
-                self._service("dashboard", ["dashboard"], {**environ, **more})
-            except ServerError as error:
-                log.error("cannot show the dashboard: %s", error)
+            self._service("dashboard", ["dashboard"], {**environ, **more})
 
         self._await_visitor = partial(loop.add_reader, entrance, visited)
         loop.add_reader(entrance, visited)
