@@ -15,7 +15,6 @@ from cyclopts.validators import Number
 from dashboard import NEEDS, can_show
 from infaas.cli.options import DataDir, Json, whole
 from infaas.cli.output import fail, progress, usage
-from services.gateway import NO_GRPC, has_grpc
 
 if TYPE_CHECKING:
     from services.core.settings import Settings
@@ -122,6 +121,7 @@ def _plan(
     dashboard: bool,
     gateway: bool,
 ) -> "StackSpec":
+    from services.shell.host.machine import NO_GRPC, has_grpc  # noqa: PLC0415
     from services.shell.host.stack import StackSpec  # noqa: PLC0415
     from services.shell.prices import check_budget, place_of  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415

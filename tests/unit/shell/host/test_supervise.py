@@ -70,15 +70,9 @@ async def test_a_service_is_a_copy_of_the_fork_server_and_a_child_like_any_other
     forks.wait_ready()
 
     def launch() -> subprocess.Popen[bytes] | Taken:
+        ours = with_our_source(environ)
         launched.append(
-            start_service(
-                command,
-                log=tmp_path / "log",
-                environ=with_our_source(environ),
-                cwd=tmp_path,
-                running=running,
-                forks=forks,
-            )
+            start_service(command, log=tmp_path / "log", environ=ours, cwd=tmp_path, running=running, forks=forks)
         )
         return launched[-1]
 
