@@ -151,10 +151,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         _SCALING | _r("registrar", "vm-autoscaler", "operator", "supervisor", "container"),
     ),
     SubjectRights(
-        "dispatcher_heartbeat",
-        "",
-        _r("dispatcher", "offline"),
-        _r("dispatcher", "executor", "gateway", "operator"),
+        "dispatcher_heartbeat", "", _r("dispatcher", "offline"), _r("dispatcher", "executor", "gateway", "operator")
     ),
     SubjectRights("demand", "", _r("dispatcher"), _r("vm-autoscaler", "operator")),
     SubjectRights("pipeline", "arrivals", _r("dispatcher"), _r("vm-autoscaler", "operator")),

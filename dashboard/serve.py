@@ -7,7 +7,9 @@ import json
 import logging
 import select
 import socket
+import time
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 APP = Path(__file__).parent / "app.py"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+RESTS_S = 300.0  # s without a visitor, after which a process that was started for one ends
+VISITORS = 128  # whose connections wait
 
 
 class CannotServe(Exception):
@@ -35,7 +39,7 @@ class ServeOptions:
 
     public_url: the URL that visitors use, if it is not http://address:port, as behind a proxy. login: a TOML file with Streamlit's
     section [auth], for OpenID Connect; "": no login. allow: e-mail addresses and @domains that may see the dashboard; empty: everybody
-    who can log in.
+    who can log in. rests_s: s without a visitor after which it ends; None: it does not.
     """
 
     address: str
@@ -43,6 +47,7 @@ class ServeOptions:
     public_url: str
     login: str
     allow: tuple[str, ...]
+    rests_s: float | None = None
 
     @property
     def url(self) -> str:
@@ -69,32 +74,21 @@ def log_directory() -> Path:
     return data_place(known) / LOGS
 
 
-def serve(options: ServeOptions, address: SystemAddress | None) -> int:
-    """Serve until SIGTERM or Ctrl-C. address: of the system; None: look for it as the commands do. Raises CannotServe."""
+def serve(options: ServeOptions, address: SystemAddress | None, entrance: Callable[[], socket.socket]) -> int:
+    """Serve until SIGTERM or Ctrl-C. address: of the system; None: look for it as the commands do. entrance: opens the socket. Raises CannotServe."""
     if not can_show():
         raise CannotServe(NEEDS)
     secrets = _secrets(options)
-    listener = listen(options.address, options.port)
-    print(f"the dashboard is at {options.url}", flush=True)
-    select.select([listener], [], [])
-    set_system_address(address)
-    return _run(listener, options, secrets)
-
-
-def listen(address: str, port: int) -> socket.socket:
-    """A listening socket. Raises CannotServe."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((address, port))
-        listener.listen(128)
+        listener = entrance()
     except OSError as error:
-        listener.close()
-        raise CannotServe(
-            f"cannot listen on {address}:{port}: {error.strerror}; set dashboard.address or dashboard.port"
-        ) from None
-    return listener
+        raise CannotServe(f"cannot listen on {error}") from None
+    listener.listen(VISITORS)
+    print(f"the dashboard is at {options.url}", flush=True)
+    if select.select([listener], [], [], options.rests_s)[0]:
+        set_system_address(address)
+        _run(listener, options, secrets)
+    return 0
 
 
 def _settings(options: ServeOptions) -> dict[str, Any]:
@@ -112,7 +106,7 @@ def _settings(options: ServeOptions) -> dict[str, Any]:
     return settings
 
 
-def _run(listener: socket.socket, options: ServeOptions, secrets: dict[str, Any]) -> int:
+def _run(listener: socket.socket, options: ServeOptions, secrets: dict[str, Any]) -> None:
     import uvicorn  # noqa: PLC0415  (uvicorn and Streamlit are loaded for the first visitor)
     from starlette.middleware import Middleware  # noqa: PLC0415
     from streamlit import config as streamlit_config  # noqa: PLC0415
@@ -136,8 +130,18 @@ def _run(listener: socket.socket, options: ServeOptions, secrets: dict[str, Any]
         access_log=False,
         timeout_graceful_shutdown=2,
     )
-    uvicorn.Server(config).run(sockets=[listener])
-    return 0
+
+    class Server(uvicorn.Server):
+        visited = time.monotonic()
+
+        async def on_tick(self, counter: int) -> bool:
+            """Whether it ends."""
+            if self.server_state.connections:
+                self.visited = time.monotonic()
+            rests = options.rests_s is not None and time.monotonic() - self.visited > options.rests_s
+            return await super().on_tick(counter) or rests
+
+    Server(config).run(sockets=[listener])
 
 
 def _pages(base: str) -> list[Any]:

@@ -152,12 +152,7 @@ def _pool(dsn: str) -> ConnectionPool:
         check=_check,
         configure=lambda connection: connection.adapters.register_loader("numeric", FloatLoader),
         name="dashboard",
-        kwargs={
-            "autocommit": True,
-            "application_name": "infaas dashboard",
-            "connect_timeout": 5,
-            "options": limits,
-        },
+        kwargs={"autocommit": True, "application_name": "infaas dashboard", "connect_timeout": 5, "options": limits},
     )
 
 

@@ -159,13 +159,7 @@ def local(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(**times)
 
 
-def table(
-    frame: pd.DataFrame,
-    columns: Mapping[str, Any],
-    key: str,
-    *,
-    fills: bool = False,
-) -> None:
+def table(frame: pd.DataFrame, columns: Mapping[str, Any], key: str, *, fills: bool = False) -> None:
     """Show a table of these columns, in this order. A text is the column's title; otherwise it is a column configuration.
 
     Columns that the frame does not have, or that have no values, are left out. Names of apps, variants and workers lead to their pages. Long

@@ -181,10 +181,7 @@ def connect(
     client's own certificate, if the servers ask for one.
     """
     login = Login(
-        nkey_seed=nkey_seed or "",
-        tls_ca=tls_ca or "",
-        tls_certificate=tls_certificate or "",
-        tls_key=tls_key or "",
+        nkey_seed=nkey_seed or "", tls_ca=tls_ca or "", tls_certificate=tls_certificate or "", tls_key=tls_key or ""
     )
     return Connecting(url, data_dir, prefix, timeout, login)
 

@@ -153,6 +153,7 @@ def random_samples(path: Path) -> dict[str, Any]:
 
     if path.suffix != ".onnx":
         raise BadInput(f"{path.name}: give samples with --validation")
+    import_of("onnxruntime", "up", "run")
     import onnxruntime  # noqa: PLC0415
 
     from infaas.inputs import random_items  # noqa: PLC0415

@@ -60,8 +60,10 @@ def try_file(path: Path, given: Mapping[str, Array], key: str = "x", kind: str =
 
 
 def _try_onnx(path: Path, given: Mapping[str, Array], key: str) -> Trial | None:
-    import onnxruntime  # noqa: PLC0415  (a client that registers nothing starts without it)
-
+    try:
+        import onnxruntime  # noqa: PLC0415  (a client that registers nothing starts without it)
+    except ImportError:
+        return None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # the worker says what is wrong with the file
     try:

@@ -8,11 +8,15 @@ from pathlib import Path
 def main() -> None:
     project = tomllib.loads(Path(sys.argv[1]).read_text())["project"]
     extras = project["optional-dependencies"]
-    needs = list(project["dependencies"])
-    for extra in filter(None, sys.argv[2].split(",")):
+    needs, wanted = dict.fromkeys(project["dependencies"]), list(filter(None, sys.argv[2].split(",")))
+    for extra in wanted:
         if extra not in extras:
             sys.exit(f"there is no extra {extra!r} in pyproject.toml; there are: {', '.join(extras)}")
-        needs += extras[extra]
+        for need in extras[extra]:
+            if need.startswith("infaas["):
+                wanted += need[7:-1].split(",")
+            else:
+                needs[need] = None
     print("\n".join(needs))
 
 

@@ -66,7 +66,7 @@ BATCHES = f"one model worker; batches that wait up to {WAIT_MS:g} ms"
 PEERS = {
     "infaas": Peer(
         "INFaaS",
-        ("-c", str(ROOT / "constraints.txt"), "-e", str(ROOT)),
+        ("-c", str(ROOT / "constraints.txt"), "-e", f"{ROOT}[up]"),
         "/v2/models/{served}/infer",
         _triton,
         "the variant onnxruntime-fp32 with one thread, asked by its name; one instance, autoscaler off; raw tensors. Every outcome is recorded in PostgreSQL",

@@ -28,8 +28,7 @@ def page() -> None:
     jobs, items = history("jobs", window), history("offline", window)
     if jobs.empty:
         show_empty(
-            "No offline job in this range.",
-            "`infaas submit APP --input FILE.npy --output FILE.jsonl` submits one.",
+            "No offline job in this range.", "`infaas submit APP --input FILE.npy --output FILE.jsonl` submits one."
         )
         return
     jobs, items = rows_of.of(jobs), rows_of.of(items)

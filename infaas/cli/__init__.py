@@ -42,9 +42,7 @@ _OFTEN = {
         ("app explain",),
     ),
     "submit": Command(
-        "infaas.cli.jobs:submit",
-        "Submit an offline job: compute the outputs for a file of inputs.",
-        ("job submit",),
+        "infaas.cli.jobs:submit", "Submit an offline job: compute the outputs for a file of inputs.", ("job submit",)
     ),
     "apply": Command("infaas.cli.apply:apply", "Make apps, models and pipelines as a file says. Shows a plan first."),
     "status": Command("infaas.cli.doctor:status", "Show the whole system at a glance."),
@@ -75,16 +73,14 @@ _MORE = {
     "feedback": Command("infaas.cli.query:feedback", "Report the true labels of earlier queries, from a file."),
     "sql": Command("infaas.cli.sql:sql", "Query the recorded history with SQL, or open psql."),
     "plan": Command(
-        "infaas.cli.plan:plan",
-        "Plan instances and cost for the loads and objectives in a file. Needs no system.",
+        "infaas.cli.plan:plan", "Plan instances and cost for the loads and objectives in a file. Needs no system."
     ),
     "simulate": Command(
         "infaas.cli.simulate:simulate",
         "Simulate the load, machines and faults of a file under one or several policies. Needs no system.",
     ),
     "replay": Command(
-        "infaas.cli.replay:replay",
-        "Simulate recorded traffic under other policies: what would it have cost?",
+        "infaas.cli.replay:replay", "Simulate recorded traffic under other policies: what would it have cost?"
     ),
     "shadow": Command(
         "infaas.cli.shadow:shadow",

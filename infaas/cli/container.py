@@ -312,19 +312,13 @@ def _serve(settings: "Settings", process: "UserProcess", joined: Joined, json: b
     settings = replace(settings, worker=ours, metrics=metrics)
     memory_mb = max(1.0, variant.profile.memory_mb) / settings.monitor.memory_share
     device = Device(
-        name=CONTAINER,
-        kind=container_kind(variant.model, variant.version),
-        cores=1,
-        memory_mb=1.001 * memory_mb,
+        name=CONTAINER, kind=container_kind(variant.model, variant.version), cores=1, memory_mb=1.001 * memory_mb
     )
     said = _once(lambda: _say(joined, worker, json))
 
     async def wire(settings: "Settings", bus: Bus) -> "list[Runtime]":
         # The monitor stops first and says that it leaves, so that nobody sends anything more.
-        return [
-            wire_executor(settings, bus, device, process, said),
-            wire_monitor(settings, bus, device, variant),
-        ]
+        return [wire_executor(settings, bus, device, process, said), wire_monitor(settings, bus, device, variant)]
 
     async def end(bus: Bus) -> None:
         await drain(bus, Subjects(settings.prefix), worker, settings.worker.drain_s)

@@ -14,16 +14,7 @@ import msgspec
 from bus.messages.catalog import is_error, value_of
 from bus.port import BusError, Forbidden, KeyValueEntry
 from infaas.cli.options import DataDir, Json, Wide
-from infaas.cli.output import (
-    COMPUTED,
-    Column,
-    hardware_of,
-    number,
-    print_table,
-    print_variants,
-    quality_of,
-    show,
-)
+from infaas.cli.output import COMPUTED, Column, hardware_of, number, print_table, print_variants, quality_of, show
 from infaas.client import Client
 from infaas.connecting import find_sql, with_client
 from infaas.errors import Refused, denied

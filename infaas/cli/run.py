@@ -67,16 +67,9 @@ def run(*service: str, config: Path | None = None, data_dir: Path | None = None)
     async def wire(settings: "Settings", bus: "Bus") -> "list[Runtime]":
         return [runtime for each in wires for runtime in await each(settings, bus)]
 
-    from services.shell.host.process import stand_by  # noqa: PLC0415
     from services.shell.runtime.serve import serve  # noqa: PLC0415  (after the names have been checked)
 
-    stand_by(_used(service))
     return serve("+".join(service), settings_to_join(config, data_dir, os.environ), wire)
-
-
-def _used(service: Sequence[str]) -> list[str]:
-    """What these services load as they begin. Not onnxruntime: it starts a thread as it is loaded, and a copy without that thread hangs at its end."""
-    return ["uvloop", "bus.natsbus", "services.shell.settings", *["services.shell.objects"] * ("executor" in service)]
 
 
 def _run_in_own_process(name: str, config: Path | None, data_dir: Path | None) -> int:
@@ -102,9 +95,10 @@ def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
     It reads the database of the setting store.reader_dsn. Without that, it finds the system as the commands do; the system may
     start later.
     """
-    from dashboard.serve import CannotServe, ServeOptions, serve  # noqa: PLC0415
+    from dashboard.serve import RESTS_S, CannotServe, ServeOptions, serve  # noqa: PLC0415
     from infaas.connecting import SystemAddress  # noqa: PLC0415
     from services.core.settings.fields import listed  # noqa: PLC0415
+    from services.shell.http import inherited_socket, listen  # noqa: PLC0415
     from services.shell.runtime import telemetry  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
 
@@ -116,7 +110,9 @@ def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
         usage(str(error))
     telemetry.set_up(settings.log_level, "dashboard")
     section = settings.dashboard
+    visited = inherited_socket()  # of whoever starts this process for a visitor, and again for the next one
     options = ServeOptions(
+        rests_s=RESTS_S if visited else None,
         address=section.address,
         port=section.port,
         public_url=section.public_url,
@@ -126,7 +122,7 @@ def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
     reader = settings.store.reader_dsn
     system = SystemAddress(settings.bus.url, reader, settings.prefix) if reader else None
     try:
-        return serve(options, system)
+        return serve(options, system, lambda: visited or listen(section.address, section.port, of="dashboard"))
     except CannotServe as error:
         raise Failure(str(error)) from error
 
@@ -159,10 +155,11 @@ def settings_to_join(config: Path | None, data_dir: Path | None, environ: Mappin
 
 
 def _prepare(service: Sequence[str]) -> None:
-    """Import what the copies of a fork server share."""
+    """Import what the copies of a fork server share. Not onnxruntime: it starts a thread, and a copy without that thread hangs at its end."""
     for name in service[: service.index("--config")] if "--config" in service else service:
         _wire_of(name)
-    for used in (*_used(service), "infaas.connecting", "services.shell.runtime.serve"):
+    shell = [f"services.shell.{name}" for name in ("objects", "settings", "runtime.serve")]
+    for used in (*shell, "uvloop", "bus.natsbus", "infaas.connecting"):
         import_module(used)
 
 

@@ -121,6 +121,7 @@ def _plan(
     dashboard: bool,
     gateway: bool,
 ) -> "StackSpec":
+    from services.shell.host.machine import NO_GRPC, has_grpc  # noqa: PLC0415
     from services.shell.host.stack import StackSpec  # noqa: PLC0415
     from services.shell.prices import check_budget, place_of  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
@@ -135,6 +136,10 @@ def _plan(
         environ["INFAAS_MACHINES__KINDS__CPU__MAXIMUM"] = str(max_workers)
     try:
         settings = load(config, environ)
+        if gateway and settings.gateway.grpc_port and not has_grpc():
+            progress(f"no gRPC: {NO_GRPC}")
+            environ["INFAAS_GATEWAY__GRPC_PORT"] = "0"
+            settings = load(config, environ)
         check_budget(settings, workers, place_of(config, environ))
         _check_own_policies(settings)
     except SettingsError as error:

@@ -58,9 +58,7 @@ def query_kinds(variants: Variants) -> list[QueryKind]:
         QueryKind(name="accuracy ≥ 0.97", needs={"accuracy": 0.97}, weight=3),
         QueryKind(name="accuracy ≥ 0.985, within 50 ms", needs={"accuracy": 0.985, "latency_ms": 50.0}, weight=3),
         QueryKind(
-            name=f"accuracy ≥ 0.95, at most ${limit:g} per 1,000",
-            needs={"accuracy": 0.95, "cost": limit},
-            weight=3,
+            name=f"accuracy ≥ 0.95, at most ${limit:g} per 1,000", needs={"accuracy": 0.95, "cost": limit}, weight=3
         ),
         QueryKind(name="accuracy ≥ 0.999", needs={"accuracy": 0.999}, possible=False, weight=0.4),
         QueryKind(name="within 0.001 ms", needs={"latency_ms": 0.001}, possible=False, weight=0.4),

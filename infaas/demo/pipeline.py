@@ -182,10 +182,7 @@ def between(replies: Sequence[DemoReply], edges: Sequence[float]) -> list[dict[s
 
 
 def results(
-    replies: Sequence[DemoReply],
-    pictures: Labelled,
-    served: Mapping[str, Mapping[str, Any]],
-    seconds: float,
+    replies: Sequence[DemoReply], pictures: Labelled, served: Mapping[str, Mapping[str, Any]], seconds: float
 ) -> dict[str, Any]:
     """The whole and its phases. computed: what was not measured here. check: of right and wrong answers, how many it doubts.
 

@@ -6,12 +6,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from bus.messages.catalog import BatchingRule, VariantRecord, named_metric
-from bus.messages.fleet import (
-    AppSample,
-    ExecutorReport,
-    InstanceSample,
-    Tier,
-)
+from bus.messages.fleet import AppSample, ExecutorReport, InstanceSample, Tier
 from bus.messages.flow import Route
 from bus.messages.jobs import OFFLINE
 from bus.subjects import Subjects
@@ -21,12 +16,7 @@ from services.core.placement import Device
 from services.core.selection.instances import urgent_at
 from services.core.settings import ExecutorSettings
 from services.executor.batching import BatchingPolicy, BatchingRules, make_policy
-from services.executor.commands import (
-    LoadedModel,
-    MeasureProcess,
-    ProcessUse,
-    RunBatch,
-)
+from services.executor.commands import LoadedModel, MeasureProcess, ProcessUse, RunBatch
 from services.executor.queue import EdfQueue, QueuedQuery
 
 

@@ -12,6 +12,7 @@ from services.gateway.http.access import AccessControl, BadTokens
 from services.gateway.http.app import build
 from services.gateway.http.server import BadTls, HttpServer
 from services.gateway.registration import BadAllowedHosts
+from services.shell.host.machine import NO_GRPC, has_grpc
 from services.shell.host.running import inherited
 from services.shell.metrics.counts import process_families
 from services.shell.metrics.system import PAGE, SystemPage
@@ -33,6 +34,8 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         if settings.gateway.port:
             app, shedding = build(service, access)
             servers.append(HttpServer(app, settings.gateway, shedding))
+        if settings.gateway.grpc_port and not has_grpc():
+            raise SystemExit(f"gRPC: {NO_GRPC}")
         if settings.gateway.grpc_port:
             from services.gateway.rpc.server import GrpcServer  # noqa: PLC0415  (17 MB that a gateway without gRPC does not need)
 

@@ -10,14 +10,7 @@ from msgspec.structs import replace
 
 from bus.codec import encode, explain
 from bus.fields import faults
-from bus.messages.catalog import (
-    AppRecord,
-    PipelinePlan,
-    PipelineRecord,
-    PipelineVertex,
-    PlannedStage,
-    VariantRecord,
-)
+from bus.messages.catalog import AppRecord, PipelinePlan, PipelineRecord, PipelineVertex, PlannedStage, VariantRecord
 from bus.messages.public import Error
 from bus.messages.verbs import (
     DeleteApp,

@@ -198,11 +198,7 @@ class Registration:
         else:
             self.failures[name] = reason or "it failed without a reason"
         done = 1 - len(self.remaining) / len(self.plans)
-        self._advance(
-            "profiling",
-            self.ready(),
-            INSPECTED_AT + done * (BUILT_AT - INSPECTED_AT),
-        )
+        self._advance("profiling", self.ready(), INSPECTED_AT + done * (BUILT_AT - INSPECTED_AT))
         return True
 
     def ready(self) -> str:
@@ -306,9 +302,7 @@ class Registration:
         assert self.inspected is not None, "records follow an inspection"
         variants = (*self._measured(), *self.simulated)
         return PutRecords(
-            variants=variants,
-            model=self._model(self.inspected),
-            link=self.link(self.inspected) if newest else None,
+            variants=variants, model=self._model(self.inspected), link=self.link(self.inspected) if newest else None
         )
 
     def _model(self, inspected: ModelInspected) -> ModelRecord:

@@ -207,10 +207,7 @@ class Registrations:
         order = registration.order(worker, now, self.settings)
         kind = "inspect" if registration.phase == "inspect" else "build"
         subject = self.subjects.workshop(worker, kind)
-        return [
-            *self._publish(registration, now),
-            Publish(subject, order, reply=self.undelivered(registration.id)),
-        ]
+        return [*self._publish(registration, now), Publish(subject, order, reply=self.undelivered(registration.id))]
 
     def _order_undelivered(self, envelope: Envelope) -> list[Effect]:
         """The worker is alive but its workshop does not listen yet: most often it starts."""

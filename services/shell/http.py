@@ -299,8 +299,8 @@ async def fetch(host: str, port: int, path: str, timeout: float) -> Reply:
 LISTENING = "INFAAS_LISTENING_FD"  # the variable that tells a process which socket it inherits
 
 
-def listen(address: str, port: int, *, reuse: bool) -> socket.socket:
-    """A socket bound to the address. reuse: other gateways may bind to it, too. Raises OSError."""
+def listen(address: str, port: int, *, reuse: bool = False, of: str = "gateway") -> socket.socket:
+    """A socket bound to the address. reuse: other processes may bind to it, too. of: whose setting the port is. Raises OSError."""
     family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     found = socket.socket(family, kind, protocol)
     try:
@@ -310,7 +310,7 @@ def listen(address: str, port: int, *, reuse: bool) -> socket.socket:
         found.bind(where)
     except OSError as error:
         found.close()
-        raise OSError(f"{address}:{port}: {error.strerror}; set gateway.port to another one") from error
+        raise OSError(f"{address}:{port}: {error.strerror}; set {of}.port to another one") from error
     found.setblocking(False)
     return found
 

@@ -334,8 +334,10 @@ def own_memory_mb(pid: int) -> float:
 
 def test_the_dashboard_holds_little_memory_until_somebody_looks(tmp_path: Path) -> None:
     """A process that waits for its first visitor, by what the kernel says of it."""
-    code = "from dashboard.serve import ServeOptions, serve; serve(ServeOptions(address='127.0.0.1', port=0, public_url='', login='', allow=()), None)"
-    with script(code) as process:
+    options = "ServeOptions(address='127.0.0.1', port=0, public_url='', login='', allow=())"
+    with script(
+        f"import socket; from dashboard.serve import ServeOptions, serve; serve({options}, None, lambda: socket.create_server(('127.0.0.1', 0)))"
+    ) as process:
         assert "the dashboard is at" in read_line(process)
         maps = Path(f"/proc/{process.pid}/maps").read_text()
         assert not [name for name in ("pandas", "pyarrow", "numpy") if f"site-packages/{name}" in maps]

@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 from websockets.typing import Origin
 
 from tests.support.servers.nats import free_port
-from tests.support.servers.processes import environ, eventually, infaas, program, read_line
+from tests.support.servers.processes import environ, eventually, infaas, program, read_line, script
 from tests.support.servers.system import Whole
 
 
@@ -46,18 +46,19 @@ def alone(*options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str], s
 def test_a_system_has_one_and_says_where(system: Whole) -> None:
     for page in ("", "/_stcore/health"):  # another test may have had it killed
         assert eventually(lambda page=page: status(f"{system.dashboard}{page}") == 200)
+    assert len(system.pids("dashboard")) == 1
 
 
 def test_it_knows_no_password_that_writes(system: Whole) -> None:
     secret = (system.directory / "writer.secret").read_text().strip()
-    assert eventually(lambda: len(system.pids("dashboard")) > 0)  # another test may have had it killed
+    assert eventually(lambda: status(system.dashboard) == 200)  # it runs while there are visitors
     for pid in system.pids("dashboard"):
         assert secret not in Path(f"/proc/{pid}/environ").read_text()
     assert secret not in (system.directory / "logs" / "dashboard.log").read_text()
 
 
 def test_it_is_started_again(system: Whole) -> None:
-    assert eventually(lambda: len(system.pids("dashboard")) == 1)
+    assert eventually(lambda: status(system.dashboard) == 200)
     (before,) = system.pids("dashboard")
     os.kill(before, signal.SIGKILL)
     assert eventually(lambda: before not in system.pids("dashboard") and status(system.dashboard) == 200)
@@ -99,6 +100,28 @@ def test_behind_a_proxy_it_has_the_path_and_the_origin_that_visitors_see(tmp_pat
             f"ws://{where}/board/_stcore/stream", origin=Origin("https://infaas.example.org"), open_timeout=60
         ):
             pass
+
+
+# The dashboard's process, as the supervisor starts it for a visitor. Half a second without any is enough for it.
+RESTS = """
+import socket, sys
+from dashboard.serve import ServeOptions, serve
+from services.shell.http import listen
+entrance = listen("127.0.0.1", 0)
+entrance.listen()
+host, port = entrance.getsockname()
+for _ in range(int(sys.argv[1])):
+    socket.create_connection((host, port)).close()
+options = ServeOptions(address=host, port=port, public_url="", login="", allow=(), rests_s=0.5)
+print("ended", serve(options, None, lambda: entrance), "streamlit" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("visitors", [0, 1])
+def test_started_for_a_visitor_it_ends_when_there_has_been_none_for_a_while(visitors: int) -> None:
+    with script(RESTS, str(visitors)) as process:
+        assert read_line(process).startswith("the dashboard is at")
+        assert read_line(process) == f"ended 0 {visitors > 0}"
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null"])

@@ -173,47 +173,30 @@ def test_one_child_can_be_stopped_alone_and_another_started_meanwhile(tmp_path: 
         assert not [pid for pid in second.values() if alive(pid)]
 
 
-# A child whose spare waits; both are told, and a fork server and its copy.
-SPARE = """
-import asyncio, json, os, sys
+# A copy of a fork server; both are told.
+COPY = """
+import asyncio, json, os
 from services.shell.host import process
-from services.shell.host.running import shared
-from services.shell.host.supervise import Child, Supervisor
-
-WAITS = "import json, time; from services.shell.host.process import stand_by; stand_by(['json']); time.sleep(600)"
+from services.shell.host.supervise import Supervisor
 
 async def main():
-    supervisor, running, standby = Supervisor(), shared(), process.StandBy()
-
-    def launch():
-        command = [sys.executable, "-c", WAITS]
-        return process.start_service(command, log=None, cwd=".", standby=standby, running=running)
-
-    supervisor.start(Child("it", launch, standby=standby, running=running, hung=600.0))
-    while not running.spare:
-        await asyncio.sleep(0.01)
+    supervisor = Supervisor()
     before = process.child_pids()
     forks = process.ForkServer(["dispatcher"], None, os.environ, None)
     forks.wait_ready()
     nowhere = process.with_our_source({**os.environ, "INFAAS_BUS__URL": "nats://127.0.0.1:1", "INFAAS_METRICS__PORT": "0"})
     process.start_service(process.service_command(["dispatcher"], None), log=None, environ=nowhere, forks=forks)
     copies = sorted(process.child_pids() - before)
-    print(json.dumps([supervisor.pids["it"], running.spare, *copies]), flush=True)
-    first = supervisor.pids["it"]
-    while supervisor.pids.get("it") in (None, first) or not running.spare:
-        await asyncio.sleep(0.01)
-    print(json.dumps([supervisor.pids["it"], running.spare]), flush=True)
+    print(json.dumps(copies), flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
 """
 
 
-def test_what_has_taken_over_and_its_spare_and_copies_die_with_a_killed_supervisor() -> None:
-    with script(SPARE) as supervisor:
-        first, spare, server, copy = next_fact(supervisor)
-        os.kill(first, signal.SIGKILL)
-        second, next_ = next_fact(supervisor)
-        assert second == spare
+def test_a_fork_server_and_its_copies_die_with_a_killed_supervisor() -> None:
+    with script(COPY) as supervisor:
+        processes = next_fact(supervisor)
+        assert len(processes) == 2
         supervisor.kill()
-        assert eventually(lambda: not any(map(alive, (second, next_, server, copy))))
+        assert eventually(lambda: not any(map(alive, processes)))

@@ -30,7 +30,10 @@ def normal(distribution: str) -> str:
 def named() -> frozenset[str]:
     """The distributions that pyproject.toml names, extras of others and `dev` included. What they bring besides may change with them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["dev"]]
+    for line in lines:
+        lines += [one for extra in Requirement(line).extras if line.startswith("infaas[") for one in extras[extra]]
     found = [Requirement(line) for line in lines]
     found += [
         of

@@ -16,14 +16,7 @@ from bus.messages.events import AppObjective
 from bus.messages.fleet import LoadReply, WorkerHeartbeat
 from bus.messages.scaling import AskToMove, DemandHistory, DemandReport, LeaderRecord, MachineRecord, PipelineArrivals
 from bus.subjects import Subjects
-from services.autoscaler.vms.commands import (
-    LEADER,
-    ControllerEffects,
-    Inventory,
-    ProviderTraits,
-    Turn,
-    worker_of_key,
-)
+from services.autoscaler.vms.commands import LEADER, ControllerEffects, Inventory, ProviderTraits, Turn, worker_of_key
 from services.autoscaler.vms.drain import MachineDrain
 from services.autoscaler.vms.fleet import Fleet
 from services.autoscaler.vms.growth import MachineGrowth
@@ -34,14 +27,7 @@ from services.autoscaler.vms.pipelines import PipelineReplication
 from services.autoscaler.vms.placement import Moves
 from services.autoscaler.vms.planner import FleetPlanner
 from services.autoscaler.vms.problem import FleetProblems
-from services.autoscaler.vms.rules import (
-    FleetLimits,
-    PricedKind,
-    Remove,
-    WorkerSummary,
-    hardware_needs,
-    removal,
-)
+from services.autoscaler.vms.rules import FleetLimits, PricedKind, Remove, WorkerSummary, hardware_needs, removal
 from services.core.actor import (
     NOTHING,
     After,

@@ -212,12 +212,7 @@ class ControllerEffects:
     def worker_state(self, now: float, worker: str, hardware: str, old: str, new: str, reason: str) -> Effect:
         return Record(
             WorkerEvent(
-                time=now,
-                worker=worker,
-                hardware=hardware,
-                from_state=old,
-                to_state=new,
-                reason=self._mark + reason,
+                time=now, worker=worker, hardware=hardware, from_state=old, to_state=new, reason=self._mark + reason
             )
         )
 

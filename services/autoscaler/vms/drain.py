@@ -221,10 +221,7 @@ class MachineDrain(Struct, eq=False):
             self.fleet.forget(worker)
             self._spared.pop(worker, None)
             self.forget()
-            return [
-                self.effects.scaling(turn.now, "remove_worker", worker, self._reason),
-                self.effects.delete(worker),
-            ]
+            return [self.effects.scaling(turn.now, "remove_worker", worker, self._reason), self.effects.delete(worker)]
         self._next_try = turn.now + PAUSES[min(self._tries, len(PAUSES) - 1)]
         self._tries += 1
         if not error or self._tries != 1:

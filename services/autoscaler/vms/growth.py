@@ -85,13 +85,7 @@ class MachineGrowth(Struct, eq=False):
         return self.add(need.hardware, self._chosen(need, turn), turn, place)[1]
 
     def _chosen(self, need: HardwareNeed, turn: Turn) -> Add | Blocked:
-        return choose_machine(
-            need,
-            self._summaries(turn),
-            self.limits,
-            self.memory_share,
-            *self._hindrances(turn),
-        )
+        return choose_machine(need, self._summaries(turn), self.limits, self.memory_share, *self._hindrances(turn))
 
     def for_need(self, need: HardwareNeed, turn: Turn) -> tuple[str | None, list[Effect]]:
         """For an ask: a machine that is being removed and can stay, one that boots already, or a new one."""
@@ -112,12 +106,7 @@ class MachineGrowth(Struct, eq=False):
 
     def keep_minimum(self, closed: Collection[str], turn: Turn) -> list[Effect]:
         """A machine for a kind that is below its minimum. closed: workers that must go, which do not count."""
-        chosen = below_minimum(
-            self._summaries(turn),
-            self.limits,
-            *self._hindrances(turn),
-            closed,
-        )
+        chosen = below_minimum(self._summaries(turn), self.limits, *self._hindrances(turn), closed)
         if isinstance(chosen, Add):
             _, found = self.add(("", False), chosen, turn)
             return found
@@ -173,13 +162,7 @@ class MachineGrowth(Struct, eq=False):
         if count <= 0:
             self._refused.discard(kind.name)
         for _ in range(count):
-            chosen = affordable(
-                kind,
-                why,
-                self._summaries(turn),
-                self.limits,
-                *self._hindrances(turn),
-            )
+            chosen = affordable(kind, why, self._summaries(turn), self.limits, *self._hindrances(turn))
             if isinstance(chosen, Blocked):
                 if chosen.reason and kind.name not in self._refused:
                     self._refused.add(kind.name)

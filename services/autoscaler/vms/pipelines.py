@@ -15,11 +15,7 @@ from bus.codec import encode
 from bus.messages.catalog import PipelinePlan, PipelineVertex, PlannedStage
 from bus.messages.events import PipelineEvent
 from bus.messages.scaling import PipelineArrivals, PipelineReplicas
-from services.autoscaler.vms.commands import (
-    STORE_S,
-    SaveReplicas,
-    Turn,
-)
+from services.autoscaler.vms.commands import STORE_S, SaveReplicas, Turn
 from services.autoscaler.vms.planner import FleetPlanner
 from services.autoscaler.vms.problem import FleetProblems, Reservation
 from services.core.actor import Do, Effect, Record

@@ -351,10 +351,7 @@ class FleetProblems:
             for end in ends[middle]
         ]
         return ClassNeed(
-            name=one.app,
-            load=mean,
-            options={v: _steps(found) for v, found in ends.items()},
-            layers=_steps(shares),
+            name=one.app, load=mean, options={v: _steps(found) for v, found in ends.items()}, layers=_steps(shares)
         )
 
     def _budget(self, pools: Iterable[_PoolDevices]) -> float:

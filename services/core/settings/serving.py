@@ -231,7 +231,6 @@ class WorkerSettings(Section, frozen=True, kw_only=True):
         Number(most=3600, zero="not at all"),
         "Seconds that queued work may take when `infaas run worker` is stopped.",
     ] = 20.0
-    standby: Annotated[bool, "Another executor process waits, and takes over at once when the first one ends."] = True
     executor_nkey: Annotated[
         str, "Credentials of the executors of `infaas run worker`, where they are not bus.nkey_seed."
     ] = ""

@@ -306,7 +306,9 @@ def framework() -> ModuleType:
     try:
         import onnxruntime  # noqa: PLC0415  # only where models run
     except ImportError as error:
-        raise BackendUnavailable(f"onnxruntime cannot be imported: {plain(error)}") from error
+        raise BackendUnavailable(
+            f"onnxruntime cannot be imported: {plain(error)} (pip install 'infaas[up]')"
+        ) from error
     onnxruntime.set_default_logger_severity(3)
     module: ModuleType = onnxruntime
     return module

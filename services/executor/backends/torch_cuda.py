@@ -221,12 +221,7 @@ class GraphHandle(TorchHandle):
     """
 
     def __init__(
-        self,
-        torch: ModuleType,
-        program: Any,
-        spec: LoadSpec,
-        stream: Callable[[], DeviceStream],
-        device_name: str,
+        self, torch: ModuleType, program: Any, spec: LoadSpec, stream: Callable[[], DeviceStream], device_name: str
     ) -> None:
         named, self._given = program.graph_signature, slots(program, spec)
         most = spec.max_batch if self._given is not None else 0

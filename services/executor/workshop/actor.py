@@ -53,18 +53,23 @@ class WorkshopOrder(Struct, frozen=True, kw_only=True):
         return order.registration if order is not None else ""
 
     @property
+    def of_torch(self) -> bool:
+        order = self.inspect or self.build
+        return order is not None and order.format in ("pt2", "torchscript")
+
+    @property
     def kind(self) -> str:
         return "inspect" if self.inspect is not None else "build"
 
 
 class StopOrder(Struct, frozen=True):
-    """Stop the order of this registration that is being carried out; comes back as None once its processes are gone."""
+    """Stop the order of this registration that is being carried out; comes back as None once its processes are gone. "": only those that wait."""
 
     registration: str
 
 
 class HelperInput(Struct, frozen=True, kw_only=True):
-    """One order, the bus to publish on, the limits of sandboxes, and an empty directory that the executor's process removes."""
+    """What its process reads, once or, for the orders of one registration, again: one order, the bus to publish on, the limits of sandboxes, and an empty directory that the executor's process removes."""
 
     order: WorkshopOrder
     url: str
@@ -167,8 +172,7 @@ class WorkshopActor(Actor):
         subject, step = self._subjects.registrar("progress"), "waiting for another model"
         reports = [
             Publish(
-                subject,
-                WorkProgress(registration=order.registration, worker=self._worker, step=step, progress=0.0),
+                subject, WorkProgress(registration=order.registration, worker=self._worker, step=step, progress=0.0)
             )
             for order in self._waiting
         ]
@@ -179,7 +183,8 @@ class WorkshopActor(Actor):
         orders = [order for order in (self._current, *self._waiting) if order is not None]
         self._current = None
         self._waiting.clear()
-        return [self._finished(order, "the worker is stopping", lost=True) for order in orders]
+        told = [self._finished(order, "the worker is stopping", lost=True) for order in orders]
+        return [*told, Do("stop", StopOrder(""), GRACE_S)]
 
     def _finished(self, order: WorkshopOrder, reason: str, *, lost: bool = False) -> Effect:
         return Publish(

@@ -1,4 +1,4 @@
-"""Starts the trusted helper process for one order and waits for it. Order, bus and limits go to its standard input."""
+"""Starts the trusted helper process for the orders of one registration and waits for it. Order, bus and limits go to its standard input."""
 
 import asyncio
 import os
@@ -6,13 +6,13 @@ import shutil
 import sys
 from pathlib import Path
 
-from bus.codec import encode
 from services.core.settings import Settings
 from services.executor.workshop.actor import HelperInput, StopOrder, WorkshopOrder
-from services.shell.child import how_ended, kill_group
+from services.shell.child import framed, how_ended, kill_group, read_frame
 from services.shell.host.process import with_our_source
 from services.shell.settings import login_of
 
+KEPT_S = 10.0  # s that a helper which has inspected a model waits for the order to build its variants
 LAST_WORDS = 400  # characters of the helper's last output that go into an error
 
 
@@ -26,6 +26,7 @@ class WorkshopEdge:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._under_way: dict[str, asyncio.Task[None]] = {}  # by registration
+        self._kept: dict[str, asyncio.subprocess.Process] = {}  # helpers that have inspected a model, by registration
         self._workers = Path(settings.data_dir).absolute() / "workers"
 
     async def perform(self, command: WorkshopOrder | StopOrder) -> None:
@@ -35,6 +36,7 @@ class WorkshopEdge:
         """
         if isinstance(command, StopOrder):
             await self._stop(command.registration)
+            await self._end_kept(command.registration)
             return
         work = self._under_way[command.registration] = asyncio.create_task(self._carry_out(command))
         try:
@@ -58,32 +60,66 @@ class WorkshopEdge:
             shutil.rmtree(directory, ignore_errors=True)
 
     async def _run(self, command: WorkshopOrder, directory: str) -> None:
-        process = await asyncio.create_subprocess_exec(
+        helper = await self._helper(command.registration)
+        task = HelperInput(
+            order=command,
+            url=self._settings.bus.url,
+            login=login_of(self._settings.bus),
+            prefix=self._settings.prefix,
+            limits=self._settings.registrar,
+            directory=directory,
+        )
+        if helper.stdin is None or helper.stdout is None:
+            raise WorkshopFailed("its process could not be started")
+        done = False
+        try:
+            helper.stdin.write(framed(task))
+            await read_frame(helper.stdout, 1)
+            done = True
+        except (asyncio.IncompleteReadError, OSError):
+            words = await _ended(helper)
+            last = " ".join(words.decode(errors="replace").split())[-LAST_WORDS:]
+            raise WorkshopFailed(
+                f"its process {how_ended(helper.returncode or 0)}: {last or 'it wrote nothing'}"
+            ) from None
+        finally:
+            if done and command.inspect is not None:
+                self._kept[command.registration] = helper
+                asyncio.get_running_loop().call_later(KEPT_S, self._let_go, helper)
+            else:
+                await _ended(helper)
+
+    async def _helper(self, registration: str) -> asyncio.subprocess.Process:
+        """That of the registration's inspection, if it is there; what it has imported and connected to is there already."""
+        kept = self._kept.pop(registration, None)
+        if kept is not None and kept.returncode is None:
+            return kept
+        await self._end_kept("")
+        return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "services.executor.workshop",
             stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=_environment(),
             start_new_session=True,
         )
-        try:
-            task = HelperInput(
-                order=command,
-                url=self._settings.bus.url,
-                login=login_of(self._settings.bus),
-                prefix=self._settings.prefix,
-                limits=self._settings.registrar,
-                directory=directory,
-            )
-            _, words = await process.communicate(encode(task))
-        finally:
-            kill_group(process.pid)
-            code = await process.wait()
-        if code != 0:
-            last = " ".join(words.decode(errors="replace").split())[-LAST_WORDS:]
-            raise WorkshopFailed(f"its process {how_ended(code)}: {last or 'it wrote nothing'}")
+
+    def _let_go(self, helper: asyncio.subprocess.Process) -> None:
+        """Nothing came for it, unless it works."""
+        if helper in self._kept.values():
+            kill_group(helper.pid)
+
+    async def _end_kept(self, registration: str) -> None:
+        for name in [name for name in self._kept if not registration or name == registration]:
+            await _ended(self._kept.pop(name))
+
+
+async def _ended(helper: asyncio.subprocess.Process) -> bytes:
+    """End it; returns what it wrote last."""
+    kill_group(helper.pid)
+    return (await helper.communicate())[1]
 
 
 def _emptied(directory: Path) -> None:

@@ -69,11 +69,18 @@ MODEL, VALIDATION, REFERENCE = "model", "validation.npz", "reference.npy"
 
 
 class Helper:
-    """One order of one worker. directory: empty; the process that started this one removes it."""
+    """One order of one worker. directory: empty; the process that started this one removes it. forks: of which its sandboxes are copies."""
 
     def __init__(
-        self, bus: Bus, subjects: Subjects, limits: RegistrarSettings, order: WorkshopOrder, directory: Path
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        limits: RegistrarSettings,
+        order: WorkshopOrder,
+        directory: Path,
+        forks: supervisor.TorchForks | None = None,
     ) -> None:
+        self._forks = forks
         self._bus, self._subjects, self._settings, self._order = bus, subjects, limits, order
         self._directory = directory
         self._until = time.monotonic() + limits.seconds
@@ -104,10 +111,7 @@ class Helper:
         self._publish(
             "finished",
             WorkFinished(
-                registration=self._order.registration,
-                worker=self._order.worker,
-                order=self._order.kind,
-                reason=reason,
+                registration=self._order.registration, worker=self._order.worker, order=self._order.kind, reason=reason
             ),
         )
         await self._bus.flush()
@@ -320,7 +324,7 @@ class Helper:
                 self._report(frame.step, share)
 
         async with _relayed(self._engine) as relay:
-            await supervisor.run(task, limits, on_frame, relay)
+            await supervisor.run(task, limits, on_frame, relay, self._forks if hardware == CPU else None)
         refused = [frame for frame in frames if isinstance(frame, TaskRefused)]
         if refused:
             raise UploadRejected(refused[-1].reason[:600])

@@ -101,8 +101,7 @@ class Pages:
         }
         if known:
             apps = _table(
-                ("App", "Inputs", "Models"),
-                [(_link(f"/apps/{app}", app), *self._about(app)) for app in known],
+                ("App", "Inputs", "Models"), [(_link(f"/apps/{app}", app), *self._about(app)) for app in known]
             )
         elif self._protected:
             apps = "<p>Apps are listed for those with a token: <a href='/docs'>Documentation</a> asks for it.</p>"

@@ -175,10 +175,7 @@ WATCH_INTERVAL_S = 0.5  # between two comparisons of the status for a client tha
 def health_handlers(service: GatewayService, calls: Calls) -> dict[str, Any]:
     """The methods of `grpc.health.v1.Health`, by name."""
     health = HealthService(service, calls)
-    return {
-        "Check": calls.unary(health.check, Right.NONE),
-        "Watch": calls.stream(health.watch, Right.NONE),
-    }
+    return {"Check": calls.unary(health.check, Right.NONE), "Watch": calls.stream(health.watch, Right.NONE)}
 
 
 class HealthService:

@@ -16,15 +16,7 @@ from bus.tensors import BadTensor, items, pack_texts, texts, unknown_datatype
 from bus.values import TensorFields, from_bytes, packed, to_list
 from infaas.answers import Answer
 from services.gateway.errors import BadRequest, RequestFailed
-from services.gateway.oip.infer import (
-    MAX_TENSORS,
-    SHARED,
-    InferRequest,
-    WantedOutput,
-    flag,
-    output_of,
-    wanted_outputs,
-)
+from services.gateway.oip.infer import MAX_TENSORS, SHARED, InferRequest, WantedOutput, flag, output_of, wanted_outputs
 from services.gateway.oip.parameters import ignored, parameters_of
 from services.gateway.rpc.messages import INFERENCE
 
@@ -236,11 +228,7 @@ def _tensor(given: Any, raw: Any, where: str) -> TensorFields:
         return from_bytes(given.datatype, shape, raw, where)
     if not typed:
         raise BadRequest(f"{where} has neither contents nor an element of raw_input_contents")
-    return {
-        "datatype": given.datatype,
-        "shape": shape,
-        "data": to_data(given.contents, given.datatype, shape, where),
-    }
+    return {"datatype": given.datatype, "shape": shape, "data": to_data(given.contents, given.datatype, shape, where)}
 
 
 def _read_all(parameters: Any, where: str) -> dict[str, Any]:

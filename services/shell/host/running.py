@@ -26,8 +26,7 @@ _LET_GO_AT = _ROLE_AT + 1  # GO or SUCCEEDED, by the supervisor
 _NUMBER_AT = _LET_GO_AT + 2
 _UIDS_AT = _NUMBER_AT + _NUMBER.size
 _KEPT_AT = _UIDS_AT + UID * MOST
-_SPARE_AT = _KEPT_AT + SIZE
-_SIZE = _SPARE_AT + _NUMBER.size
+_SIZE = _KEPT_AT + SIZE
 
 READY, LEAVES = 1, 2  # it can do its work; it was asked to end
 BESIDE, AFTER = 1, 2  # a successor: it works beside the one before it, or begins when that one has ended
@@ -112,16 +111,6 @@ class Running:
     def kept(self) -> Kept:
         """What its successor must have if it is killed."""
         return Kept(self._memory, _KEPT_AT)
-
-    @property
-    def spare(self) -> int:
-        """The id of the process that waits to do its work when it has ended (`process.stand_by`). 0: none."""
-        found: int = _NUMBER.unpack_from(self._memory, _SPARE_AT)[0]
-        return found
-
-    @spare.setter
-    def spare(self, pid: int) -> None:
-        _NUMBER.pack_into(self._memory, _SPARE_AT, pid)
 
     # -- said by its supervisor
 

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -106,8 +106,11 @@ class Stack:
         self._supervisor.changed = self._tell_parts
         self._chosen: dict[str, int] = {}
         self._log: logging.Handler | None = None
-        self._listening: socket.socket | None = None
+        self._listening: dict[
+            str, socket.socket
+        ] = {}  # by child: where connections wait while none of its processes accepts them
         self._forks: process.ForkServer | None = None
+        self._await_visitor: Callable[[], None] | None = None
         self.notices: list[str] = []  # what `start` did otherwise than usual, for people
 
     async def start(self) -> SystemEndpoints:
@@ -225,8 +228,9 @@ class Stack:
         await self._supervisor.stop()
         if self._metrics is not None:
             await self._metrics.close()
-        if self._listening is not None:
-            self._listening.close()
+        for listening in self._listening.values():
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
         self._claims.release()
         self._lock.release()
         if self._log is not None:
@@ -328,16 +332,19 @@ class Stack:
             if self._spec.dashboard:  # its start page links the dashboard
                 more["INFAAS_DASHBOARD__PUBLIC_URL"] = self._dashboard_url
             more["INFAAS_GATEWAY__REUSE_PORT"] = "true"  # a gateway and its successor listen for gRPC at once
-            self._listening = self._listen(self._chosen.get("gateway", 0))
+            if port := self._chosen.get("gateway"):
+                self._listen(
+                    "gateway", self._spec.settings.gateway.address, port, reuse=self._spec.settings.gateway.reuse_port
+                )
             self._service("gateway", ["gateway"], environ | more, notice=self._spec.settings.gateway.drain_s)
 
-    def _listen(self, port: int) -> socket.socket | None:
-        """The gateway's socket for HTTP: what comes while no gateway process accepts it waits. None: the process may say why it cannot listen."""
-        settings = self._spec.settings.gateway
+    def _listen(self, name: str, address: str, port: int, *, reuse: bool = False) -> socket.socket:
+        """Open a child's socket, which it inherits; raises ServerError."""
         try:
-            return listen(settings.address, port, reuse=settings.reuse_port) if port else None
-        except OSError:
-            return None
+            self._listening[name] = listen(address, port, reuse=reuse, of=name)
+        except OSError as error:
+            raise ServerError(f"the {name} cannot listen on {error}") from error
+        return self._listening[name]
 
     def _start_worker(self, worker: str, kind: str) -> None:
         """Start the processes of one worker; raises ServerError."""
@@ -359,9 +366,20 @@ class Stack:
             self._metrics.remove(child.name for child in children)
 
     def _start_dashboard(self, port: int, environ: Mapping[str, str], reader: str) -> str:
-        """Start the dashboard and return its URL. Nothing waits for it."""
+        """Listen for visitors, and return its URL. Its process runs while there are any; the first one's connection waits until then."""
         more = {"INFAAS_STORE__READER_DSN": reader, "INFAAS_STORE__DSN": "", "INFAAS_DASHBOARD__PORT": str(port)}
-        self._service("dashboard", ["dashboard"], {**environ, **more})
+        loop, entrance = (
+            asyncio.get_running_loop(),
+            self._listen("dashboard", self._spec.settings.dashboard.address, port),
+        )
+        entrance.listen()
+
+        def visited() -> None:
+            loop.remove_reader(entrance)
+            self._service("dashboard", ["dashboard"], {**environ, **more})
+
+        self._await_visitor = partial(loop.add_reader, entrance, visited)
+        loop.add_reader(entrance, visited)
         return self._dashboard_url
 
     @property
@@ -389,16 +407,14 @@ class Stack:
         command = process.service_command(services, self._spec.config)
         port = self._metrics.port_for(name) if self._metrics is not None and services != ["dashboard"] else 0
         environ = {**environ, "INFAAS_METRICS__PORT": str(port)}
-        listening = self._listening if services == ["gateway"] else None
+        listening = self._listening.get(name)
         if listening is not None:
             environ[LISTENING] = str(listening.fileno())
         running = shared() if services != ["dashboard"] else None
-        alone = services == ["dispatcher"] and self._spec.dispatchers == 1  # nobody else takes a query meanwhile
-        standby = process.StandBy() if alone or (worker is not None and worker.standby) else None
 
         def launch() -> subprocess.Popen[bytes] | process.Taken:
             return process.start_service(
-                command, log=file, environ=environ, cwd=Path.cwd(), standby=standby, running=running,
+                command, log=file, environ=environ, cwd=Path.cwd(), running=running,
                 keep_open=() if listening is None else (listening.fileno(),),
                 forks=self._forks if running is not None else None,
             )  # fmt: skip
@@ -413,8 +429,9 @@ class Stack:
         serves = worker is not None or bool({"dispatcher", "monitor", "gateway"}.intersection(services))
         again = None if running is None else partial(self._child, name, services, environ, worker, notice)
         return Child(
-            name, launch, SERVICES, steps, exited if worker else None, standby, running, serves=serves, again=again,
+            name, launch, SERVICES, steps, exited if worker else None, running, serves=serves, again=again,
             succession=AFTER if "monitor" in services else BESIDE,
+            rests=self._await_visitor if services == ["dashboard"] else None,
         )  # fmt: skip
 
     def _service_environ(self, more: Mapping[str, str]) -> dict[str, str]:

@@ -17,26 +17,19 @@ from services.shell.host.process import (
     AT_ONCE,
     POLITE,
     ServerError,
-    StandBy,
     Steps,
     Taken,
     adopt_orphans,
     child_pids,
     end_orphans,
-    end_spare,
 )
 from services.shell.host.running import BESIDE, GO, LEAVES, READY, SUCCEEDED, Running
 from services.shell.host.watch import HUNG, LONGEST, LOOK, TOLD, ProcessStillness, Seen, SystemPart, threads_of
 
 log = logging.getLogger(__name__)
 
-PAUSES = (
-    0.1,
-    0.2,
-    0.5,
-    1.0,
-    2.0,
-)  # s before the first, second, ... restart in a row. A worker is back within 5 s after any of them
+# s before the first, second, ... restart in a row: the query that ended a process ends another one. A worker is back within 5 s after any of them.
+PAUSES = (0.0, 0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 SETTLED = 5.0  # s of life after which an end counts as the first again
 ASK = 0.5  # s between questions to a server
 SUCCEED_S = 60.0  # s that a process which is to leave waits for its successor, as long as no second signal comes
@@ -65,10 +58,10 @@ class Child:
 
     launch: starts the process, from the main thread (may raise ServerError). stage: children of the highest stage are stopped
     first. steps: the signals that stop it. on_exit: called at once when it ends unasked, or since it hung, with the reason in words and whether its
-    successor does its work already. standby: of a process that leaves a spare, which takes over at once (`process.stand_by`).
-    running: where it counts the turns of its loop. asked: a small question to a server that counts none; it ends with the answer, or raises OSError.
+    successor does its work already. running: where it counts the turns of its loop. asked: a small question to a server that counts none; it ends with the answer, or raises OSError.
     hung: s of stillness after which it is ended (`watch`). serves: queries need it. again: makes the same child once more, with memory of its
-    own: a process that was asked to end (SIGTERM) goes when this successor is ready. succession: BESIDE or AFTER (`running`).
+    own: a process that was asked to end (SIGTERM) goes when this successor is ready. succession: BESIDE or AFTER (`running`). rests: called when it
+    has ended with the exit code 0, since nobody needs it: it is not started again.
     """
 
     name: str
@@ -76,13 +69,13 @@ class Child:
     stage: int = 1
     steps: Steps = POLITE
     on_exit: Callable[[str, bool], None] | None = None
-    standby: StandBy | None = None
     running: Running | None = None
     asked: Callable[[], Awaitable[object]] | None = None
     hung: float = HUNG
     serves: bool = True
     again: "Callable[[], Child] | None" = None
     succession: int = BESIDE
+    rests: Callable[[], None] | None = None
 
 
 class Supervisor:
@@ -209,6 +202,11 @@ class Supervisor:
                     child.running.leave()
                 if child in self._stopping and child not in self._leaving:
                     return
+                if child.rests is not None and code == 0:
+                    self._forget(child)
+                    self.changed()
+                    child.rests()
+                    return
                 self._tell_end(child, code)
                 self.changed()
             if child in self._leaving and self._goes_on(child) and not self._succeeded(child):
@@ -217,8 +215,6 @@ class Supervisor:
             if child in self._stopping or child in self._leaving:  # its successor runs
                 return
             pause = backoff.after(lived)
-            if self._take_over(child):
-                continue
             await asyncio.sleep(pause)
             if child in self._stopping:
                 return
@@ -335,10 +331,10 @@ class Supervisor:
         return child in self._leaving and (ours is None or ours.said == READY)
 
     def _goes_on(self, child: Child) -> bool:
-        """Whether it is started again itself if it ends before its successor is ready: a spare is quicker, and who was told of its end (`on_exit`)
-        takes a successor, which begins with what it knows of this one, for the one that has ended.
+        """Whether it is started again itself if it ends before its successor is ready: who was told of its end takes a successor, which begins
+        with what it knows of this one, for the one that has ended.
         """
-        return child.on_exit is not None or (child.running is not None and child.running.spare > 0)
+        return child.on_exit is not None
 
     async def _call_off(self, child: Child) -> None:
         """It ends before its successor is ready."""
@@ -348,19 +344,6 @@ class Supervisor:
         self._stopping.add(successor)
         await self._stop(successor, AT_ONCE)
         self._forget(successor)
-
-    def _take_over(self, child: Child) -> bool:
-        """Its spare runs in its place, if there is one."""
-        if child.standby is None or child.running is None:
-            return False
-        self._hold(child)
-        spare = child.standby.begin(child.running)
-        if spare is None:
-            return False
-        self.restarts[child.name] += 1
-        self._running[child] = spare
-        self.changed()
-        return True
 
     def _relaunch(self, child: Child) -> None:
         self.restarts[child.name] += 1
@@ -382,8 +365,6 @@ class Supervisor:
 
     async def _stop(self, child: Child, steps: Steps | None = None) -> None:
         keeping = self._keeping[child]
-        if child.standby is not None:
-            child.standby.close()
         process = self._running.get(child)
         if process is None:  # it waits to be started again
             keeping.cancel()
@@ -399,8 +380,6 @@ class Supervisor:
                     break
         with suppress(asyncio.CancelledError):
             await keeping
-        if child.standby is not None and child.running is not None:
-            end_spare(child.running)
 
 
 async def ended(process: Process) -> None:

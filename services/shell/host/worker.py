@@ -166,18 +166,17 @@ class WorkerHost:
         environ = process.with_our_source(environ)
 
         running = shared()
-        standby = process.StandBy() if stage == EXECUTOR and self._settings.worker.standby else None
 
         def launch() -> subprocess.Popen[bytes] | process.Taken:
             return process.start_service(
-                command, log=None, environ=environ, cwd=Path.cwd(), standby=standby, running=running, forks=self._forks
+                command, log=None, environ=environ, cwd=Path.cwd(), running=running, forks=self._forks
             )
 
         if stage != EXECUTOR:
             self._supervisor.start(Child(name, launch, stage, STEPS, running=running))
             return
         ended = partial(self._executor_ended, running)
-        self._supervisor.start(Child(name, launch, stage, STEPS, ended, standby, running))
+        self._supervisor.start(Child(name, launch, stage, STEPS, ended, running))
 
     def _executor_ended(self, running: Running | None, reason: str, succeeded: bool) -> None:
         if self._bus is not None:

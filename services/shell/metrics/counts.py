@@ -122,10 +122,7 @@ class EventTotals:
         )
         self._busy = counter("infaas_busy_seconds_total", "Time that instances computed.", *spent)
         self._scaling = counter(
-            "infaas_scaling_actions_total",
-            "Loads, evictions and other actions, by who decided.",
-            "scaler",
-            "action",
+            "infaas_scaling_actions_total", "Loads, evictions and other actions, by who decided.", "scaler", "action"
         )
         self._states = counter("infaas_state_changes_total", "Instances that changed their state.", "to")
         self._workers = counter("infaas_worker_changes_total", "Workers that changed their state.", "to")

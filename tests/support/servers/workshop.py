@@ -46,7 +46,11 @@ LIMITS = RegistrarSettings(seconds=240.0, memory_mb=2048, max_model_mb=16)
 
 
 async def in_this_process(
-    task: SandboxTask, limits: SandboxLimits, on_frame: Callable[[Frame], None], relay: int | None = None
+    task: SandboxTask,
+    limits: SandboxLimits,
+    on_frame: Callable[[Frame], None],
+    relay: int | None = None,
+    forks: object = None,
 ) -> None:
     """The work of a sandbox, in place of `supervisor.run`."""
     frames: list[bytes] = []

@@ -58,7 +58,6 @@ def lock_down(limits: SandboxLimits, scratch: Path, readable: Iterable[str]) -> 
     """Give up everything except the scratch directory and these files. Returns what this kernel did not support."""
     libc = ctypes.CDLL(None, use_errno=True)
     missing = []
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _limit(limits)
     if not _unshare(libc):
         missing.append("namespaces")
@@ -68,6 +67,13 @@ def lock_down(limits: SandboxLimits, scratch: Path, readable: Iterable[str]) -> 
     if not _no_processes(libc):
         missing.append("seccomp")
     return missing
+
+
+def die_with(parent: int) -> None:
+    """Die with this parent, which may be dead already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
 
 
 def hide() -> None:

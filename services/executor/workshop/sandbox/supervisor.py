@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -39,18 +42,19 @@ class SandboxCrashed(Exception):
 
 
 async def run(
-    task: SandboxTask, limits: SandboxLimits, on_frame: Callable[[Frame], None], relay: int | None = None
+    task: SandboxTask,
+    limits: SandboxLimits,
+    on_frame: Callable[[Frame], None],
+    relay: int | None = None,
+    forks: "TorchForks | None" = None,
 ) -> None:
     """Run one task. Every frame goes to `on_frame` as it comes. Raises SandboxCrashed. No process of it is left afterwards.
 
-    relay: a descriptor that the sandbox inherits, through which it asks for requests to a remote engine.
+    relay: a descriptor that the sandbox inherits, through which it asks for requests to a remote engine. forks: of which it may be a copy.
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-I",
-        "-c",
-        _START,
-        _ROOT,
+    copy = None if forks is None or relay is not None else await forks.copy(task.scratch)
+    process = copy or await asyncio.create_subprocess_exec(
+        *_command(),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -71,13 +75,69 @@ async def run(
             await listening
 
 
+class SandboxCopy:
+    """A copy of the process of `TorchForks`: what `run` needs of a process."""
+
+    stderr = None
+
+    def __init__(
+        self, pid: int, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader, orders: socket.socket
+    ) -> None:
+        self.pid, self.stdin, self.stdout, self._orders = pid, stdin, stdout, orders
+        self._code: int | None = None
+
+    async def wait(self) -> int:
+        if self._code is None:
+            said = await asyncio.get_running_loop().sock_recv(self._orders, 32)
+            self._code = int(said or -signal.SIGKILL)  # it ends with the process that it is a copy of
+            self.stdin.close()
+        return self._code
+
+
+class TorchForks:
+    """A process that imports torch once, of which sandboxes are copies, one at a time. It is trusted: it reads no upload, each copy locks itself
+    down before it does.
+    """
+
+    def __init__(self, scratch: str) -> None:
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._orders.setblocking(False)
+        with theirs:
+            self._process = subprocess.Popen(
+                [*_command(), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env=_environment(scratch) | {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+                pass_fds=(theirs.fileno(),), start_new_session=True,
+            )  # fmt: skip
+
+    async def copy(self, scratch: str) -> SandboxCopy | None:
+        """None: there is none, and there will be none."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._orders, [json.dumps(_environment(scratch)).encode()], [theirs.fileno()])
+            pid = int(await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self._orders, 32), START_S))
+        except (OSError, ValueError, TimeoutError):
+            ours.close()
+            self.close()
+            return None
+        reader, writer = await asyncio.open_connection(sock=ours, limit=LARGEST_FRAME + 4)
+        return SandboxCopy(pid, writer, reader, self._orders)
+
+    def close(self) -> None:
+        """It ends, and so does its copy. May be called twice."""
+        self._orders.close()
+        self._process.kill()
+        self._process.wait()
+
+
 async def _converse(
-    process: asyncio.subprocess.Process, order: SandboxInput, on_frame: Callable[[Frame], None]
+    process: asyncio.subprocess.Process | SandboxCopy, order: SandboxInput, on_frame: Callable[[Frame], None]
 ) -> None:
     if process.stdin is None or process.stdout is None:
         raise SandboxCrashed("the sandbox could not be started")
     process.stdin.write(framed(order))
-    process.stdin.close()
+    process.stdin.write_eof()
     budget = _Budget(order.limits)
     watching = asyncio.ensure_future(budget.memory(process.pid))
     reading = asyncio.ensure_future(_read(process.stdout, budget, on_frame))
@@ -166,6 +226,10 @@ def _how(code: int, limits: SandboxLimits) -> str:
     if code < 0:
         return f"the model crashed the process that ran it ({signal.Signals(-code).name})"
     return "the process that ran the model ended without a result"
+
+
+def _command() -> list[str]:
+    return [sys.executable, "-I", "-c", _START, _ROOT, str(os.getpid())]
 
 
 def _environment(scratch: str) -> dict[str, str]:

@@ -96,6 +96,8 @@ def open_upload(task: InspectTask | BuildTask) -> Upload:
 
 
 def _onnx(path: Path, scratch: Path, most_bytes: int) -> Upload:
+    if find_spec("onnx") is None:
+        raise UploadRejected("this worker cannot read ONNX files: pip install 'infaas[up]' there")
     from services.executor.workshop.tasks import onnx_files  # noqa: PLC0415  # each format imports only its own framework
 
     model = onnx_files.read(path, most_bytes)

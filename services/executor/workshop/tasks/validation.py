@@ -15,13 +15,7 @@ from bus.datatypes import DATATYPES
 from bus.messages.catalog import AGREEMENT, METRICS, TARGETS, Signature, TensorSpec, accuracy_of, scored_shape
 from bus.tensors import BadTensor, check_finite, datatype_of, fit
 from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile
-from services.executor.workshop.tasks.measures import (
-    MEASURES,
-    Answers,
-    agreeing,
-    own_measure,
-    read_labels,
-)
+from services.executor.workshop.tasks.measures import MEASURES, Answers, agreeing, own_measure, read_labels
 
 Array = ndarray[Any, Any]
 

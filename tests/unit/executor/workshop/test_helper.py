@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import json
 import os
+import signal
 
 import numpy as np
 import onnxruntime
@@ -14,23 +15,21 @@ import pytest
 from msgspec.structs import replace
 
 from bus.messages.catalog import Functions, TensorSpec
-from bus.messages.work import (
-    InspectModel,
-    ModelInspected,
-    VariantBuilt,
-    VariantFailed,
-    VariantPlan,
-    WorkProgress,
-)
+from bus.messages.work import InspectModel, ModelInspected, VariantBuilt, VariantFailed, VariantPlan, WorkProgress
 from services.core.settings import RegistrarSettings
 from services.executor.backends import backend
 from services.executor.backends.base import LoadSpec
 from services.executor.workshop.actor import WorkshopOrder
+from services.executor.workshop.sandbox import supervisor
+from services.executor.workshop.sandbox.protocol import Frame, Inspected, InspectTask, SandboxLimits, ValidationFile
 from services.executor.workshop.tasks.profiling import MOST_NEIGHBOURS
 from services.executor.workshop.tasks.validation import wilson
+from tests.support.clients.responders import until
 from tests.support.models import poison_models, tiny_models
 from tests.support.models.tiny_models import npz
 from tests.support.servers.engine import engine
+from tests.support.servers.processes import about as told
+from tests.support.servers.processes import alive
 from tests.support.servers.workshop import GOOD, Shop, X, Y
 
 
@@ -317,6 +316,41 @@ def test_static_quantisation_is_calibrated_on_the_validation_set(shop):
     assert b"QuantizeLinear" in shop.kept[built.artifact]
     (failed,) = shop.of(VariantFailed)
     assert "there is no recipe for precision 'int8-dynamic'" in failed.reason
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+async def test_sandboxes_may_be_copies_of_a_process_with_torch_each_locked_down_and_need_none(tmp_path):
+    torch = pytest.importorskip("torch")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "pt2").write_bytes(tiny_models.exported(tmp_path / "files" / "m.pt2", torch))
+    (tmp_path / "onnx").write_bytes(tiny_models.endless())
+    (tmp_path / "validation").write_bytes(GOOD)
+    about = {"inputs_key": "x", "labels_key": "y", "metric": "top1", "most_bytes": 2**24}
+    data = ValidationFile(path=str(tmp_path / "validation"), **about)
+    limits = SandboxLimits(memory_bytes=2**31, seconds=240.0, file_bytes=2**24)
+    forks, frames = supervisor.TorchForks(str(tmp_path)), list[Frame]()
+
+    async def inspect(format: str) -> Frame:
+        model, scratch = str(tmp_path / format), str(tmp_path / "files")
+        task = InspectTask(data=data, scratch=scratch, model=model, format=format, most_bytes=2**24)
+        await supervisor.run(task, limits, frames.append, None, forks)
+        return frames[-1]
+
+    try:
+        endless = asyncio.create_task(inspect("onnx"))
+        await until(lambda: frames, 120.0)
+        original = forks._process.pid
+        copy = int(told(original, f"task/{original}/children").split()[0])
+        assert {"NoNewPrivs:\t1", "Seccomp:\t2"} <= {*told(copy, "status").splitlines()}
+        endless.cancel()
+        await asyncio.wait([endless])
+        assert not alive(copy)
+        assert isinstance(await inspect("pt2"), Inspected)
+        os.kill(forks._process.pid, signal.SIGKILL)
+        assert isinstance(await inspect("pt2"), Inspected)
+    finally:
+        forks.close()
 
 
 @pytest.mark.slow

@@ -53,6 +53,14 @@ def test_without_its_extra_there_is_no_dashboard(
         assert "pip install 'infaas[dashboard]'" in ran(capsys, words, 1).err
 
 
+def test_without_its_extra_there_is_no_grpc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    assert planned("", tmp_path).environ["INFAAS_GATEWAY__GRPC_PORT"] == "0"
+    assert "pip install 'infaas[grpc]'" in capsys.readouterr().err
+
+
 # -- `infaas restart`: which processes it ends, what it waits for, and what it says where there is nothing to restart.
 
 

@@ -57,14 +57,6 @@ def test_as_many_dispatchers_as_the_option_or_else_the_settings_say(
     assert [child.name for child in dispatchers_of(stack)] == [f"dispatcher-{number}" for number in range(count)]
 
 
-@pytest.mark.parametrize(("count", "spare"), [(1, True), (2, False)])
-def test_a_lone_dispatcher_has_a_spare_and_one_of_several_has_the_others(
-    tmp_path: Path, count: int, spare: bool
-) -> None:
-    for child in dispatchers_of(planned(tmp_path, "", dispatchers=count)):
-        assert (child.standby is not None) == spare
-
-
 def test_a_database_with_both_roles_is_used_as_it_is(tmp_path: Path) -> None:
     stack = planned(tmp_path, "[store]\ndsn = 'postgres://writer@db/i'\nreader_dsn = 'postgres://reader@db/i'\n")
     assert run(stack._start_store(0)) == ("postgres://writer@db/i", "postgres://reader@db/i")

@@ -1,5 +1,6 @@
 """A process is ended when it is still, never when it is busy or starved: the decision, look by look."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 
 from services.shell.host.process import (
     ForkServer,
-    StandBy,
     Taken,
     child_pids,
     free_port,
@@ -27,7 +27,6 @@ from services.shell.host.stack import SHARED
 from services.shell.host.supervise import PAUSES, SETTLED, Backoff, Child, Supervisor, describe
 from services.shell.host.watch import BUSY, COMPUTES, HUNG, LONGEST, LOOK, ProcessStillness, Seen, Thread, threads_of
 from tests.support.clients.responders import until
-from tests.support.servers.processes import alive
 
 spans_of_life = st.lists(st.floats(min_value=0, max_value=3 * SETTLED), max_size=30)
 
@@ -57,45 +56,8 @@ def test_return_codes_in_words() -> None:
     assert describe(-250) == "killed by signal 250"
 
 
-# A process that leaves a spare.
-WAITS = "import json, time; from services.shell.host.process import stand_by; stand_by(['json']); time.sleep(600)"
-
-
-async def test_a_spare_takes_over_at_once_however_often_and_ends_with_its_process() -> None:
-    """A query that ends its process ends the next one, too."""
-    running, standby, launched = shared(), StandBy(), list[int]()
-    if running is None:
-        pytest.skip("shared memory without a file: Linux only")
-
-    def launch() -> subprocess.Popen[bytes]:
-        process = start_service(
-            [sys.executable, "-c", WAITS], log=None, environ=with_our_source(os.environ),
-            standby=standby, running=running,
-        )  # fmt: skip
-        launched.append(process.pid)
-        return process
-
-    supervisor = Supervisor()
-    supervisor.start(Child("it", launch, standby=standby, running=running, hung=600.0))
-    try:
-        for times in range(3):
-            await until(lambda: running.spare)
-            ends, next_ = supervisor.pids["it"], running.spare
-            os.kill(ends, signal.SIGKILL)
-            await until(lambda: supervisor.pids.get("it") == next_)  # noqa: B023  awaited here
-            assert (supervisor.restarts["it"], len(launched)) == (times + 1, 1)
-        await until(lambda: running.spare)
-        os.kill(running.spare, signal.SIGKILL)  # then a process is started, as without one
-        os.kill(supervisor.pids["it"], signal.SIGKILL)
-        await until(lambda: len(launched) == 2 and running.spare)
-        spare = running.spare
-    finally:
-        await supervisor.stop()
-    assert not alive(spare)
-
-
 async def test_a_service_is_a_copy_of_the_fork_server_and_a_child_like_any_other(tmp_path: Path) -> None:
-    """However often it ends; once the fork server is gone, it is a program of its own."""
+    """However often it ends; when the fork server has ended, too, it is a program of its own, until there is another fork server."""
     if (running := shared()) is None:
         pytest.skip("shared memory without a file: Linux only")
     # Nobody is there to talk to, so it waits.
@@ -108,15 +70,9 @@ async def test_a_service_is_a_copy_of_the_fork_server_and_a_child_like_any_other
     forks.wait_ready()
 
     def launch() -> subprocess.Popen[bytes] | Taken:
+        ours = with_our_source(environ)
         launched.append(
-            start_service(
-                command,
-                log=tmp_path / "log",
-                environ=with_our_source(environ),
-                cwd=tmp_path,
-                running=running,
-                forks=forks,
-            )
+            start_service(command, log=tmp_path / "log", environ=ours, cwd=tmp_path, running=running, forks=forks)
         )
         return launched[-1]
 
@@ -140,6 +96,10 @@ async def test_a_service_is_a_copy_of_the_fork_server_and_a_child_like_any_other
             await until(lambda: len(launched) == copies + 1)  # noqa: B023  awaited here
             assert copy.returncode == -signal.SIGKILL
         assert isinstance(launched[-1], subprocess.Popen)
+        assert await asyncio.to_thread(forks.wait_ready)
+        os.kill(launched[-1].pid, signal.SIGKILL)
+        await until(lambda: len(launched) == 4)
+        assert isinstance(launched[-1], Taken)
     finally:
         forks.close()
         await supervisor.stop()

@@ -153,16 +153,6 @@ def test_it_is_drained_when_it_is_stopped_unless_the_settings_give_it_no_time(tm
     assert bool(orders) is (drain_s > 0)
 
 
-@pytest.mark.parametrize("standby", [True, False])
-def test_an_executor_has_a_spare_if_the_settings_say_so(tmp_path: Path, standby: bool) -> None:
-    """What a spare does: tests/live/test_supervise.py."""
-    children, _ = hosted(tmp_path, drain_s=0.0, standby=standby)
-    assert {name: child.standby is not None for name, child in children.items()} == {
-        "executor": standby,
-        "monitor": False,
-    }
-
-
 # -- Orders for workers on this machine, over the memory bus: idempotent, fenced by epoch, with boot times, complete stops.
 
 
