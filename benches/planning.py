@@ -19,7 +19,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-import highspy  # noqa: F401  (reading it from disk is not solving)
+import scipy.optimize  # noqa: F401  (reading it from disk is not solving)
 import rig  # noqa: F401  (makes the packages importable)
 
 from bus.messages.fleet import EnsureLoaded

@@ -124,6 +124,8 @@ _GROUPS = "infaas.cli.admin:"
 _MEANT = {"ps": "status"}  # words that people try
 
 
+_UP = {"scipy", "onnx", "onnxruntime"}  # packages of the extra `up`
+
 # Our own exceptions. Their texts need no further words.
 _EXPECTED = {
     "infaas.errors.InfaasError",
@@ -265,6 +267,8 @@ def _text_of(error: Exception) -> str:
     kinds = {f"{one.__module__}.{one.__name__}" for one in type(error).__mro__}
     if "bus.port.Forbidden" in kinds:
         return f"forbidden: {text}: ask an operator for the right (infaas auth)"
+    if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] in _UP:
+        return f"{text}: pip install 'infaas[up]'"
     expected = not kinds.isdisjoint(_EXPECTED)
     return text if expected else f"{type(error).__name__}: {text} (INFAAS_TRACEBACK=1 shows where)"
 

@@ -30,7 +30,7 @@ LEFT_OUT = (
     "./var/lib/apt/lists/*",
     "./dev/*",
 )
-EXTRAS = "up,grpc,swarm,login"
+EXTRAS = "up,swarm,login"
 BUILD = "infaas-test/build"  # of the Dockerfile's first stages: named, so that they stay
 COPIED = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "bus", "services", "infaas", "dashboard")
 

@@ -17,7 +17,7 @@ STANDARD = {
     "functools", "hashlib", "heapq", "importlib.resources", "io", "ipaddress", "itertools", "json", "math", "operator", "posixpath", "re", "shlex",
     "struct", "tomllib", "types", "typing", "unicodedata", "urllib.parse", "weakref", "zlib",
 }  # fmt: skip
-INSTALLED = {"google.protobuf", "msgpack", "msgspec", "numpy", "PIL", "highspy"}
+INSTALLED = {"google.protobuf", "msgpack", "msgspec", "numpy", "PIL", "scipy"}
 # bus.login: its Login travels in an order; only an edge asks it to read files.
 OURS = {
     "bus.codec", "bus.datatypes", "bus.fields", "bus.login", "bus.messages", "bus.port", "bus.rights", "bus.subjects", "bus.tensors",

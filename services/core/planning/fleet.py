@@ -13,15 +13,14 @@ for bursts. So an accurate variant may carry most of the load while a quick one 
 nothing of the classes. Each has the time of its cores to itself; where there is no such time and no machine may be added, it is there nevertheless.
 """
 
-from collections import Counter
 from collections.abc import Mapping
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 
 from services.core.cost import Goal
 
+INFEASIBLE = 2  # HiGHS's status
 MISSING = 1000.0  # what the whole load missing counts, in units of the dearest machine
 RESERVE_MISSING = 0.2  # the same of the reserve, as part of that
 ELASTIC_SHARE = 1e-3  # weight of instances' shares where machines are billed: enough to prefer fewer
@@ -126,12 +125,6 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     gap: float = 0.0
 
 
-class _Result(NamedTuple):
-    x: list[float]
-    fun: float
-    mip_gap: float
-
-
 class _Model:
     """Columns and rows for HiGHS."""
 
@@ -155,31 +148,30 @@ class _Model:
         self.bounds.append((low, high))
         self.at.extend((number, column, value) for column, value in dict(entries).items() if value)
 
-    def solve(self, options: Mapping[str, Any]) -> _Result:
+    def solve(self, options: Mapping[str, Any]) -> Any:
         """The result of HiGHS. Raises Unsolved if there is none."""
-        import highspy  # noqa: PLC0415  (a process that only imports this module stays small)
+        try:
+            import numpy as np  # noqa: PLC0415  (a process that only imports this module stays small)
+            from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
+            from scipy.sparse import csr_array  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise Unsolved(f"{error}: pip install 'infaas[up]'") from error
 
-        highs: Any = highspy.Highs()
-        programme: Any = highspy.HighsLp()
-        for name, value in {"output_flag": False, **options}.items():
-            highs.setOptionValue(name, value)
-        programme.num_col_, programme.num_row_ = len(self.cost), len(self.bounds)
-        programme.col_cost_, programme.col_lower_, programme.col_upper_ = self.cost, self.low, self.high
-        programme.row_lower_, programme.row_upper_ = zip(*self.bounds, strict=True)
-        kinds: Any = highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger
-        programme.integrality_ = [kinds[whole] for whole in self.whole]
-        programme.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        ends = Counter(row for row, _, _ in self.at)
-        programme.a_matrix_.start_ = [0, *accumulate(ends[row] for row in range(len(self.bounds)))]
-        _, programme.a_matrix_.index_, programme.a_matrix_.value_ = zip(*self.at, strict=True)
-        highs.passModel(programme)
-        highs.run()
-        status, found = highs.getModelStatus(), highs.getInfo()
-        if status == highspy.HighsModelStatus.kInfeasible:
-            raise Infeasible("there is no plan at all")
-        if found.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-            raise Unsolved(f"no plan within the limits: {highs.modelStatusToString(status)}")
-        return _Result(list(highs.getSolution().col_value), found.objective_function_value, found.mip_gap)
+        rows, columns, values = zip(*self.at, strict=True)
+        matrix = csr_array((values, (rows, columns)), shape=(len(self.bounds), len(self.cost)))
+        low, high = zip(*self.bounds, strict=True)
+        result = milp(
+            np.array(self.cost),
+            integrality=np.array(self.whole),
+            bounds=Bounds(self.low, self.high),
+            constraints=LinearConstraint(matrix, low, high),
+            options=dict(options),
+        )
+        if result.x is None:
+            if result.status == INFEASIBLE:
+                raise Infeasible("there is no plan at all")
+            raise Unsolved(f"no plan within the limits: {result.message}")
+        return result
 
 
 def solve_fleet(
@@ -283,7 +275,7 @@ def solve_fleet(
     if time_limit_s is not None:
         options["time_limit"] = time_limit_s
     if node_limit is not None:
-        options["mip_max_nodes"] = node_limit
+        options["node_limit"] = node_limit
     result = model.solve(options)
     if accurate:
         result = _stay(
@@ -294,24 +286,24 @@ def solve_fleet(
             options,
             result,
         )
-    chosen = result.x
+    x = result.x
     return FleetPlan(
-        machines=tuple(round(chosen[column]) for column in machines),
-        instances=tuple(round(chosen[k]) + round(chosen[a]) for k, a in zip(kept, added, strict=True)),
-        spares=tuple(round(chosen[spare[v]]) if v in spare else 0 for v in range(len(kept))),
+        machines=tuple(round(x[column]) for column in machines),
+        instances=tuple(round(x[k]) + round(x[a]) for k, a in zip(kept, added, strict=True)),
+        spares=tuple(round(x[spare[v]]) if v in spare else 0 for v in range(len(kept))),
         busy=tuple(
-            sum(float(chosen[column]) * takes for column, takes in used[v].items() if column not in reserved[v])
+            sum(float(x[column]) * takes for column, takes in used[v].items() if column not in reserved[v])
             for v in range(len(kept))
         ),
-        missing=tuple(tuple(max(0.0, float(chosen[column])) for column in layers) for layers in missing),
+        missing=tuple(tuple(max(0.0, float(x[column])) for column in layers) for layers in missing),
         objective=float(result.fun),
         gap=float(result.mip_gap or 0.0),
     )
 
 
 def _stay(
-    model: _Model, present: list[int], kept: list[int], added: list[int], options: Mapping[str, Any], found: _Result
-) -> _Result:
+    model: _Model, present: list[int], kept: list[int], added: list[int], options: Mapping[str, Any], found: Any
+) -> Any:
     """The best use of the present instances, unless the plan that was found gains enough. Many plans are about equally good."""
     for count, k, a in zip(present, kept, added, strict=True):
         if count > model.high[k]:

@@ -17,7 +17,7 @@ from services.shell.host.accelerators import Accelerator, accelerators, processo
 from services.shell.settings import SettingsError
 
 CPU = "cpu"  # the device that every worker has
-NO_GRPC = "it needs the extra `grpc`: pip install 'infaas[grpc]', or set gateway.grpc_port = 0"
+NO_GRPC = "it needs the extra `up`: pip install 'infaas[up]', or set gateway.grpc_port = 0"
 
 
 def has_grpc() -> bool:
