@@ -19,8 +19,8 @@ from functools import partial
 from math import inf
 from typing import Any
 
-import scipy.optimize  # noqa: F401  (reading it from disk is not solving)
 import rig  # noqa: F401  (makes the packages importable)
+import scipy.optimize  # noqa: F401  (reading it from disk is not solving)
 
 from bus.messages.fleet import EnsureLoaded
 from services.autoscaler.vms.edge import SEARCH_S
