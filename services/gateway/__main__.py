@@ -31,8 +31,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     try:
         access = AccessControl(settings.gateway)
         if settings.gateway.port:
-            app, shedding = build(service, access)
-            servers.append(HttpServer(app, settings.gateway, shedding))
+            servers.append(HttpServer(build(service, access), settings.gateway))
         if settings.gateway.grpc_port:
             from services.gateway.rpc.server import GrpcServer  # noqa: PLC0415  (17 MB that a gateway without gRPC does not need)
 
