@@ -274,10 +274,11 @@ async def test_more_connections_than_allowed_are_told_so() -> None:
 async def test_slow_bodies_make_room_take_no_place_and_end() -> None:
     settings = GatewaySettings(connections=20, in_flight=1)
     async with served(settings=settings) as server:
-        slow = [await server.connect() for _ in range(40)]
-        for _, writer in slow:
-            writer.write(post(b"x" * 1000)[:-10])
-        await until(lambda: len(server.connections.slow) == 20)
+        slow = []
+        for number in range(1, 41):
+            slow.append(await server.connect())
+            slow[-1][1].write(post(b"x" * 1000)[:-10])
+            await until(lambda: len(server.connections.slow) == min(number, 20) and not server.connections.idle)  # noqa: B023
         for _ in range(5):
             assert [reply.status for reply in await server.say(GET)] == [200]
         assert server.connections.app.limits.running == 0
