@@ -495,6 +495,7 @@ def reply_within(deadline: Any) -> float:
 
 def _number(value: Any) -> float | None:
     """A requirement as a number; None if it is no number, which the system then refuses."""
-    with contextlib.suppress(TypeError, ValueError):
-        return float(value)
+    if value is not None:  # most have none, and an exception is dear
+        with contextlib.suppress(TypeError, ValueError):
+            return float(value)
     return None
