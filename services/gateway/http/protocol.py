@@ -143,7 +143,7 @@ class HttpConnection(asyncio.Protocol):
     def _drop(self) -> None:
         """The requests that nobody works on get no reply."""
         for request in self._ahead:
-            self._app.ended(request, None)
+            self._app.limits.release(request)
         self._ahead.clear()
 
     def finish(self) -> None:
@@ -340,8 +340,6 @@ class HttpConnection(asyncio.Protocol):
             self._app.shedding.turns.admitted += 1
         self._due = inf
         self._shared.slow.pop(self, None)
-        if len(self._ahead) > 1:
-            self._read(on=False)
         task = self._task = self._loop.create_task(self._work(request))
         self._shared.tasks.add(task)
 
@@ -417,7 +415,7 @@ class HttpConnection(asyncio.Protocol):
             if not self._ahead or self._ahead[-1] is not request:
                 self._linger()  # it has its reply
                 return
-            self._app.ended(self._ahead.pop(), None)
+            self._app.limits.release(self._ahead.pop())
         self._state = _IDLE
         self._owed = (status, message)
         self._read(on=False)
