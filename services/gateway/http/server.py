@@ -31,13 +31,14 @@ class HttpServer:
         allow_files(settings.connections + SPARE_FILES)
         listening = inherited_socket() or listen(settings.address, settings.port, reuse=settings.reuse_port)
         self.port = listening.getsockname()[1]
-        times = {"ssl_handshake_timeout": settings.head_timeout_s, "ssl_shutdown_timeout": TLS_SHUTDOWN_S}
+        secure = self._tls is not None
         self._server = await asyncio.get_running_loop().create_server(
             lambda: HttpConnection(self.connections),
             sock=listening,
             ssl=self._tls,
             backlog=BACKLOG,
-            **(times if self._tls is not None else {}),
+            ssl_handshake_timeout=settings.head_timeout_s if secure else None,
+            ssl_shutdown_timeout=TLS_SHUTDOWN_S if secure else None,
         )
 
     async def close(self, grace: float) -> None:
