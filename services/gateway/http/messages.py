@@ -8,6 +8,7 @@ from io import BytesIO
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
+import httptools
 import msgspec
 
 from bus.port import Buffer
@@ -99,6 +100,15 @@ class HttpRequest:
         """The body, whose JSON is small enough to decode. head_length: bytes of JSON at its beginning; None: all. Raises RequestFailed."""
         check_json_size(self.body, head_length)
         return self.body
+
+
+def fault_of(error: httptools.HttpParserError, data: bytes) -> tuple[int, str]:
+    """Status and text for an error of the parser. data: the received bytes where they begin with the request in question, else empty."""
+    if isinstance(error, httptools.HttpParserInvalidMethodError):
+        method = data.lstrip(b"\r\n").split(b" ", 1)[0]
+        if method.isalpha() and method.isupper() and len(method) <= 32:
+            return 405, "no path takes this method"
+    return 400, "this is not a request of HTTP/1.1"
 
 
 # -- Replies

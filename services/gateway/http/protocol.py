@@ -17,20 +17,17 @@ time is refused before it starts (shedding.py).
 import asyncio
 import time
 from collections import deque
-from http import HTTPStatus
 from math import inf
 from typing import Any
 
 import httptools
-import msgspec
 
 from services.gateway.errors import RequestFailed
 from services.gateway.http.app import HttpApplication
 from services.gateway.http.limits import CLOSE
-from services.gateway.http.messages import HttpReply, HttpRequest
+from services.gateway.http.messages import HttpReply, HttpRequest, JsonReply, fault_of
 from services.shell.runtime.runtime import unix_now
 
-METHODS = "DELETE, GET, HEAD, OPTIONS, POST, PUT"
 MAX_AHEAD = 64  # requests that wait for the replies of those before them, on one connection
 FREE_CHUNKS = 16_384  # chunks of a body that may have any size; with more chunks, their mean size must be CHUNK_BYTES
 CHUNK_BYTES = 64
@@ -44,6 +41,7 @@ CLOCK_S = 0.002  # by which a timer may come early
 _IDLE, _HEAD, _BODY, _OFFER = range(4)  # where the parser is: between messages, in one, in one that offers an upgrade
 _HOP = (b"upgrade", b"http2-settings", b"connection")
 _CLOSE = b"connection: close\r\n"
+_LAST = {405: {"Allow": "DELETE, GET, HEAD, OPTIONS, POST, PUT"}, 503: {"Retry-After": "1"}}  # headers of a last reply
 
 
 class HttpConnections:
@@ -66,7 +64,7 @@ class HttpConnections:
         for others in (self.idle, self.slow):
             for other in others:
                 self.all.discard(other)
-                other.give_way()
+                other.finish("too many connections: the body did not come soon enough")
                 return True
         return False
 
@@ -80,7 +78,7 @@ class HttpConnection(asyncio.Protocol):
         self._limits = shared.app.settings
         self._loop = asyncio.get_running_loop()
         self._parser = self._new_parser()
-        self._transport: Any = None
+        self.transport: Any = None
         self._state = _IDLE
         self._began = 0  # messages begun
         self._url = b""
@@ -111,14 +109,14 @@ class HttpConnection(asyncio.Protocol):
     # -- the connection's life
 
     def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+        self.transport = transport
         shared, most = self._shared, self._limits.connections
         shared.all.add(self)
         if len(shared.all) > most and not shared.make_room():
             if len(shared.all) > most + REFUSED:
                 transport.abort()
             else:
-                self._end(503, "too many connections", "Retry-After: 1\r\n")
+                self._end(503, "too many connections")
             return
         shared.idle[self] = None
         self._within(self._limits.head_timeout_s)
@@ -146,31 +144,21 @@ class HttpConnection(asyncio.Protocol):
             self._app.limits.release(request)
         self._ahead.clear()
 
-    def finish(self) -> None:
-        """The server ends: close after the reply to the request under way."""
-        if self._task is None:
-            self._transport.close()
-        else:
-            self._ahead[0].stays = False
-
-    def give_way(self) -> None:
-        """Close for another connection."""
+    def finish(self, told: str = "") -> None:
+        """Close, after the reply to the request under way. told: to who waits for the reply to one whose body is coming."""
         self._leave()
-        if self._ahead:
-            self._drop()
-            self._end(503, "too many connections: the body did not come soon enough", "Retry-After: 1\r\n")
+        if self._task is not None:
+            self._ahead[0].stays = False
+        elif self._ahead and told:
+            self._end(503, told)
         else:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Close at once."""
-        self._transport.abort()
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self._ending:
             self._dropped += len(data)
             if self._dropped > LINGER_BYTES:
-                self._transport.abort()
+                self.transport.abort()
             return
         state, began, request = self._state, self._began, self._request
         size = 0 if request is None else request.size
@@ -306,7 +294,7 @@ class HttpConnection(asyncio.Protocol):
     def _serve(self, *, fresh: bool = False) -> None:
         """Go on with the request whose reply is next. fresh: it was read in this turn."""
         ahead = self._ahead
-        while ahead and not self._paused and not self._ending and not self._transport.is_closing():
+        while ahead and not self._paused and not self._ending and not self.transport.is_closing():
             request = ahead[0]
             reply = request.reply
             if reply is None and not request.whole:
@@ -319,7 +307,7 @@ class HttpConnection(asyncio.Protocol):
             ahead.popleft()
             self._app.ended(request, reply)
             self._reply(request, reply)
-        if self._ending or self._transport.is_closing():
+        if self._ending or self.transport.is_closing():
             return
         if ahead:  # until the client reads
             self._read(on=False)
@@ -331,9 +319,9 @@ class HttpConnection(asyncio.Protocol):
         self._await_next()
 
     def _read(self, *, on: bool = True) -> None:
-        if on != self._reads and not self._transport.is_closing():
+        if on != self._reads and not self.transport.is_closing():
             self._reads = on
-            self._transport.resume_reading() if on else self._transport.pause_reading()
+            self.transport.resume_reading() if on else self.transport.pause_reading()
 
     def _start(self, request: HttpRequest) -> None:
         if self._app.shedding is not None:
@@ -358,7 +346,7 @@ class HttpConnection(asyncio.Protocol):
             self._app.ended(request, None if request.left else reply)
             if not request.left:
                 self._ahead.popleft()
-        if reply is not None and not request.left and not self._transport.is_closing():
+        if reply is not None and not request.left and not self.transport.is_closing():
             self._reply(request, reply)
             self._serve()
 
@@ -369,11 +357,11 @@ class HttpConnection(asyncio.Protocol):
         stays = request.stays and not closes and not self._shared.retiring
         head = reply.head(request.more if stays or closes else request.more + _CLOSE)
         if request.method == "HEAD":
-            self._transport.write(head)
+            self.transport.write(head)
         elif reply.size <= SMALL:
-            self._transport.write(b"".join((head, *reply.pieces)))
+            self.transport.write(b"".join((head, *reply.pieces)))
         else:
-            self._transport.writelines([head, *reply.pieces])
+            self.transport.writelines([head, *reply.pieces])
         if stays:
             return
         if not request.whole:
@@ -381,7 +369,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._leave()
         self._drop()
-        self._transport.close()
+        self.transport.close()
         self._within(self._limits.idle_timeout_s)  # the client may never read the reply
 
     def _await_body(self, request: HttpRequest) -> None:
@@ -391,7 +379,7 @@ class HttpConnection(asyncio.Protocol):
             self._read()
             self._body_began = self._loop.time()
             if request.expects and not request.size:
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._within(self._body_began + self._app.limits.due(request) - self._loop.time())
 
     def _await_next(self) -> None:
@@ -420,23 +408,24 @@ class HttpConnection(asyncio.Protocol):
         self._owed = (status, message)
         self._read(on=False)
 
-    def _end(self, status: int, message: str, more: str = "") -> None:
+    def _end(self, status: int, message: str) -> None:
         """Send a last reply and close."""
-        if not self._transport.is_closing():
-            self._transport.write(final_reply(status, message, more))
+        if not self.transport.is_closing():
+            reply = JsonReply({"error": message}, status, _LAST.get(status))
+            self.transport.write(reply.head(_CLOSE) + bytes(reply.pieces[0]))
         self._linger()
 
     def _linger(self) -> None:
         """Close, but read on for a moment: a reset would take the reply from a client that is still sending."""
-        if self._ending or self._transport.is_closing():
+        if self._ending or self.transport.is_closing():
             return
         self._ending = True
         self._dropped = 0
         self._leave()
         self._drop()
         self._read()
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         self._within(LINGER_S)
 
     # -- time
@@ -459,8 +448,8 @@ class HttpConnection(asyncio.Protocol):
             self._within(left)
 
     def _too_late(self) -> None:
-        if self._paused or self._ending or self._transport.is_closing():
-            self._transport.abort()
+        if self._paused or self._ending or self.transport.is_closing():
+            self.transport.abort()
         elif self._ahead:
             late = RequestFailed(408, "the body did not come in time", headers=CLOSE)
             self._ahead[0].reply = self._app.failed(self._ahead[0], late)
@@ -469,17 +458,17 @@ class HttpConnection(asyncio.Protocol):
             self._end(408, f"the head of a request did not come within {self._limits.head_timeout_s:g} s")
         else:
             self._leave()
-            self._transport.close()  # the client has sent nothing: it might take a reply for that of its next request
+            self.transport.close()  # the client has sent nothing: it might take a reply for that of its next request
             self._within(self._limits.idle_timeout_s)
 
     def pause_writing(self) -> None:
         self._paused = True
-        if not self._ending and not self._transport.is_closing():
+        if not self._ending and not self.transport.is_closing():
             self._within(self._limits.idle_timeout_s)
 
     def resume_writing(self) -> None:
         self._paused = False
-        if not self._ending and not self._transport.is_closing():
+        if not self._ending and not self.transport.is_closing():
             self._due = inf
             self._shared.idle.pop(self, None)
             if self._task is None:
@@ -506,24 +495,3 @@ class HttpConnection(asyncio.Protocol):
         self._parser = self._new_parser()
         self._state = _IDLE
         self.data_received(head + rest)
-
-
-def fault_of(error: httptools.HttpParserError, data: bytes) -> tuple[int, str]:
-    """Status and text for an error of the parser. data: the received bytes where they begin with the request in question, else empty."""
-    if isinstance(error, httptools.HttpParserInvalidMethodError):
-        method = data.lstrip(b"\r\n").split(b" ", 1)[0]
-        if method.isalpha() and method.isupper() and len(method) <= 32:
-            return 405, "no path takes this method"
-    return 400, "this is not a request of HTTP/1.1"
-
-
-def final_reply(status: int, message: str, more: str = "") -> bytes:
-    """The bytes of an error reply that ends the connection. more: header lines."""
-    body = msgspec.json.encode({"error": message})
-    if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        more += f"Allow: {METHODS}\r\n"
-    head = (
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n{more}Connection: close\r\n\r\n"
-    )
-    return head.encode("ascii") + body

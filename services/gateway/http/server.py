@@ -52,7 +52,7 @@ class HttpServer:
         for task in shared.tasks:
             task.cancel()
         for one in list(shared.all):
-            one.abort()
+            one.transport.abort()
         await self._emptied(ABORT_S)
 
     async def retire(self, grace: float) -> None:

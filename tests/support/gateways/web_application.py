@@ -103,5 +103,5 @@ async def served(app: HttpApplication | None = None, settings: GatewaySettings |
         yield Served(server)
     finally:
         for connection in list(server.connections.all):
-            connection.abort()
+            connection.transport.abort()
         await server.close(1.0)
