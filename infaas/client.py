@@ -495,7 +495,6 @@ def reply_within(deadline: Any) -> float:
 
 def _number(value: Any) -> float | None:
     """A requirement as a number; None if it is no number, which the system then refuses."""
-    if value is not None:  # most have none, and an exception is dear
-        with contextlib.suppress(TypeError, ValueError):
-            return float(value)
+    with contextlib.suppress(TypeError, ValueError):
+        return None if value is None else float(value)
     return None
