@@ -26,7 +26,6 @@ class Echo(HttpApplication):
     def begin(self, request: HttpRequest) -> HttpReply | None:
         request.endpoint = self._endpoints[0]
         if request.path == "/unread":
-            request.size = 0
             return told(request)
         return None
 
