@@ -162,7 +162,7 @@ class NatsBus:
 
     @property
     def max_payload(self) -> int:
-        return int(self._client.max_payload)
+        return self._client._max_payload
 
     # ---- core
 

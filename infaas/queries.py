@@ -193,6 +193,8 @@ def check_name(name: Any, what: str) -> str:
 
 def check_needs(needs: Mapping[str, Any]) -> Mapping[str, Any]:
     """The requirements as they are sent. A misspelt name raises TypeError, as for any Python function. Raises Refused if a value is wrong."""
+    if needs.keys() <= _PLAIN:
+        return needs
     measures = {name: value for name, value in needs.items() if name not in _PLAIN and value is not None}
     for name in sorted((needs.keys() - _PLAIN) - METRICS.keys()):
         hint = meant(name, _PLAIN, 0.8)  # names of people's own metrics may be somewhat near
@@ -218,7 +220,7 @@ def check_seconds(timeout: Any) -> float:
     return timeout
 
 
-_PLAIN = (*Requirements.__struct_fields__, "id", "input_digest")
+_PLAIN = dict.fromkeys((*Requirements.__struct_fields__, "id", "input_digest")).keys()
 
 
 def _wrong(name: str, value: Any) -> str:
@@ -316,5 +318,5 @@ def reply_within(deadline: Any) -> float:
 def as_number(value: Any) -> float | None:
     """A requirement as a number; None if it is no number, which the system then refuses."""
     with contextlib.suppress(TypeError, ValueError):
-        return float(value)
+        return None if value is None else float(value)
     return None

@@ -32,8 +32,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     try:
         access = AccessControl(settings.gateway)
         if settings.gateway.port:
-            app, shedding = build(service, access)
-            servers.append(HttpServer(app, settings.gateway, shedding))
+            servers.append(HttpServer(build(service, access), settings.gateway))
         if settings.gateway.grpc_port and not has_grpc():
             raise SystemExit(f"gRPC: {NO_GRPC}")
         if settings.gateway.grpc_port:

@@ -7,8 +7,6 @@ from typing import Annotated, Any, get_type_hints
 
 from msgspec import NODEFAULT, UNSET, Struct, defstruct
 from msgspec.structs import asdict
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 
 from bus.fields import Checked, Fault, Number, choice, hints_of
 from bus.messages.catalog import LARGEST_BATCH
@@ -46,14 +44,14 @@ from services.gateway.clipper.bodies import (
 )
 from services.gateway.edge import GatewayService, wait_until
 from services.gateway.errors import BadRequest, RequestFailed
-from services.gateway.http.bodies import JsonReply, json_body
+from services.gateway.http.messages import HttpRequest, JsonReply, TextReply
 from services.gateway.json_checks import fitted, read_object
 from services.gateway.registration import MODEL_FILE, FileSource, ModelFiles, ModelRegistration
 
 SUCCESS = "Success!"
 # Verbs that Clipper has none like. Each has a path of its name.
 OWN: tuple[type[AdminVerb], ...] = (SetTarget, SetSelection, SetBatching, SetPipeline, DeployPipeline)
-Endpoint = Callable[[Request], Awaitable[PlainTextResponse | JsonReply]]
+Endpoint = Callable[[HttpRequest], Awaitable[TextReply | JsonReply]]
 
 
 Version = Annotated[str | int, "Version of the model."]
@@ -225,10 +223,10 @@ class ClipperAdminApi:
         work = getattr(self, verb)
         form = form_of(verb)
 
-        async def answer(request: Request) -> PlainTextResponse | JsonReply:
-            body = fitted(read_object(await json_body(request)), form)
+        async def answer(request: HttpRequest) -> TextReply | JsonReply:
+            body = fitted(read_object(request.json()), form)
             found = await (work(body) if form is NewModel else work(**asdict(body)))
-            return PlainTextResponse(found) if isinstance(found, str) else JsonReply(found)
+            return TextReply(found) if isinstance(found, str) else JsonReply(found)
 
         return answer
 
@@ -236,11 +234,11 @@ class ClipperAdminApi:
         """The endpoint of a verb of ours, which takes the verb's own fields."""
         form = verb_body(kind)
 
-        async def answer(request: Request) -> PlainTextResponse:
-            body = fitted(read_object(await json_body(request)), form)
+        async def answer(request: HttpRequest) -> TextReply:
+            body = fitted(read_object(request.json()), form)
             names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
             change = kind(**{name: getattr(body, called(encoded, kind)) for name, encoded in names})
-            return PlainTextResponse(await self._change(change))
+            return TextReply(await self._change(change))
 
         return answer
 

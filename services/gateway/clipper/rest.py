@@ -10,9 +10,6 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, to_builtins
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
 from bus.fields import near
 from bus.messages.catalog import AppRecord
@@ -22,8 +19,7 @@ from services.gateway.clipper.admin import OWN, ClipperAdminApi, no_application
 from services.gateway.clipper.bodies import ClipperPrediction, PredictBody, UpdateBody, items_of, tensors_of
 from services.gateway.edge import GatewayService
 from services.gateway.errors import BadRequest, RequestFailed
-from services.gateway.http.bodies import JsonReply, json_body
-from services.gateway.http.protocol import COMPLETE
+from services.gateway.http.messages import HttpRequest, HttpRoute, JsonReply, TextReply
 from services.gateway.json_checks import fitted, read_object
 from services.gateway.oip.parameters import NAMES
 from services.gateway.registration import ModelRegistration
@@ -80,10 +76,10 @@ class ClipperQueryApi:
         )  # by query_id: the answer's query, and the item
         self.counts = PredictionCounts()
 
-    async def predict(self, request: Request) -> JsonReply:
+    async def predict(self, request: HttpRequest) -> JsonReply:
         began = time.perf_counter()
         app = self._app(request)
-        given = read_object(await json_body(request))
+        given = read_object(request.json())
         ignored = _unread(given)
         body = fitted({name: given[name] for name in _PREDICT if name in given}, PredictBody)
         items, batch = items_of(body.input, body.input_batch)
@@ -96,9 +92,9 @@ class ClipperQueryApi:
             app.app,
             tensors,
             requirements,
-            traceparent=request.headers.get("traceparent"),
+            traceparent=request.header(b"traceparent"),
             protocol="clipper",
-            complete=request.scope.get(COMPLETE),
+            complete=request.complete,
         )
         micros = (time.perf_counter() - began) * 1e6
         self.counts.add(app.app, len(items), micros, default=bool(answer.default))
@@ -119,9 +115,9 @@ class ClipperQueryApi:
         while len(self._answered) > REMEMBERED:
             self._answered.popitem(last=False)
 
-    async def update(self, request: Request) -> PlainTextResponse:
+    async def update(self, request: HttpRequest) -> TextReply:
         app = self._app(request)
-        given = read_object(await json_body(request))
+        given = read_object(request.json())
         body = fitted({name: given[name] for name in UpdateBody.__struct_fields__ if name in given}, UpdateBody)
         query, user = body.query_id, body.uid
         if query is None and body.input is None:
@@ -137,14 +133,14 @@ class ClipperQueryApi:
             context=None if user is None else str(user),
             retry_key=None if query is None else _key_of(app.app, query, user, body.label),
         )
-        return PlainTextResponse("Feedback received? 1")
+        return TextReply("Feedback received? 1")
 
-    async def metrics(self, request: Request) -> JsonReply:
+    async def metrics(self, request: HttpRequest) -> JsonReply:
         del request
         return JsonReply(self.counts.report())
 
-    def _app(self, request: Request) -> AppRecord:
-        name: str = request.path_params["app"]
+    def _app(self, request: HttpRequest) -> AppRecord:
+        name: str = request.params["app"]
         found = self._service.catalog.app(name)
         if found is None:
             raise RequestFailed(None, no_application(name, self._service.catalog), code="unknown_app")
@@ -213,21 +209,21 @@ VERBS = (
 )  # fmt: skip
 
 
-async def ping(request: Request) -> PlainTextResponse:
+async def ping(request: HttpRequest) -> TextReply:
     """Whether it is there."""
     del request
-    return PlainTextResponse("PONG")
+    return TextReply("PONG")
 
 
-def routes(service: GatewayService, registration: ModelRegistration) -> list[Route]:
+def routes(service: GatewayService, registration: ModelRegistration) -> list[HttpRoute]:
     """All paths of the dialect. Those below /admin come first: `admin` is not an application."""
     predicting, managing = ClipperQueryApi(service), ClipperAdminApi(service, registration)
     return [
-        *(Route(f"/admin/{verb}", managing.endpoint(verb), methods=["POST"]) for verb in VERBS),
-        *(Route(f"/admin/{verb_of(kind).replace('-', '_')}", managing.own(kind), methods=["POST"]) for kind in OWN),
-        Route("/admin/ping", ping, methods=["GET"]),
-        Route("/admin/metrics", predicting.metrics, methods=["POST"]),
-        Route(COUNTS, predicting.metrics, methods=["GET"]),
-        Route("/{app}/predict", predicting.predict, methods=["POST"]),
-        Route("/{app}/update", predicting.update, methods=["POST"]),
+        *(HttpRoute(f"/admin/{verb}", managing.endpoint(verb), methods=["POST"]) for verb in VERBS),
+        *(HttpRoute(f"/admin/{verb_of(kind).replace('-', '_')}", managing.own(kind), methods=["POST"]) for kind in OWN),
+        HttpRoute("/admin/ping", ping, methods=["GET"]),
+        HttpRoute("/admin/metrics", predicting.metrics, methods=["POST"]),
+        HttpRoute(COUNTS, predicting.metrics, methods=["GET"]),
+        HttpRoute("/{app}/predict", predicting.predict, methods=["POST"]),
+        HttpRoute("/{app}/update", predicting.update, methods=["POST"]),
     ]

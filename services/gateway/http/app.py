@@ -1,34 +1,32 @@
 """The HTTP application: the routes of all dialects, who may use them, errors in each dialect's form, and the counts for metrics."""
 
-import asyncio
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
-from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.settings import GatewaySettings
 from services.gateway.actor import RequestCounts
 from services.gateway.clipper import rest as clipper
-from services.gateway.edge import GatewayService, failure_from
+from services.gateway.edge import BEHIND, GatewayService, failure_from
 from services.gateway.errors import RequestFailed, let_go
 from services.gateway.http.access import AccessControl
-from services.gateway.http.bodies import JsonReply
-from services.gateway.http.checks import check, enter, right_of
+from services.gateway.http.checks import HeadChecks, check, right_of
+from services.gateway.http.limits import RequestLimits, coding_of
+from services.gateway.http.messages import HttpReply, HttpRequest, HttpRoute, JsonReply
 from services.gateway.http.pages import Pages
-from services.gateway.http.protocol import CLIENT_LEFT, QUERY_TASK
-from services.gateway.http.shedding import QUERIES, ErrorReply, QueryRoute, Shedding, app_of
+from services.gateway.http.shedding import Shedding, app_of
 from services.gateway.oip import rest
 from services.gateway.rafiqi import rest as rafiqi
 from services.gateway.registration import ModelRegistration
 from services.shell.runtime.runtime import unix_now
 
-PROTOCOL = "infaas.protocol"  # in a request's scope: the dialect whose route has been found, as metrics name it
 NO_DIALECT = "http"  # the protocol, in metrics, of requests that no dialect takes, and of those under way
+QUERIES = ("/infer", "/predict", "/classify")  # ends of paths that change nothing
+KNOWN_PATHS, LONG_PATH = 1000, 300  # whose routes are remembered: so many, below so many characters
 DOCUMENT = Path(__file__).parents[1] / "openapi.json"  # written by tools/openapi
 
 
@@ -36,8 +34,8 @@ class Dialect(NamedTuple):
     """One protocol over HTTP. name: in metrics. failed: the form of its errors."""
 
     name: str
-    routes: list[Route]
-    failed: ErrorReply
+    routes: list[HttpRoute]
+    failed: Callable[[RequestFailed], JsonReply]
 
 
 def plain(failure: RequestFailed) -> JsonReply:
@@ -52,131 +50,148 @@ def dialects(service: GatewayService) -> list[Dialect]:
     counts = next(route.endpoint for route in clipping if route.path == clipper.COUNTS)
     document = JsonReply(msgspec.json.decode(DOCUMENT.read_bytes()))
 
-    async def describe(request: Request) -> JsonReply:
+    async def describe(request: HttpRequest) -> HttpReply:
         del request
         return document
 
     return [
         Dialect("rest", rest.routes(service), plain),
-        Dialect("openapi", [Route("/openapi.json", describe)], plain),
+        Dialect("openapi", [HttpRoute("/openapi.json", describe)], plain),
         Dialect("pages", Pages(service, counts).routes(), plain),
         Dialect("rafiqi", rafiqi.routes(service, registration), plain),
         Dialect("clipper", clipping, clipper.clipper_error),
     ]
 
 
-def build(service: GatewayService, access: AccessControl) -> tuple[ASGIApp, Shedding]:
-    """The whole application, and what refuses queries before they get to it. access: who may do what. Raises BadAllowedHosts."""
-    found = dialects(service)
-    asking = [
-        QueryRoute(route, one.name, one.failed) for one in found for route in one.routes if route.path.endswith(QUERIES)
-    ]
-    app = assemble(found, service.settings, access, service)
-    return MeterMiddleware(app, service.counts), Shedding(asking, service, access)
-
-
-def assemble(
-    found: list[Dialect], settings: GatewaySettings, access: AccessControl, service: GatewayService | None = None
-) -> ASGIApp:
-    """These dialects behind the checks and limits of every request. service: counts the queries that were wrong themselves."""
-    endpoints = [(route, _Endpoint(route, dialect, access, service)) for dialect in found for route in dialect.routes]
-    return enter(Router(endpoints), settings)
-
-
-class Router:
-    """Calls the first route that fits path and method. Starlette's own router takes a dozen more calls for each request."""
-
-    def __init__(self, routes: Iterable[tuple[Route, ASGIApp]]) -> None:
-        self._routes = list(routes)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        allowed: set[str] = set()
-        for route, app in self._routes:
-            match, child = route.matches(scope)
-            if match is Match.FULL:
-                scope.update(child)
-                await app(scope, receive, send)
-                return
-            if match is Match.PARTIAL:
-                allowed |= route.methods or set()
-        if allowed:
-            names = ", ".join(sorted(allowed))
-            failure = RequestFailed(405, f"this takes {names}, not {scope['method']}", headers={"Allow": names})
-        else:
-            failure = RequestFailed(404, "there is nothing at this path: /docs lists what there is", code="unknown")
-        await plain(failure)(scope, receive, send)
-
-
 class _Endpoint:
-    """One endpoint: checks the right to use it, and turns its errors into replies."""
+    """One route of a dialect."""
 
-    def __init__(self, route: Route, dialect: Dialect, access: AccessControl, service: GatewayService | None) -> None:
-        self._endpoint = route.endpoint
-        self._failed = dialect.failed
+    def __init__(self, route: HttpRoute, dialect: Dialect) -> None:
+        self.call = route.endpoint
+        self.failed = dialect.failed
+        self.protocol = dialect.name
+        self.methods = {*route.methods, *(("HEAD",) if "GET" in route.methods else ())}
+        self.rights = {method: right_of(route.path, method) for method in self.methods}
+        self.query = route.path.endswith(QUERIES)
+        steps = re.split(r"{(\w+)}", route.path)
+        self.pattern = re.compile(
+            "".join(f"(?P<{step}>[^/]+)" if at % 2 else re.escape(step) for at, step in enumerate(steps))
+        )
+
+
+class HttpApplication:
+    """These dialects behind the checks and limits of every request.
+
+    service: counts the queries that were wrong themselves. counts: of requests, for metrics. shedding: refuses what could not be passed on in time;
+    None: nothing is.
+    """
+
+    def __init__(
+        self,
+        found: Iterable[Dialect],
+        settings: GatewaySettings,
+        access: AccessControl,
+        service: GatewayService | None = None,
+    ) -> None:
+        self.settings = settings
+        self.limits = RequestLimits(settings)
+        self.counts = RequestCounts() if service is None else service.counts
+        self.shedding = None if service is None else Shedding(service)
         self._access = access
-        self._protocol = dialect.name
-        self._rights = {method: right_of(route.path, method) for method in route.methods or ()}
-        self._query = route.path.endswith(QUERIES)
         self._service = service
+        self._checks = HeadChecks(settings)
+        self._endpoints = [_Endpoint(route, dialect) for dialect in found for route in dialect.routes]
+        self._known: dict[str, list[tuple[_Endpoint, Mapping[str, str]]]] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[PROTOCOL] = self._protocol
-        if self._query:
-            scope[QUERY_TASK] = asyncio.current_task()
+    # -- a request, from its head to its reply
+
+    def begin(self, request: HttpRequest) -> HttpReply | None:
+        """Look at a head. The refusal, if the request gets one whatever its body is."""
         try:
-            check(scope, self._rights[scope["method"]], self._access)
-            reply = await self._endpoint(Request(scope, receive, send))
-        except ClientDisconnect:
-            return
-        except asyncio.CancelledError:
-            if CLIENT_LEFT not in scope:
-                raise
-            scope[QUERY_TASK].uncancel()
-            return
+            self._checks.check(request)
+            if (reply := self._checks.preflight(request)) is not None:
+                return reply
+            self._find(request)
+            check(request, request.endpoint.rights[request.method], self._access)
+            self.limits.check(request)
         except Exception as error:
-            failure = failure_from(error, path=scope["path"])
-            if self._query and self._service is not None:
-                self._service.client_errors.add(app_of(scope), failure, unix_now())
-            reply = self._failed(failure)
-            let_go(failure, error)
-        finally:
-            scope.pop(QUERY_TASK, None)
-        await reply(scope, receive, send)
+            return self.failed(request, error)
+        return None
 
-
-class MeterMiddleware:
-    """ASGI middleware: counts requests, their bytes and their time."""
-
-    def __init__(self, app: ASGIApp, counts: RequestCounts) -> None:
-        self._app = app
-        self._counts = counts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began = time.perf_counter()
-        status = received = sent = 0
-
-        async def counting_receive() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            return message
-
-        async def counting_send(message: Message) -> None:
-            nonlocal status, sent
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            else:
-                sent += len(message.get("body", b""))
-            await send(message)
-
-        counts = self._counts
-        counts.running[NO_DIALECT] += 1
+    def receive(self, request: HttpRequest, piece: bytes) -> HttpReply | None:
+        """The next bytes of a body. The refusal, if they are too many."""
         try:
-            await self._app(scope, counting_receive, counting_send)
-        finally:
-            counts.running[NO_DIALECT] -= 1
-            # Without a status, the client has left before its reply began.
-            protocol = scope.get(PROTOCOL, NO_DIALECT)
-            counts.ended(protocol, str(status or 499), time.perf_counter() - began, received, sent)
+            self.limits.receive(request, piece)
+        except RequestFailed as error:
+            return self.failed(request, error)
+        return None
+
+    def refusal(self, request: HttpRequest, *, fresh: bool) -> HttpReply | None:
+        """Of a request that has come whole; None: it got a place. fresh: it was read in this turn, and nothing of its connection is before it."""
+        endpoint = request.endpoint
+        if fresh and endpoint.query and self.shedding is not None and self.shedding.refuses(request, endpoint.protocol):
+            return self._form(request)(BEHIND)
+        try:
+            self.limits.admit(request)
+        except RequestFailed as error:
+            return self.failed(request, error)
+        self.counts.running[NO_DIALECT] += 1
+        return None
+
+    async def answer(self, request: HttpRequest) -> HttpReply:
+        """The reply to a request that has a place."""
+        try:
+            if b"content-encoding" in request.headers and coding_of(request):
+                await self.limits.inflate(request)
+            reply: HttpReply = await request.endpoint.call(request)
+            return await reply.packed() if reply.coding else reply
+        except Exception as error:
+            return self.failed(request, error)
+
+    def ended(self, request: HttpRequest, reply: HttpReply | None) -> None:
+        """A request has its reply, or its client has left before (None)."""
+        if request.placed:
+            self.counts.running[NO_DIALECT] -= 1
+        self.limits.release(request)
+        protocol = NO_DIALECT if request.endpoint is None else request.endpoint.protocol
+        status, sent = ("499", 0) if reply is None else (str(reply.status), reply.size)
+        self.counts.ended(protocol, status, time.perf_counter() - request.began, request.size, sent)
+
+    # -- parts
+
+    def _find(self, request: HttpRequest) -> None:
+        """Set the request's endpoint. Raises RequestFailed."""
+        path, method = request.path, request.method
+        found = self._known.get(path)
+        if found is None:
+            matches = ((one, one.pattern.fullmatch(path)) for one in self._endpoints)
+            found = [(one, match.groupdict()) for one, match in matches if match is not None]
+            if found and len(path) < LONG_PATH:
+                if len(self._known) >= KNOWN_PATHS:
+                    self._known.clear()
+                self._known[path] = found
+        for endpoint, params in found:
+            if method in endpoint.methods:
+                request.endpoint, request.params = endpoint, params
+                return
+        if not found:
+            raise RequestFailed(404, "there is nothing at this path: /docs lists what there is", code="unknown")
+        names = ", ".join(sorted({name for endpoint, _ in found for name in endpoint.methods}))
+        raise RequestFailed(405, f"this takes {names}, not {method}", headers={"Allow": names})
+
+    def failed(self, request: HttpRequest, error: Exception) -> HttpReply:
+        """The reply to a request that ends with this error."""
+        failure = failure_from(error, path=request.path)
+        if self._service is not None and request.endpoint is not None and request.endpoint.query:
+            self._service.client_errors.add(app_of(request), failure, unix_now())
+        reply = self._form(request)(failure)
+        let_go(failure, error)
+        return reply
+
+    def _form(self, request: HttpRequest) -> Callable[[RequestFailed], JsonReply]:
+        return plain if request.endpoint is None else request.endpoint.failed
+
+
+def build(service: GatewayService, access: AccessControl) -> HttpApplication:
+    """The whole application. access: who may do what. Raises BadAllowedHosts."""
+    return HttpApplication(dialects(service), service.settings, access, service)

@@ -10,21 +10,22 @@ from ipaddress import ip_address
 from socket import gethostname
 from urllib.parse import unquote_to_bytes
 
-from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from services.core.settings import GatewaySettings, listed
 from services.gateway.errors import RequestFailed
 from services.gateway.http.access import AccessControl, Right, is_loopback
-from services.gateway.http.bodies import JsonReply
-from services.gateway.http.limits import LimitMiddleware
+from services.gateway.http.messages import HttpReply, HttpRequest
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 METHODS = ("GET", "POST", "PUT", "DELETE")
 HEADERS = ("Authorization", "Content-Type", "Content-Encoding", "Inference-Header-Content-Length", "Traceparent")
 _OPEN_PATHS = ("/", "/docs")  # they show what anybody may know
 _QUERY_PATHS = ("/classify", "/clipper/metrics", "/list", "/metrics", "/openapi.json", "/v2/repository/index")
-_FOREIGN = "infaas.foreign"  # in a request's scope: a page of another origin sent it
+_EXPOSED = "access-control-expose-headers: Inference-Header-Content-Length, Retry-After, Traceparent\r\n"
+_PREFLIGHT = (
+    "content-type: text/plain; charset=utf-8\r\nvary: Origin\r\naccess-control-max-age: 600\r\n"
+    f"access-control-allow-methods: {', '.join(METHODS)}\r\naccess-control-allow-headers: {', '.join(HEADERS)}\r\n"
+).encode()
+_ASKED = {"", "accept", "accept-language", "content-language", *(name.lower() for name in HEADERS)}
 
 
 def path_fault(raw: bytes) -> str | None:
@@ -93,66 +94,53 @@ def _address(host: str) -> bool:
     return True
 
 
-def enter(app: ASGIApp, settings: GatewaySettings) -> ASGIApp:
-    """`app` behind these checks, the limits, and CORS where the settings name origins."""
-    origins = listed(settings.cors_origins)
-    hosts = {name.lower() for name in (settings.address, *listed(settings.hosts))}
-    if not is_loopback(settings.address):
-        hosts.add(gethostname().lower())
-    whole: ASGIApp = CheckMiddleware(LimitMiddleware(app, settings), hosts, frozenset(origins))
-    if origins:
-        exposed = ("Inference-Header-Content-Length", "Retry-After", "Traceparent")
-        whole = CORSMiddleware(
-            whole, allow_origins=origins, allow_methods=METHODS, allow_headers=HEADERS, expose_headers=exposed
-        )
-    return whole
+class HeadChecks:
+    """Checks path, host and origin."""
 
-
-class CheckMiddleware:
-    """ASGI middleware: checks path, host and origin. hosts: names in lower case. origins: as browsers write them."""
-
-    def __init__(self, app: ASGIApp, hosts: set[str], origins: frozenset[str]) -> None:
-        self._app = app
-        self._hosts = hosts
-        self._origins = origins
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._origins = frozenset(listed(settings.cors_origins))
+        self._hosts = {name.lower() for name in (settings.address, *listed(settings.hosts))}
+        if not is_loopback(settings.address):
+            self._hosts.add(gethostname().lower())
         self._known: set[str] = set()  # values of the header Host that have passed
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        failure = self._failure(scope)
-        if failure is not None:
-            await JsonReply({"error": failure.message}, failure.status, failure.headers)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _failure(self, scope: Scope) -> RequestFailed | None:
-        fault = path_fault(scope["raw_path"])
+    def check(self, request: HttpRequest) -> None:
+        """Check what every request must have. Raises RequestFailed."""
+        fault = path_fault(request.raw_path)
         if fault is not None:
-            return RequestFailed(400, fault)
-        host = origin = site = ""
-        for name, value in scope["headers"]:
-            if name == b"host":
-                host = value.decode("latin-1")
-            elif name == b"origin":
-                origin = value.decode("latin-1")
-            elif name == b"sec-fetch-site":
-                site = value.decode("latin-1")
-        if host not in self._known and (host or scope["http_version"] != "1.0"):
+            raise RequestFailed(400, fault)
+        host = request.header(b"host") or ""
+        if host not in self._known and (host or request.version != "1.0"):
             if not host_allowed(host, self._hosts):
-                return RequestFailed(
+                raise RequestFailed(
                     421, "this host is not served here: the gateway's setting `hosts` names the hosts that are"
                 )
             if len(self._known) < 1000:
                 self._known.add(host)
-        if (origin or site) and not origin_allowed(origin, host, site, ()):
-            scope[_FOREIGN] = True
-            if scope["method"] not in READING and not origin_allowed(origin, host, site, self._origins):
-                return RequestFailed(
+        if b"origin" in request.headers or b"sec-fetch-site" in request.headers:
+            self._check_origin(request, host)
+
+    def _check_origin(self, request: HttpRequest, host: str) -> None:
+        origin, site = request.header(b"origin") or "", request.header(b"sec-fetch-site") or ""
+        if origin and self._origins & {origin, "*"}:
+            shown = "*" if "*" in self._origins else f"{origin}\r\nvary: Origin"
+            request.more = f"access-control-allow-origin: {shown}\r\n{_EXPOSED}".encode("latin-1")
+        if not origin_allowed(origin, host, site, ()):
+            request.foreign = True
+            if request.method not in READING and not origin_allowed(origin, host, site, self._origins):
+                raise RequestFailed(
                     403,
                     "a page of this origin may not send this: the gateway's setting `cors_origins` names the origins that may",
                 )
-        return None
+
+    def preflight(self, request: HttpRequest) -> HttpReply | None:
+        """The reply to a browser that asks what a page may send; None: it does not ask, or no page may."""
+        wanted = request.header(b"access-control-request-method")
+        if not self._origins or request.method != "OPTIONS" or wanted is None or b"origin" not in request.headers:
+            return None
+        asked = (request.header(b"access-control-request-headers") or "").lower().split(",")
+        fine = request.more and wanted in METHODS and {name.strip() for name in asked} <= _ASKED
+        return HttpReply([b"OK" if fine else b"this page may not send this"], _PREFLIGHT, 200 if fine else 400)
 
 
 def right_of(path: str, method: str) -> Right:
@@ -172,11 +160,10 @@ def right_of(path: str, method: str) -> Right:
     return Right.OPERATE
 
 
-def check(scope: Scope, right: Right, access: AccessControl) -> None:
+def check(request: HttpRequest, right: Right, access: AccessControl) -> None:
     """Check the right of whoever sends this request. Raises RequestFailed."""
     if access.free(right):
         return
-    credential = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"), None)
-    access.check(right, credential)
-    if right is Right.OPERATE and scope.get(_FOREIGN) and not access.operators:
+    access.check(right, request.header(b"authorization"))
+    if right is Right.OPERATE and request.foreign and not access.operators:
         raise RequestFailed(403, "a page of another origin needs an operator's token for this", code="forbidden")

@@ -1,19 +1,16 @@
 """The limits of a request: requests at a time, the size of its body, the time in which it must come, what compression may hide.
 
-The application receives a body in one piece, inflated, at its first `receive`. A body that exceeds a limit raises RequestFailed there.
+A request takes a place once its body is there: those that are still to come keep nobody out.
 """
 
 import asyncio
 import zlib
 from collections.abc import Iterator
 from io import BytesIO
-from typing import Any
-
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.settings import GatewaySettings
 from services.gateway.errors import RequestFailed
-from services.gateway.http.bodies import JsonReply
+from services.gateway.http.messages import HttpRequest
 
 STEP = 256 * 2**10  # most bytes that one step of inflating yields
 UNCHECKED_INFLATED = 4 * 2**20  # inflated bytes of a body before its ratio counts
@@ -22,9 +19,10 @@ MEMBERS = 64  # most members of a gzip body
 
 CODINGS = ("gzip", "deflate")
 BODY_BYTES_PER_S = 64 * 2**10  # so many bytes of a body give it one more second to come
+FIRST_S, LEAST_BYTES_PER_S = 10.0, 1024  # and a body must come at this rate, from this time on
 HEALTH = "/v2/health/"  # answered however many requests there are
 _LESS = "send less at a time (files by their URL), or have the operator raise gateway.max_body"
-_CLOSE = {"Connection": "close"}
+CLOSE = {"Connection": "close"}
 
 
 class BadCoding(ValueError):
@@ -92,126 +90,87 @@ def max_buffered(settings: GatewaySettings) -> int:
     return max(4 * settings.max_body, 256 * 2**20)
 
 
-class LimitMiddleware:
-    """ASGI middleware. buffered: bytes of bodies in memory. most_buffered: None: `max_buffered`."""
+class RequestLimits:
+    """What all requests of a server share. running: those that have a place. buffered: bytes of bodies in memory. most_buffered: None: `max_buffered`."""
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings, most_buffered: int | None = None) -> None:
-        self._app = app
+    def __init__(self, settings: GatewaySettings, most_buffered: int | None = None) -> None:
         self.settings = settings
         self.most_buffered = max_buffered(settings) if most_buffered is None else most_buffered
         self.running = 0
         self.buffered = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        if self.running >= self.settings.in_flight and not scope["path"].startswith(HEALTH):
-            busy = {"error": f"the gateway has {self.settings.in_flight} requests under way: try again later"}
-            await JsonReply(busy, 503, {"Retry-After": "1"})(scope, receive, send)
-            return
-        body = _Body(self, scope, receive)
-        self.running += 1
-        try:
-            await self._app(scope, body.receive, send)
-        finally:
-            self.running -= 1
-            self.buffered -= body.buffered
-
-
-class _Body:
-    """One request's body as the application receives it."""
-
-    __slots__ = ("_coding", "_declared", "_limits", "_receive", "_whole", "buffered")
-
-    def __init__(self, limits: LimitMiddleware, scope: Scope, receive: Receive) -> None:
-        self._limits = limits
-        self._receive = receive
-        self._whole = False
-        self._coding = ""
-        self._declared = 0
-        self.buffered = 0
-        for name, value in scope["headers"]:
-            if name == b"content-length":
-                self._declared = int(value)
-            elif name == b"content-encoding":
-                self._coding += ("," if self._coding else "") + value.decode("latin-1").strip().lower()
-        if self._coding:
-            scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"content-encoding"]
-
-    async def receive(self) -> Message:
-        """The whole body; later calls get the server's next messages. Raises RequestFailed."""
-        if self._whole:
-            return await self._receive()
-        self._whole = True
-        settings = self._limits.settings
-        if self._declared > settings.max_body:
-            raise _too_large(f"the body may have {settings.max_body} bytes, and is to have {self._declared}: {_LESS}")
-        inflater = self._inflater()
-        try:
-            async with asyncio.timeout(settings.body_timeout_s) as limit:
-                return await self._collect(inflater, limit)
-        except TimeoutError as error:
-            raise RequestFailed(408, "the body did not come in time", headers=_CLOSE) from error
-        except InflatedTooLarge as error:
-            raise _too_large(str(error)) from error
-        except BadCoding as error:
-            raise RequestFailed(400, str(error), headers=_CLOSE) from error
-
-    def _inflater(self) -> Inflater | None:
-        if self._coding in ("", "identity"):
-            return None
-        if self._coding not in CODINGS:
+    def check(self, request: HttpRequest) -> None:
+        """Check what a head says of the body behind it. Raises RequestFailed."""
+        headers = request.headers
+        declared = int(headers.get(b"content-length", b"0"))
+        if declared > self.settings.max_body:
+            raise _too_large(f"the body may have {self.settings.max_body} bytes, and is to have {declared}: {_LESS}")
+        if (declared or b"transfer-encoding" in headers) and coding_of(request) not in ("", *CODINGS):
             raise RequestFailed(
                 415, f"Content-Encoding may be {' or '.join(CODINGS)}", headers={"Accept-Encoding": ", ".join(CODINGS)}
             )
-        return Inflater(self._coding, self._limits.settings.max_body)
 
-    async def _collect(self, inflater: Inflater | None, limit: asyncio.Timeout) -> Message:
-        whole = BytesIO()  # returns its bytes without a copy; joining a list of pieces would need them twice
-        size = 0
-        while True:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                return message  # the client has left
-            piece: bytes = message.get("body", b"")
-            more = message.get("more_body", False)
-            size += len(piece)
-            if size > self._limits.settings.max_body:
-                raise _too_large(f"the body may have {self._limits.settings.max_body} bytes: {_LESS}")
-            if inflater is None:
-                self._buffer(len(piece))
-                if not more and size == len(piece):
-                    return _request(piece)
-                whole.write(piece)
-            else:
-                for count, part in enumerate(inflater.feed(piece), 1):
-                    self._buffer(len(part))
-                    whole.write(part)
-                    if count % 4 == 0:
-                        await asyncio.sleep(0)  # after each MiB, let other requests run
-            if not more:
-                break
-            if when := limit.when():
-                limit.reschedule(when + len(piece) / BODY_BYTES_PER_S)
-        if inflater is not None:
+    def receive(self, request: HttpRequest, piece: bytes) -> None:
+        """The next bytes of a body. Raises RequestFailed."""
+        request.add(piece)
+        if request.size > self.settings.max_body:
+            raise _too_large(f"the body may have {self.settings.max_body} bytes: {_LESS}")
+        self._hold(request, len(piece))
+
+    def due(self, request: HttpRequest) -> float:
+        """Seconds from its head on in which more of a body must have come."""
+        size = request.size
+        return min(FIRST_S + size / LEAST_BYTES_PER_S, self.settings.body_timeout_s + size / BODY_BYTES_PER_S)
+
+    def admit(self, request: HttpRequest) -> None:
+        """A request has come whole: it gets a place. Raises RequestFailed."""
+        if self.running >= self.settings.in_flight and not request.path.startswith(HEALTH):
+            text = f"the gateway has {self.settings.in_flight} requests under way: try again later"
+            raise RequestFailed(503, text, code="overloaded", headers={"Retry-After": "1"})
+        self.running += 1
+        request.placed = True
+
+    def release(self, request: HttpRequest) -> None:
+        """The request has its reply, or needs none."""
+        self.running -= request.placed
+        self.buffered -= request.held
+        request.placed, request.held = False, 0
+        request.forget()
+
+    async def inflate(self, request: HttpRequest) -> None:
+        """Put the body in place of its compressed form. Raises RequestFailed."""
+        inflater = Inflater(coding_of(request), self.settings.max_body)
+        whole = BytesIO()  # returns its bytes without a copy
+        try:
+            for count, part in enumerate(inflater.feed(request.body), 1):
+                self._hold(request, len(part))
+                whole.write(part)
+                if count % 4 == 0:
+                    await asyncio.sleep(0)  # after each MiB, let other requests run
             inflater.end()
-        return _request(whole.getvalue())
+        except InflatedTooLarge as error:
+            raise _too_large(str(error)) from error
+        except BadCoding as error:
+            raise RequestFailed(400, str(error), headers=CLOSE) from error
+        request.body = whole.getvalue()
 
-    def _buffer(self, size: int) -> None:
+    def _hold(self, request: HttpRequest, size: int) -> None:
+        request.held += size
         self.buffered += size
-        self._limits.buffered += size
-        if self._limits.buffered > self._limits.most_buffered:
+        if self.buffered > self.most_buffered:
             raise RequestFailed(
                 None,
                 "the gateway holds as many bytes of requests as it may: try again later",
                 code="overloaded",
-                headers={"Retry-After": "1", **_CLOSE},
+                headers={"Retry-After": "1", **CLOSE},
             )
 
 
-def _request(body: bytes) -> dict[str, Any]:
-    return {"type": "http.request", "body": body, "more_body": False}
+def coding_of(request: HttpRequest) -> str:
+    """How a request's body is compressed; empty: it is not."""
+    coding = (request.header(b"content-encoding") or "").strip().lower()
+    return "" if coding == "identity" else coding
 
 
 def _too_large(message: str) -> RequestFailed:
-    return RequestFailed(None, message, code="too_large", headers=_CLOSE)
+    return RequestFailed(None, message, code="too_large", headers=CLOSE)

@@ -16,15 +16,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from starlette.requests import Request
-from starlette.routing import Route
-
 from bus.messages.catalog import TensorSpec
 from services.core.metric import MetricFamily
 from services.core.settings import listed
 from services.gateway.edge import GatewayService
 from services.gateway.errors import RequestFailed
-from services.gateway.http.bodies import BinaryReply, JsonReply
+from services.gateway.http.messages import HttpReply, HttpRequest, HttpRoute, JsonReply
 from services.gateway.oip import models
 from services.shell.http import Reply
 
@@ -32,7 +29,7 @@ TEMPLATE = Path(__file__).parent / "page.html"
 LENGTH = 8  # of an example's axes of variable length
 INLINE = 16  # elements that an example writes out
 PATIENCE_MS = 10_000  # latency that the snippets ask for: a model that is not loaded may have to load first
-Endpoint = Callable[[Request], Awaitable[Any]]
+Endpoint = Callable[[HttpRequest], Awaitable[Any]]
 
 
 def _policy(template: str) -> str:
@@ -55,23 +52,20 @@ class Pages:
         self._service = service
         self._clipper = clipper
         self._template = TEMPLATE.read_text()
-        self._headers = [
-            (b"content-type", b"text/html; charset=utf-8"),
-            (b"content-security-policy", _policy(self._template).encode()),
-            (b"x-content-type-options", b"nosniff"),
-            (b"referrer-policy", b"no-referrer"),
-            (b"vary", b"accept"),
-        ]
+        self._lines = (
+            f"content-type: text/html; charset=utf-8\r\ncontent-security-policy: {_policy(self._template)}\r\n"
+            "x-content-type-options: nosniff\r\nreferrer-policy: no-referrer\r\nvary: accept\r\n"
+        ).encode()
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[HttpRoute]:
         return [
-            Route("/", self.start),
-            Route("/docs", self.documentation),
-            Route("/apps/{app}", self.app),
-            Route("/metrics", self.metrics),
+            HttpRoute("/", self.start),
+            HttpRoute("/docs", self.documentation),
+            HttpRoute("/apps/{app}", self.app),
+            HttpRoute("/metrics", self.metrics),
         ]
 
-    async def start(self, request: Request) -> Any:
+    async def start(self, request: HttpRequest) -> Any:
         service = self._service
         links = {
             "docs": "/docs",
@@ -113,19 +107,21 @@ class Pages:
             f"<h1>INFaaS {escape(service.version)}</h1><p>{escape(said)}</p><h2>Apps</h2>{apps}<h2>Places</h2>{places}",
         )
 
-    async def documentation(self, request: Request) -> Any:
+    async def documentation(self, request: HttpRequest) -> Any:
         del request
         return self._page("INFaaS documentation", _FORM)
 
-    async def app(self, request: Request) -> Any:
-        name = request.path_params["app"]
+    async def app(self, request: HttpRequest) -> Any:
+        name = request.params["app"]
         record = self._service.catalog.app(name)
         if record is None:
             near = self._service.catalog.meant_app(name)
             raise RequestFailed(None, f"there is no app {name[:80]!r}: see /v2/models{near}", code="unknown_app")
         signature = record.signature
         inputs, outputs = ([], []) if signature is None else (signature.inputs, signature.outputs)
-        where = f"{request.url.scheme}://{request.headers.get('host', 'localhost')}/v2/models/{name}/infer"
+        where = (
+            f"{'https' if request.secure else 'http'}://{request.header(b'host') or 'localhost'}/v2/models/{name}/infer"
+        )
         pasted = snippets(where, inputs, token=self._protected) if inputs else {}
         if not _wants_html(request):
             tensors = {"inputs": _shapes(inputs), "outputs": _shapes(outputs)}
@@ -148,12 +144,12 @@ class Pages:
             parts.append(f"<h2>{_TITLES[language]}</h2><pre class='snippet'>{escape(text)}</pre>")
         return self._page(f"{name} – INFaaS", "".join(parts))
 
-    async def metrics(self, request: Request) -> Any:
-        accept = request.headers.get("accept", "")
+    async def metrics(self, request: HttpRequest) -> Any:
+        accept = request.header(b"accept") or ""
         if "application/json" in accept:
             return await self._clipper(request)
         found = await asyncio.to_thread(_exposition, list(self._service.families()), accept)
-        return BinaryReply([found.body], [(b"content-type", found.type.encode())])
+        return HttpReply([found.body], b"content-type: %s\r\n" % found.type.encode())
 
     @property
     def _protected(self) -> bool:
@@ -167,10 +163,10 @@ class Pages:
         shown = ", ".join(f"{spec.name} {spec.datatype} {_shape(spec)}" for spec in inputs)
         return escape(shown), escape("a pipeline" if record.pipeline is not None else ", ".join(sorted(record.links)))
 
-    def _page(self, title: str, body: str) -> BinaryReply:
+    def _page(self, title: str, body: str) -> HttpReply:
         before, _, rest = self._template.partition("{{title}}")
         between, _, after = rest.partition("{{body}}")
-        return BinaryReply([(before + escape(title) + between + body + after).encode()], self._headers)
+        return HttpReply([(before + escape(title) + between + body + after).encode()], self._lines)
 
 
 def _exposition(families: list[MetricFamily], accept: str) -> Reply:
@@ -180,8 +176,8 @@ def _exposition(families: list[MetricFamily], accept: str) -> Reply:
     return page(families, accept=accept)
 
 
-def _wants_html(request: Request) -> bool:
-    return "text/html" in request.headers.get("accept", "")
+def _wants_html(request: HttpRequest) -> bool:
+    return "text/html" in (request.header(b"accept") or "")
 
 
 def _link(url: str, text: str) -> str:

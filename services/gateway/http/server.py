@@ -1,116 +1,72 @@
-"""The HTTP server: uvicorn in the service's own event loop, its socket, and the gateway's TLS."""
+"""The HTTP server in the service's own event loop: its socket, and the gateway's TLS."""
 
 import asyncio
-import logging
 import resource
-import socket
 import ssl
 import time
-from typing import Any
-
-import uvicorn
-from starlette.types import ASGIApp
 
 from services.core.settings import GatewaySettings
-from services.gateway.http.protocol import protocol_class
-from services.gateway.http.shedding import Shedding
+from services.gateway.http.app import HttpApplication
+from services.gateway.http.protocol import HttpConnection, HttpConnections
 from services.shell.http import inherited_socket, listen
 
 BACKLOG = 2048  # connections that wait to be accepted
 TLS_SHUTDOWN_S = 2.0  # for a client to agree that a TLS connection ends
+ABORT_S = 1.0  # for what was under way, and has no time left, to end
 SPARE_FILES = 1024  # open files beside connections: gRPC's, NATS, models that are fetched
 
 
-class EmbeddedServer(uvicorn.Server):
-    """uvicorn without its signal handlers and logging: the process has its own. handshake_s: longest TLS handshake."""
-
-    def __init__(self, config: uvicorn.Config, handshake_s: float = 60.0) -> None:
-        super().__init__(config)
-        self._handshake_s = handshake_s
-
-    async def run_in_loop(self, sockets: list[socket.socket]) -> None:
-        await self._serve(sockets)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's own, with a limit to the time of a TLS handshake."""
-        loop = asyncio.get_running_loop()
-        config = self.config
-        await self.lifespan.startup()
-
-        def connection() -> asyncio.Protocol:
-            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
-                config=config, server_state=self.server_state, app_state=self.lifespan.state
-            )
-            return made
-
-        limits: dict[str, Any] = (
-            {"ssl_handshake_timeout": self._handshake_s, "ssl_shutdown_timeout": TLS_SHUTDOWN_S} if config.ssl else {}
-        )
-        self.servers = [
-            await loop.create_server(connection, sock=one, ssl=config.ssl, backlog=config.backlog, **limits)
-            for one in sockets or ()
-        ]
-        self.started = True
-
-
 class HttpServer:
-    """The gateway's server for HTTP. Raises BadTls; `open` raises OSError where it cannot listen."""
+    """The gateway's server for HTTP. Raises BadTls; `open` raises OSError where it cannot listen. port: once it is open."""
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings, shedding: Shedding | None = None) -> None:
-        self._config = config(app, settings, shedding)
+    def __init__(self, app: HttpApplication, settings: GatewaySettings) -> None:
         self._settings = settings
-        self._server: EmbeddedServer | None = None
-        self._running: asyncio.Task[None] | None = None
+        self._tls = tls_context(settings.tls_certificate, settings.tls_key)
+        self._server: asyncio.Server | None = None
+        self.connections = HttpConnections(app, secure=self._tls is not None)
+        self.port = 0
 
     async def open(self) -> None:
         settings = self._settings
         allow_files(settings.connections + SPARE_FILES)
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        server = self._server = EmbeddedServer(self._config, settings.head_timeout_s)
         listening = inherited_socket() or listen(settings.address, settings.port, reuse=settings.reuse_port)
-        self._running = asyncio.get_running_loop().create_task(server.run_in_loop([listening]))
-        while not server.started:
-            if self._running.done():
-                self._running.result()
-                raise OSError("the HTTP server ended at once")
-            await asyncio.sleep(0.005)
+        self.port = listening.getsockname()[1]
+        secure = self._tls is not None
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: HttpConnection(self.connections),
+            sock=listening,
+            ssl=self._tls,
+            backlog=BACKLOG,
+            ssl_handshake_timeout=settings.head_timeout_s if secure else None,
+            ssl_shutdown_timeout=TLS_SHUTDOWN_S if secure else None,
+        )
 
     async def close(self, grace: float) -> None:
-        server, running = self._server, self._running
-        if server is None or running is None:
+        if self._server is None:
             return
-        server.config.timeout_graceful_shutdown = max(1, int(grace))
-        server.should_exit = True
-        await asyncio.wait([running])
+        self._server.close()
+        shared = self.connections
+        for one in list(shared.all):
+            one.finish()
+        await self._emptied(grace)
+        for task in shared.tasks:
+            task.cancel()
+        for one in list(shared.all):
+            one.transport.abort()
+        await self._emptied(ABORT_S)
 
     async def retire(self, grace: float) -> None:
         """A successor accepts connections from now on: each of ours is closed after one more reply, or when nothing came within `grace` seconds."""
-        if (server := self._server) is None:
-            return
-        for one in server.servers:
-            one.close()
-        self._config.http_protocol_class.retiring = True  # type: ignore[attr-defined]
+        if self._server is not None:
+            self._server.close()
+            self.connections.retiring = True
+            await self._emptied(grace)
+
+    async def _emptied(self, grace: float) -> None:
+        """Wait until no connection is open; so many seconds at most."""
         end = time.monotonic() + grace
-        while server.server_state.connections and time.monotonic() < end:  # noqa: ASYNC110  (once in a process's life)
+        while (self.connections.all or self.connections.tasks) and time.monotonic() < end:  # noqa: ASYNC110  (once in a process's life)
             await asyncio.sleep(0.01)
-
-
-def config(app: ASGIApp, settings: GatewaySettings, shedding: Shedding | None = None) -> uvicorn.Config:
-    """The configuration of uvicorn. Raises BadTls."""
-    tls = tls_context(settings.tls_certificate, settings.tls_key)
-    return uvicorn.Config(
-        app,
-        ssl_context_factory=None if tls is None else lambda *_: tls,
-        http=protocol_class(settings, shedding),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        backlog=BACKLOG,
-    )
 
 
 def allow_files(count: int) -> None:

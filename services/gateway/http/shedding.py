@@ -1,4 +1,4 @@
-"""Refuses a query that the gateway itself cannot get through in time, before a task and the middlewares are made for it.
+"""Refuses a query that the gateway itself cannot get through in time, before a task is made for it.
 
 A request costs the gateway half a millisecond, and its refusal by what is behind no less. So beyond saturation the loop's turns grow, and what waits in
 sockets is older than its objective before it is read. A refusal here costs a tenth of that.
@@ -11,29 +11,18 @@ import re
 import time
 from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import Callable, Iterable
-from functools import lru_cache
-from http import HTTPStatus
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
-from starlette.requests import Request
-from starlette.routing import Match, Route
+from services.gateway.edge import GatewayService
+from services.gateway.http.messages import HttpRequest
 
-from services.gateway.edge import BEHIND, GatewayService
-from services.gateway.errors import RequestFailed
-from services.gateway.http.access import AccessControl, Right
-from services.gateway.http.bodies import BodyBuffer, JsonReply
-
-QUERIES = ("/infer", "/predict", "/classify")  # ends of paths that change nothing
 SHARE = 0.8  # of a query's objective that its way may take: the rest is for the system behind
 SHORT_S = 0.005  # of a turn, and of a way, that is no reason to refuse anything
 SEVERAL = 8  # requests from which on a turn is measured: fewer are no burden, or another's large body is
 TYPICAL_S = 0.0005  # of a request, until a turn is measured: the first flood of a gateway is not admitted as a whole
 TURNS = 5  # so many of the last ones say what a request takes: their median, since now and then a process stands still
 _TIMES = re.compile(rb'"(latency_ms|timeout)"\s*:\s*"?(\d+\.?\d*(?:[eE][-+]?\d+)?)')
-_BROWSERS = frozenset({b"origin", b"sec-fetch-site"})  # a page may not be told, or needs the headers of CORS
-
-ErrorReply = Callable[[RequestFailed], JsonReply]  # a failure in a dialect's form
+_UNREAD = frozenset({b"content-encoding", b"origin", b"sec-fetch-site"})  # it must be inflated; a page of others asks
 
 
 class Turns:
@@ -98,67 +87,33 @@ class Turns:
         self._began, self.admitted, self.refused = None, 0, 0
 
 
-class QueryRoute(NamedTuple):
-    """A route that takes queries. protocol: the dialect's name in metrics. failed: the form of its errors."""
-
-    route: Route
-    protocol: str
-    failed: ErrorReply
-
-
 class Shedding:
     """The decision, for all connections of a server."""
 
-    def __init__(self, routes: Iterable[QueryRoute], service: GatewayService, access: AccessControl) -> None:
+    def __init__(self, service: GatewayService) -> None:
         self.turns = Turns()
-        self._routes = [(each, each.failed(BEHIND)) for each in routes]
         self._service = service
-        self._access = access
 
-    def refusal(self, scope: dict[str, Any], body: BodyBuffer, *, stays: bool) -> bytes | None:
-        """The whole reply to a request that has come whole and is not to be started; None: it is. stays: its connection serves more requests."""
+    def refuses(self, request: HttpRequest, protocol: str) -> bool:
+        """Whether a query that has come whole is not to be started: `BEHIND` is its reply. protocol: of its route. The checks before have let it pass."""
         way = self.turns.way()
-        if way < SHORT_S or not scope["path"].endswith(QUERIES) or not self._may_be_told(scope["headers"]):
-            return None
-        found = self._asked(scope)
-        if found is None:
-            return None
-        app, protocol, reply = found
-        record = self._service.catalog.app(app)
+        if way < SHORT_S or not _UNREAD.isdisjoint(request.headers):
+            return False
+        record = self._service.catalog.app(app_of(request) or "")
         if record is None or record.default_output is not None:
-            return None
-        objective_ms = objective_of(bytes(body), record.latency_ms)
+            return False
+        objective_ms = objective_of(request.body, record.latency_ms)
         if objective_ms is None or 1000.0 * way <= SHARE * objective_ms:
-            return None
+            return False
         self.turns.refused += 1
         self._service.shed(record.app, protocol, objective_ms)
-        self._service.counts.ended(protocol, str(reply.status), 0.0, len(body), len(reply.body))
-        return _whole(reply, stays=stays)
-
-    def _asked(self, scope: dict[str, Any]) -> tuple[str, str, JsonReply] | None:
-        """The app that a query names, its protocol, and that protocol's refusal; None: it is no query, or names none."""
-        for (route, protocol, _), reply in self._routes:
-            match, child = route.matches(scope)
-            if match is Match.FULL:
-                app = app_of({**scope, **child})
-                return None if app is None else (app, protocol, reply)
-        return None
-
-    def _may_be_told(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether the checks behind this door would let the request pass, and its body can be read."""
-        credential = None
-        for name, value in headers:
-            if name == b"content-encoding" or name in _BROWSERS:
-                return False
-            if name == b"authorization":
-                credential = value.decode("latin-1")
-        return self._access.free(Right.QUERY) or not self._access.verdict(Right.QUERY, credential)[0]
+        return True
 
 
-def app_of(scope: Any) -> str | None:
+def app_of(request: HttpRequest) -> str | None:
     """The app that a query's path asks for, which may not exist."""
-    named = scope["path_params"]
-    name: str = named.get("app") or named.get("model") or Request(scope).query_params.get("model_name", "")
+    named = request.params
+    name: str = named.get("app") or named.get("model") or request.query_params.get("model_name", "")
     return name.partition(".")[0] or None
 
 
@@ -167,15 +122,3 @@ def objective_of(body: bytes, of_app: float | None) -> float | None:
     own = {name: float(value) for name, value in _TIMES.findall(body)}
     timeout = own.get(b"timeout", 0.0) / 1000.0
     return min(filter(None, (own.get(b"latency_ms", of_app), timeout)), default=None)
-
-
-@lru_cache(32)
-def _whole(reply: JsonReply, *, stays: bool) -> bytes:
-    """A reply's bytes, as the server would send them."""
-    more = {**(reply.headers or {}), **({} if stays else {"connection": "close"})}
-    lines = "".join(f"{name.lower()}: {value}\r\n" for name, value in more.items())
-    head = (
-        f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(reply.body)}\r\n{lines}\r\n"
-    )
-    return head.encode("latin-1") + reply.body

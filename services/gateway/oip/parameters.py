@@ -47,7 +47,7 @@ def requirements_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]
         elif name in RESERVED or name.startswith("triton_"):
             if value not in (0, "", False):
                 raise BadRequest(f"parameters.{name}: {RESERVED.get(name, 'it is reserved for Triton')}")
-        elif need := near(name, NAMES):
+        elif name not in _READ_ELSEWHERE and (need := near(name, NAMES)):
             raise BadRequest(f"parameters.{name[:80]} is unknown: did you mean {need}?")
         elif not isinstance(value, _SCALARS):
             raise BadRequest(f"parameters.{name} must be a text, a number, true or false")

@@ -1,13 +1,9 @@
 """The protocol over REST: paths, headers and bodies."""
 
-from starlette.requests import Request
-from starlette.routing import Route
-
 from services.core import trace
 from services.gateway.edge import GatewayService, SystemReadiness
 from services.gateway.errors import BadRequest
-from services.gateway.http.bodies import BinaryReply, JsonReply, json_body, one_coding
-from services.gateway.http.protocol import COMPLETE
+from services.gateway.http.messages import JSON, HttpReply, HttpRequest, HttpRoute, JsonReply, one_coding
 from services.gateway.json_checks import read_object
 from services.gateway.oip import infer, models
 from services.gateway.oip.models import ModelTarget
@@ -15,26 +11,24 @@ from services.gateway.oip.parameters import ignored
 from services.gateway.statistics import statistics_json
 from services.shell.runtime.runtime import unix_now
 
-_LENGTH = b"inference-header-content-length"
-_JSON = (b"content-type", b"application/json")
-_BINARY = (b"content-type", b"application/octet-stream")
+_BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 
 
-def routes(service: GatewayService) -> list[Route]:
+def routes(service: GatewayService) -> list[HttpRoute]:
     """All paths below /v2."""
     rest = Rest(service)
     of_model = [("", rest.metadata), ("/ready", rest.model_ready), ("/config", rest.config), ("/stats", rest.stats)]
     return [
-        Route("/v2/models/{model}/infer", rest.infer, methods=["POST"]),
-        Route("/v2/models/{model}/versions/{version}/infer", rest.infer, methods=["POST"]),
-        Route("/v2", rest.server),
-        Route("/v2/health/live", rest.live),
-        Route("/v2/health/ready", rest.ready),
-        Route("/v2/models", rest.all_models),
-        Route("/v2/models/stats", rest.all_stats),
-        *(Route(f"/v2/models/{{model}}{end}", endpoint) for end, endpoint in of_model),
-        *(Route(f"/v2/models/{{model}}/versions/{{version}}{end}", endpoint) for end, endpoint in of_model),
-        Route("/v2/repository/index", rest.index, methods=["POST"]),
+        HttpRoute("/v2/models/{model}/infer", rest.infer, methods=["POST"]),
+        HttpRoute("/v2/models/{model}/versions/{version}/infer", rest.infer, methods=["POST"]),
+        HttpRoute("/v2", rest.server),
+        HttpRoute("/v2/health/live", rest.live),
+        HttpRoute("/v2/health/ready", rest.ready),
+        HttpRoute("/v2/models", rest.all_models),
+        HttpRoute("/v2/models/stats", rest.all_stats),
+        *(HttpRoute(f"/v2/models/{{model}}{end}", endpoint) for end, endpoint in of_model),
+        *(HttpRoute(f"/v2/models/{{model}}/versions/{{version}}{end}", endpoint) for end, endpoint in of_model),
+        HttpRoute("/v2/repository/index", rest.index, methods=["POST"]),
     ]
 
 
@@ -47,29 +41,29 @@ class Rest:
 
     # -- the server
 
-    async def server(self, request: Request) -> JsonReply:
+    async def server(self, request: HttpRequest) -> JsonReply:
         del request
         return JsonReply(self._server)
 
-    async def live(self, request: Request) -> JsonReply:
+    async def live(self, request: HttpRequest) -> JsonReply:
         del request
         return JsonReply({"live": True})
 
-    async def ready(self, request: Request) -> JsonReply:
+    async def ready(self, request: HttpRequest) -> JsonReply:
         del request
         return _readiness(await self._service.readiness())
 
-    async def index(self, request: Request) -> JsonReply:
-        only_ready = read_object(await json_body(request)).get("ready") is True
+    async def index(self, request: HttpRequest) -> JsonReply:
+        only_ready = read_object(request.json()).get("ready") is True
         ready = (await self._service.readiness()).ready
         return JsonReply([] if only_ready and not ready else list(models.index(self._service.catalog, ready=ready)))
 
-    async def all_models(self, request: Request) -> JsonReply:
+    async def all_models(self, request: HttpRequest) -> JsonReply:
         del request
         ready = (await self._service.readiness()).ready
         return JsonReply(list(models.index(self._service.catalog, ready=ready)))
 
-    async def all_stats(self, request: Request) -> JsonReply:
+    async def all_stats(self, request: HttpRequest) -> JsonReply:
         del request
         counted = self._service.statistics
         return JsonReply(
@@ -78,72 +72,62 @@ class Rest:
 
     # -- one model
 
-    async def metadata(self, request: Request) -> JsonReply:
+    async def metadata(self, request: HttpRequest) -> JsonReply:
         return JsonReply(models.metadata(self._known(request)))
 
-    async def model_ready(self, request: Request) -> JsonReply:
+    async def model_ready(self, request: HttpRequest) -> JsonReply:
         known = self._known(request)
         return _readiness(await self._service.readiness(), name=known.name)
 
-    async def config(self, request: Request) -> JsonReply:
+    async def config(self, request: HttpRequest) -> JsonReply:
         return JsonReply(models.config(self._known(request)))
 
-    async def stats(self, request: Request) -> JsonReply:
+    async def stats(self, request: HttpRequest) -> JsonReply:
         self._known(request)
         target = _target(request)
         entries = self._service.statistics.of(target.app, target.model, target.variant, target.version)
         return JsonReply({"model_stats": [statistics_json(*entry) for entry in entries]})
 
-    def _known(self, request: Request) -> models.ServedModel:
-        return models.served_model(self._service.catalog, request.path_params["model"], _target(request))
+    def _known(self, request: HttpRequest) -> models.ServedModel:
+        return models.served_model(self._service.catalog, request.params["model"], _target(request))
 
     # -- inference
 
-    async def infer(self, request: Request) -> BinaryReply:
+    async def infer(self, request: HttpRequest) -> HttpReply:
         service = self._service
         target = _target(request)
-        head_length, coding, traceparent = _headers(request)
+        head_length, traceparent = _head_length(request), request.header(b"traceparent")
+        if traceparent is not None and trace.read({"traceparent": traceparent}) is None:
+            traceparent = None
         app = service.catalog.app(target.app)
         signature = None if app is None else app.signature
-        body = await json_body(request, head_length)
-        asked = infer.read(body, head_length, signature)
+        asked = infer.read(request.json(head_length), head_length, signature)
         needed = infer.requirements(asked, target, app, unix_now())
         answer = await service.query(
-            target.app,
-            asked.inputs,
-            needed,
-            traceparent=traceparent,
-            protocol="rest",
-            complete=request.scope.get(COMPLETE),
+            target.app, asked.inputs, needed, traceparent=traceparent, protocol="rest", complete=request.complete
         )
         unread = ignored(asked.parameters)
         head, binary = infer.write(
             asked,
-            request.path_params["model"],
+            request.params["model"],
             infer.answer_of(asked, answer),
             {"ignored": unread} if unread else {},
             [] if answer.labels is None or app is None else service.catalog.classes_of(app),
         )
-        headers = [_BINARY, (_LENGTH, b"%d" % len(head))] if binary else [_JSON]
+        lines = _BINARY % len(head) if binary else JSON
         if traceparent is not None:
-            headers.append((b"traceparent", traceparent.encode()))
-        return BinaryReply([head, *binary], headers, coding=coding)
+            lines += f"traceparent: {traceparent}\r\n".encode()
+        return HttpReply([head, *binary], lines, coding=one_coding(request.headers.get(b"accept-encoding", b"")))
 
 
-def _headers(request: Request) -> tuple[int | None, str, str | None]:
-    """The length of the JSON in front of raw data, the coding of the reply, and the trace context."""
-    length, coding, traceparent = None, "", None
-    for name, value in request.scope["headers"]:
-        if name == _LENGTH:
-            if not value.isdigit() or len(value) > 18 or length is not None:
-                raise BadRequest("Inference-Header-Content-Length must be a number of bytes")
-            length = int(value)
-        elif name == b"accept-encoding":
-            coding = one_coding(value)
-        elif name == b"traceparent":
-            given = value.decode("latin-1")
-            traceparent = given if trace.read({"traceparent": given}) is not None else None
-    return length, coding, traceparent
+def _head_length(request: HttpRequest) -> int | None:
+    """The length of the JSON in front of raw data. Raises BadRequest."""
+    value = request.headers.get(b"inference-header-content-length")
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > 18:
+        raise BadRequest("Inference-Header-Content-Length must be a number of bytes")
+    return int(value)
 
 
 def _readiness(found: SystemReadiness, **first: str) -> JsonReply:
@@ -151,5 +135,5 @@ def _readiness(found: SystemReadiness, **first: str) -> JsonReply:
     return JsonReply(says, 200 if found.ready else 503)
 
 
-def _target(request: Request) -> ModelTarget:
-    return models.target_of(request.path_params["model"], request.path_params.get("version"))
+def _target(request: HttpRequest) -> ModelTarget:
+    return models.target_of(request.params["model"], request.params.get("version"))

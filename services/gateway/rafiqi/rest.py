@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Struct, defstruct
-from starlette.requests import Request
-from starlette.routing import Route
 
 from bus.codec import DECODE_ERRORS
 from bus.datatypes import SIZES
@@ -27,7 +25,7 @@ from infaas.tables import layout, picture
 from services.core.catalog import Catalog
 from services.gateway.edge import GatewayService, failure_from, wait_until
 from services.gateway.errors import BadRequest, RequestFailed
-from services.gateway.http.bodies import JsonReply, json_body, whole_body
+from services.gateway.http.messages import HttpRequest, HttpRoute, JsonReply
 from services.gateway.json_checks import check_json_size, fitted, json_fault, read_object
 from services.gateway.registration import MODEL_FILE, FileSource, ModelFiles, ModelRegistration, optional
 from services.shell.runtime.runtime import unix_now
@@ -173,9 +171,9 @@ class RafiqiApi:
 
     # -- models
 
-    async def register(self, request: Request) -> JsonReply:
+    async def register(self, request: HttpRequest) -> JsonReply:
         """Register each model, with an application of the same name. The reply comes when all are measured."""
-        models = fitted(read_object(await json_body(request)), RafiqiModels).models
+        models = fitted(read_object(request.json()), RafiqiModels).models
         if not models:
             raise BadRequest('models: must be an object {"name": {"model": {"URL" or "blob"}, "validation": ...}}')
         wanted = {name: fitted(given, RafiqiModel, f"models.{name}") for name, given in models.items()}
@@ -200,7 +198,7 @@ class RafiqiApi:
     def _known(self, model: str, version: str | None) -> bool:
         return self._service.catalog.model(model, version) is not None
 
-    async def listed(self, request: Request) -> JsonReply:
+    async def listed(self, request: HttpRequest) -> JsonReply:
         del request
         catalog = self._service.catalog
         records = sorted(catalog.models, key=lambda record: (record.model, record.created))
@@ -218,9 +216,9 @@ class RafiqiApi:
             "labels": len(record.labels),
         }
 
-    async def change_params(self, request: Request) -> JsonReply:
+    async def change_params(self, request: HttpRequest) -> JsonReply:
         """Batch by threshold, with this quantum and this largest batch: one model, or all that there are. The next batches are so."""
-        wish = fitted(dict(request.query_params), Tuning, strict=False)
+        wish = fitted(request.query_params, Tuning, strict=False)
         name = wish.model_name
         if wish.quanta is wish.batchSize is None:
             raise BadRequest("nothing to change: give quanta and batchSize, or one of them")
@@ -242,7 +240,7 @@ class RafiqiApi:
 
     # -- queries
 
-    async def classify(self, request: Request) -> JsonReply:
+    async def classify(self, request: HttpRequest) -> JsonReply:
         name = request.query_params.get("model_name", "")
         if not name:
             raise BadRequest("model_name is missing: POST /classify?model_name=NAME")
@@ -252,14 +250,14 @@ class RafiqiApi:
                 f"{unread[0][:80]}: classify reads model_name only; POST /v2/models/NAME/infer takes requirements"
             )
         app, spec = self._found(name)
-        body = await whole_body(request)
+        body = request.body
         async with self._decoding:
             tensor = await asyncio.to_thread(tensor_of, body, spec)
         requirements: dict[str, Any] = {
             "deadline": unix_now() + CLASSIFY_TIMEOUT_S,
             **({} if app is not None else {"model": name}),
         }
-        traceparent = request.headers.get("traceparent")
+        traceparent = request.header(b"traceparent")
         try:
             answer = await self._service.query(
                 app,
@@ -324,12 +322,12 @@ def _class(value: Any, labels: list[str]) -> str:
     return label_of(int(value), labels) if whole else str(value)
 
 
-def routes(service: GatewayService, registration: ModelRegistration) -> list[Route]:
+def routes(service: GatewayService, registration: ModelRegistration) -> list[HttpRoute]:
     """All paths of the dialect."""
     serving = RafiqiApi(service, registration)
     return [
-        Route("/register", serving.register, methods=["POST"]),
-        Route("/classify", serving.classify, methods=["POST"]),
-        Route("/list", serving.listed, methods=["GET"]),
-        Route("/change_params", serving.change_params, methods=["GET"]),
+        HttpRoute("/register", serving.register, methods=["POST"]),
+        HttpRoute("/classify", serving.classify, methods=["POST"]),
+        HttpRoute("/list", serving.listed, methods=["GET"]),
+        HttpRoute("/change_params", serving.change_params, methods=["GET"]),
     ]

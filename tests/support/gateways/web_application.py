@@ -1,41 +1,44 @@
 """A small application behind the gateway's HTTP server, in the test's own loop, and clients that send exactly these bytes."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from msgspec.structs import replace
 
 from services.core.settings import GatewaySettings
-from services.gateway.http.protocol import LimitedHttpProtocol, protocol_class
-from services.gateway.http.server import EmbeddedServer
-from tests.support.clients.responders import until
+from services.gateway.http.access import AccessControl
+from services.gateway.http.app import Dialect, HttpApplication, plain
+from services.gateway.http.messages import HttpReply, HttpRequest, HttpRoute
+from services.gateway.http.server import HttpServer
 
 PATIENCE_S = 60.0  # only ends a test that fails
 
 
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Tells what came: method, path, size of the body, and the header x-told if there is one."""
-    size, more = 0, True
-    while more and scope["path"] != "/unread":
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return
-        size += len(message.get("body", b""))
-        more = message.get("more_body", False)
-    if scope["path"] == "/slow":
-        await asyncio.sleep(0.2)
-    told = dict(scope["headers"]).get(b"x-told", b"-").decode("latin-1")
-    host = dict(scope["headers"]).get(b"host", b"-").decode("latin-1")
-    text = f"{scope['method']} {scope['path']} {size} {told} {host}".encode()
-    headers = [(b"content-length", b"%d" % len(text))]
-    if scope["path"] == "/close":
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": text})
+class Echo(HttpApplication):
+    """Tells what came to any path: method, path, size of the body, the headers x-told and host. /unread has a limit of no bytes."""
+
+    def __init__(self, settings: GatewaySettings | None = None) -> None:
+        chosen = settings or GatewaySettings()
+        super().__init__([Dialect("echo", [HttpRoute("/", self.tell)], plain)], chosen, AccessControl(chosen))
+
+    def begin(self, request: HttpRequest) -> HttpReply | None:
+        request.endpoint = self._endpoints[0]
+        if request.path == "/unread":
+            return told(request)
+        return None
+
+    async def tell(self, request: HttpRequest) -> HttpReply:
+        if request.path == "/slow":
+            await asyncio.sleep(0.2)
+        return told(request)
+
+
+def told(request: HttpRequest) -> HttpReply:
+    """What an `Echo` replies."""
+    text = f"{request.method} {request.path} {request.size} {request.header(b'x-told') or '-'} {request.header(b'host') or '-'}"
+    return HttpReply([text.encode()], b"connection: close\r\n" if request.path == "/close" else b"")
 
 
 class Reply(NamedTuple):
@@ -47,8 +50,8 @@ class Reply(NamedTuple):
 class Served:
     """A server on a port of its own."""
 
-    def __init__(self, server: uvicorn.Server, port: int) -> None:
-        self.server, self.port = server, port
+    def __init__(self, server: HttpServer) -> None:
+        self.server, self.port, self.connections = server, server.port, server.connections
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
@@ -90,36 +93,14 @@ async def read(reader: asyncio.StreamReader, *, head: bool = False) -> Reply | N
 
 
 @asynccontextmanager
-async def served(
-    app: ASGIApp = echo,
-    settings: GatewaySettings | None = None,
-    *,
-    protocol: type[LimitedHttpProtocol] | None = None,
-    **options: Any,
-) -> AsyncIterator[Served]:
-    """`app` served within the limits of `settings`."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.setblocking(False)
-        config = uvicorn.Config(
-            app,
-            http=protocol or protocol_class(settings or GatewaySettings()),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=1,
-            **options,
-        )
-        server = EmbeddedServer(config, (settings or GatewaySettings()).head_timeout_s)
-        task = asyncio.get_running_loop().create_task(server.run_in_loop([listening]))
-        await until(lambda: server.started)
-        try:
-            yield Served(server, listening.getsockname()[1])
-        finally:
-            server.should_exit = True
-            for connection in list(server.server_state.connections):
-                assert isinstance(connection, LimitedHttpProtocol)
-                connection.transport.abort()
-            await task
+async def served(app: HttpApplication | None = None, settings: GatewaySettings | None = None) -> AsyncIterator[Served]:
+    """`app` served within the limits of `settings`; its own are those that it was made with."""
+    chosen = replace(settings or GatewaySettings(), port=0)
+    server = HttpServer(app or Echo(chosen), chosen)
+    await server.open()
+    try:
+        yield Served(server)
+    finally:
+        for connection in list(server.connections.all):
+            connection.transport.abort()
+        await server.close(1.0)

@@ -174,8 +174,8 @@ def test_subjects_stay_inside(message: str, expected: str) -> None:
     refused = Refused("unknown_app", message, closest={"variant": "v"}, retry_after_ms=3.0, id="i")
     found = failure_from(refused)
     more = {"code": "unknown_app", "closest": {"variant": "v"}, "retry_after_ms": 3.0}
-    assert json.loads(plain(found).body) == {"error": expected, **more}
-    assert json.loads(clipper_error(found).body) == {"error": "Request error", "cause": expected}
+    assert json.loads(plain(found).pieces[0]) == {"error": expected, **more}
+    assert json.loads(clipper_error(found).pieces[0]) == {"error": "Request error", "cause": expected}
     assert found.headers == {"Retry-After": "1"}
 
 
@@ -194,7 +194,7 @@ def test_subjects_stay_inside(message: str, expected: str) -> None:
 )
 def test_clippers_clients_get_its_statuses_and_kinds(code: str, status: int, kind: str) -> None:
     reply = clipper_error(failure_from(Refused(code, "why")))
-    assert (reply.status, json.loads(reply.body)) == (status, {"error": kind, "cause": "why"})
+    assert (reply.status, json.loads(reply.pieces[0])) == (status, {"error": kind, "cause": "why"})
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from services.core.settings import GatewaySettings
 from services.gateway.http.server import HttpServer
 from services.shell.http import LISTENING, listen
 from tests.support.gateways.echo_gateway import echoing
-from tests.support.gateways.web_application import echo, read, shut
+from tests.support.gateways.web_application import Echo, read, shut
 from tests.support.servers.processes import eventually
 
 BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}]})
@@ -95,7 +95,7 @@ async def test_a_server_with_a_successor_breaks_no_connection_and_refuses_none()
 
     async def opened(shared: socket.socket) -> HttpServer:
         os.environ[LISTENING] = str(os.dup(shared.fileno()))
-        server = HttpServer(echo, GatewaySettings(port=shared.getsockname()[1]))
+        server = HttpServer(Echo(), GatewaySettings(port=shared.getsockname()[1]))
         await server.open()
         assert LISTENING not in os.environ
         return server
@@ -135,11 +135,9 @@ async def test_a_server_with_a_successor_breaks_no_connection_and_refuses_none()
 
 
 async def test_a_connection_on_which_nothing_comes_is_closed_in_the_end() -> None:
-    server = HttpServer(echo, GatewaySettings(port=0))
+    server = HttpServer(Echo(), GatewaySettings(port=0))
     await server.open()
-    assert server._server is not None
-    port = server._server.servers[0].sockets[0].getsockname()[1]
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
     assert await read(reader) is not None
     await server.retire(0.05)

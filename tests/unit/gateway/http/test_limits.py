@@ -1,6 +1,5 @@
 """services/gateway/http/limits.py and checks.py behind the real server: bodies, time, hosts, origins, tokens; and compressed bodies."""
 
-import asyncio
 import gzip
 import json
 import random
@@ -11,15 +10,11 @@ from contextlib import asynccontextmanager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from services.core.settings import GatewaySettings
 from services.gateway.errors import RequestFailed
 from services.gateway.http.access import AccessControl, Right
-from services.gateway.http.app import Dialect, assemble
-from services.gateway.http.bodies import JsonReply
+from services.gateway.http.app import Dialect, HttpApplication
 from services.gateway.http.checks import right_of
 from services.gateway.http.limits import (
     MEMBERS,
@@ -29,22 +24,23 @@ from services.gateway.http.limits import (
     BadCoding,
     InflatedTooLarge,
     Inflater,
-    LimitMiddleware,
+    RequestLimits,
 )
+from services.gateway.http.messages import HttpReply, HttpRequest, HttpRoute, JsonReply, TextReply
 from tests.support.clients.responders import until
-from tests.support.gateways.web_application import Reply, Served, echo, read, served, shut
+from tests.support.gateways.web_application import Reply, Served, read, served, shut
 
 
-async def size(request: Request) -> Response:
-    body = await request.body()
-    return Response(f"{len(body)} {request.headers.get('content-encoding', '-')}")
+async def size(request: HttpRequest) -> HttpReply:
+    return TextReply(f"{len(request.body)}")
 
 
-async def unread(request: Request) -> Response:
-    return Response("unread")
+async def unread(request: HttpRequest) -> HttpReply:
+    del request
+    return TextReply("unread")
 
 
-async def broken(request: Request) -> Response:
+async def broken(request: HttpRequest) -> HttpReply:
     raise RuntimeError("an inner matter")
 
 
@@ -53,13 +49,12 @@ def form(failure: RequestFailed) -> JsonReply:
 
 
 ROUTES = [
-    Route("/v2/models/{model}/infer", size, methods=["POST"]),
-    Route("/v2/health/live", unread),
-    Route("/admin/add_app", size, methods=["POST"]),
-    Route("/list", unread),
-    Route("/unread", unread, methods=["POST"]),
-    Route("/change_params", unread),
-    Route("/broken", broken),
+    HttpRoute("/v2/models/{model}/infer", size, methods=["POST"]),
+    HttpRoute("/v2/health/live", unread),
+    HttpRoute("/admin/add_app", size, methods=["POST"]),
+    HttpRoute("/list", unread),
+    HttpRoute("/change_params", unread),
+    HttpRoute("/broken", broken),
 ]
 INFER = "/v2/models/a/infer"
 
@@ -67,8 +62,12 @@ INFER = "/v2/models/a/infer"
 @asynccontextmanager
 async def with_app(**settings: object) -> AsyncIterator[Served]:
     chosen = GatewaySettings(**settings)  # type: ignore[arg-type]
-    async with served(assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen))) as server:
+    async with served(application(chosen), chosen) as server:
         yield server
+
+
+def application(settings: GatewaySettings) -> HttpApplication:
+    return HttpApplication([Dialect("test", ROUTES, form)], settings, AccessControl(settings))
 
 
 def request(path: str, body: bytes = b"", method: str = "POST", host: str = "localhost", **headers: str) -> bytes:
@@ -83,7 +82,7 @@ async def ask(server: Served, *args: object, **more: str) -> Reply:
 
 async def test_bodies_are_limited_in_size() -> None:
     async with with_app(max_body=10_000) as server:
-        assert (await ask(server, INFER, b"x" * 10_000)).body == b"10000 -"
+        assert (await ask(server, INFER, b"x" * 10_000)).body == b"10000"
         reply = await ask(server, INFER, b"x" * 10_001)
         assert reply.status == 413
         assert reply.headers["connection"] == "close"
@@ -94,7 +93,6 @@ async def test_bodies_are_limited_in_size() -> None:
         assert [one.status for one in await server.say(head + chunk * 2 + b"0\r\n\r\n")] == [200]
         assert [one.status for one in await server.say(head + chunk * 3 + b"0\r\n\r\n")] == [413]
         assert [one.status for one in await server.say(head + chunk * 3000)] == [413]
-        assert (await ask(server, "/unread", b"x" * 100_000)).body == b"unread"
 
 
 async def test_bodies_too_large_or_too_slow_end() -> None:
@@ -117,7 +115,7 @@ async def test_a_client_that_asks_before_it_sends() -> None:
         writer.write(b"abc")
         second = await read(reader)
         assert second is not None
-        assert second.body == b"3 -"
+        assert second.body == b"3"
         await shut(writer)
 
 
@@ -125,7 +123,7 @@ async def test_compressed_bodies() -> None:
     async with with_app(max_body=10_000) as server:
         data = bytes(range(256)) * 30
         for coding, packed in (("gzip", gzip.compress(data)), ("deflate", zlib.compress(data)), ("Identity", data)):
-            assert (await ask(server, INFER, packed, Content_Encoding=coding)).body == b"7680 -"
+            assert (await ask(server, INFER, packed, Content_Encoding=coding)).body == b"7680"
         for coding, packed, status in (
             ("gzip", gzip.compress(data * 2), 413),
             ("gzip", data, 400),
@@ -140,54 +138,61 @@ async def test_compressed_bodies() -> None:
 
 
 async def test_requests_at_a_time_are_limited() -> None:
-    async with served(LimitMiddleware(echo, GatewaySettings(in_flight=2))) as server:
-        busy = [await server.connect() for _ in range(2)]
-        for _, writer in busy:
-            writer.write(request("/a", b"abc")[:-1])
-        await until(lambda: len(server.server.server_state.tasks) == 2)
-        (reply,) = await server.say(request("/a"))
+    settings = GatewaySettings(in_flight=2)
+    app = application(settings)
+    async with served(app, settings) as server:
+        coming = [await server.connect() for _ in range(5)]
+        for _, writer in coming:
+            writer.write(request(INFER, b"abc")[:-1])
+        await until(lambda: len(server.connections.slow) == 5)
+        assert (await ask(server, INFER, b"abc")).status == 200, "what is to come takes no place"
+        app.limits.running = 2
+        reply = await ask(server, INFER, b"abc")
         assert reply.status == 503
         assert reply.headers["retry-after"] == "1"
         assert [one.status for one in await server.say(request("/v2/health/live", method="GET"))] == [200]
-        for reader, writer in busy:
+        app.limits.running = 0
+        for reader, writer in coming:
             writer.write(b"c")
             assert (await read(reader)) is not None
             await shut(writer)
-        assert [one.status for one in await server.say(request("/a"))] == [200]
+        assert app.limits.running == 0
 
 
 async def test_bytes_held_at_a_time_are_limited() -> None:
-    async def work(server: Served) -> None:
-        assert (await ask(server, INFER, b"x" * 1000)).status == 200
-
-    chosen = GatewaySettings()
-    inner = assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen))
-    limits = LimitMiddleware(inner, GatewaySettings(), 2000)
-    async with served(limits) as server:
+    settings = GatewaySettings()
+    app = application(settings)
+    app.limits.most_buffered = 2000
+    async with served(app, settings) as server:
         reader, writer = await server.connect()
         writer.write(request(INFER, b"x" * 1501)[:-1])
-        await until(lambda: limits.buffered == 1500)
+        await until(lambda: app.limits.buffered == 1500)
         assert (await ask(server, INFER, b"x" * 400)).status == 200
-        del inner
+        assert (await ask(server, INFER, b"x" * 600)).status == 503
         writer.write(b"x")
         assert (await read(reader)) is not None
-        await until(lambda: limits.buffered == 0 and limits.running == 0)
+        await until(lambda: app.limits.buffered == 0 and app.limits.running == 0)
         await shut(writer)
-        await work(server)
+        assert (await ask(server, INFER, b"x" * 1000)).status == 200
 
 
 async def test_whoever_leaves_early_is_not_waited_for() -> None:
-    chosen = GatewaySettings()
-    limits = LimitMiddleware(
-        assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen)), GatewaySettings()
-    )
-    async with served(limits) as server:
+    settings = GatewaySettings()
+    app = application(settings)
+    async with served(app, settings) as server:
         _, writer = await server.connect()
         writer.write(request(INFER, b"x" * 1000)[:-1])
-        await until(lambda: limits.running == 1)
+        await until(lambda: app.limits.buffered == 999)
         writer.transport.abort()
-        await until(lambda: limits.running == 0 and limits.buffered == 0)
-        await asyncio.sleep(0)
+        await until(lambda: app.limits.running == 0 and app.limits.buffered == 0)
+
+
+def test_a_body_must_come_at_a_rate() -> None:
+    limits = RequestLimits(GatewaySettings(body_timeout_s=30.0))
+    coming = HttpRequest("POST", b"/a", {})
+    for size, due in ((0, 10.0), (10 * 1024, 20.0), (20 * 1024, 30.0), (64 * 2**20, 1054.0)):
+        coming.size = size
+        assert limits.due(coming) == pytest.approx(due, abs=1.0)
 
 
 async def test_an_inner_fault_tells_nothing_and_management_can_be_off() -> None:

@@ -7,8 +7,9 @@ import time
 import pytest
 
 from services.core.settings import GatewaySettings
+from services.gateway.http.messages import HttpReply, HttpRequest
 from tests.support.clients.responders import until
-from tests.support.gateways.web_application import Reply, echo, read, served, shut
+from tests.support.gateways.web_application import Echo, Reply, read, served, shut
 from tests.support.servers.nats import run
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -232,42 +233,72 @@ async def test_silent_connections_make_room_for_those_that_ask() -> None:
             writer.write(b"GET /a HT")
         for _ in range(5):
             assert [reply.status for reply in await server.say(GET)] == [200]
-        assert len(server.server.server_state.connections) <= 20
+        assert len(server.connections.all) <= 20
         for _, writer in silent:
             await shut(writer)
 
 
+class Held(Echo):
+    """Replies when it is let."""
+
+    def __init__(self, settings: GatewaySettings | None = None) -> None:
+        super().__init__(settings)
+        self.let = asyncio.Event()
+
+    async def tell(self, request: HttpRequest) -> HttpReply:
+        if request.path == "/held":
+            await self.let.wait()
+        if request.path == "/large":
+            return HttpReply([bytes(100_000_000)], b"")
+        return await super().tell(request)
+
+
 async def test_more_connections_than_allowed_are_told_so() -> None:
-    async with served(settings=GatewaySettings(connections=5)) as server:
+    settings = GatewaySettings(connections=5)
+    app = Held(settings)
+    async with served(app, settings) as server:
         held = [await server.connect() for _ in range(5)]
         for _, writer in held:
-            writer.write(post(b"abc")[:-1])
-        await until(lambda: len(server.server.server_state.tasks) == 5)
+            writer.write(post(b"abc", b"/held"))
+        await until(lambda: len(server.connections.tasks) == 5)
         (reply,) = await server.say(GET)
         assert reply.status == 503
         assert reply.headers["retry-after"] == "1"
+        app.let.set()
         for reader, writer in held:
-            writer.write(b"c")
             assert (await read(reader)) is not None
             await shut(writer)
         assert [reply.status for reply in await server.say(GET)] == [200]
 
 
-async def test_a_client_that_does_not_read_is_closed() -> None:
-    async def large(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
-        if scope["path"] == "/a":
-            await echo(scope, receive, send)
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        for _ in range(1000):
-            await send({"type": "http.response.body", "body": bytes(100_000), "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+async def test_slow_bodies_make_room_take_no_place_and_end() -> None:
+    settings = GatewaySettings(connections=20, in_flight=1)
+    async with served(settings=settings) as server:
+        slow = []
+        for number in range(1, 41):
+            slow.append(await server.connect())
+            slow[-1][1].write(post(b"x" * 1000)[:-10])
+            await until(lambda: len(server.connections.slow) == min(number, 20) and not server.connections.idle)  # noqa: B023
+        for _ in range(5):
+            assert [reply.status for reply in await server.say(GET)] == [200]
+        assert server.connections.app.limits.running == 0
+        first = await read(slow[0][0])
+        assert first is not None
+        assert first.status == 503
+        slow[-1][1].write(b"x" * 10)
+        last = await read(slow[-1][0])
+        assert last is not None
+        assert last.body == b"POST /a 1000 - h", "the newest are the last to give way"
+        for _, writer in slow:
+            await shut(writer)
 
-    async with served(large, QUICK) as server:
+
+async def test_a_client_that_does_not_read_is_closed() -> None:
+    async with served(Held(QUICK), QUICK) as server:
         reader, writer = await server.connect()
         writer.write(GET.replace(b"/a", b"/large"))
-        await until(lambda: bool(server.server.server_state.tasks))
-        await until(lambda: not server.server.server_state.connections and not server.server.server_state.tasks)
+        await until(lambda: bool(server.connections.all))
+        await until(lambda: not server.connections.all and not server.connections.tasks)
         assert [reply.status for reply in await server.say(GET)] == [200]
         del reader
         await shut(writer)
@@ -281,7 +312,7 @@ async def test_a_client_that_leaves_early() -> None:
             await writer.drain()
             writer.transport.abort()
         assert [reply.status for reply in await server.say(GET)] == [200]
-        await until(lambda: not server.server.server_state.connections)
+        await until(lambda: not server.connections.all)
 
 
 async def test_bytes_in_pieces_are_the_same_requests() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from services.core.settings import GatewaySettings
 from services.gateway.http.server import BadTls, HttpServer, tls_context
-from tests.support.gateways.web_application import echo, read, served, shut
+from tests.support.gateways.web_application import Echo, read, served, shut
 from tests.support.servers.nats import free_port
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates of these tests")
@@ -38,7 +38,7 @@ def test_none_is_none_and_versions_older_than_1_2_are_not_spoken(tmp_path: Path)
 
 
 async def test_it_listens_at_the_address_and_port_of_the_settings() -> None:
-    server = HttpServer(echo, settings := GatewaySettings(address="127.0.0.2", port=free_port()))
+    server = HttpServer(Echo(), settings := GatewaySettings(address="127.0.0.2", port=free_port()))
     await server.open()
     reader, writer = await asyncio.open_connection("127.0.0.2", settings.port)
     writer.write(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -52,9 +52,7 @@ async def test_it_listens_at_the_address_and_port_of_the_settings() -> None:
 
 async def test_requests_over_tls(tmp_path: Path) -> None:
     certificate, key = make(tmp_path, "one")
-    tls = tls_context(certificate, key)
-
-    async with served(ssl_context_factory=lambda *_: tls) as server:
+    async with served(settings=GatewaySettings(tls_certificate=certificate, tls_key=key)) as server:
         trust = ssl.create_default_context(cafile=certificate)
         reader, writer = await asyncio.open_connection("localhost", server.port, ssl=trust)
         assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
@@ -75,9 +73,9 @@ async def test_requests_over_tls(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_does_not_begin_is_sent_away(tmp_path: Path) -> None:
-    tls = tls_context(*make(tmp_path, "one"))
-
-    async with served(settings=GatewaySettings(head_timeout_s=0.2), ssl_context_factory=lambda *_: tls) as server:
+    certificate, key = make(tmp_path, "one")
+    settings = GatewaySettings(head_timeout_s=0.2, tls_certificate=certificate, tls_key=key)
+    async with served(settings=settings) as server:
         for said in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"):
             reader, writer = await server.connect()
             writer.write(said)

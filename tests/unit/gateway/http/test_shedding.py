@@ -8,22 +8,19 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from starlette.routing import Route
 
 from bus.codec import encode
 from bus.messages.catalog import AppRecord
 from services.core.catalog import Catalog, key_of
 from services.core.settings import GatewaySettings
-from services.gateway.clipper.rest import clipper_error
 from services.gateway.edge import GatewayService
 from services.gateway.http import shedding
 from services.gateway.http.access import AccessControl
-from services.gateway.http.app import plain
-from services.gateway.http.bodies import BodyBuffer
-from services.gateway.http.protocol import protocol_class
-from services.gateway.http.shedding import QueryRoute, Shedding, Turns, objective_of
+from services.gateway.http.app import HttpApplication, dialects
+from services.gateway.http.messages import HttpReply, HttpRequest
+from services.gateway.http.shedding import Turns, objective_of
 from tests.support.clients.responders import until
-from tests.support.gateways.web_application import Reply, read, served, shut
+from tests.support.gateways.web_application import Echo, Reply, read, served, shut
 from tests.support.servers.nats import run
 from tests.support.simulated.fleet import catalogue, variant
 
@@ -172,7 +169,7 @@ class Behind(Turns):
         return self.seconds
 
 
-def gateway(**settings: Any) -> tuple[Shedding, GatewayService, list[Any]]:
+def gateway(**settings: Any) -> tuple[HttpApplication, GatewayService, list[Any]]:
     """What decides, for apps with an objective of 100 ms, with none, and with a default output; its service; and what was recorded."""
     catalog = Catalog()
     for app, fields in {
@@ -188,34 +185,37 @@ def gateway(**settings: Any) -> tuple[Shedding, GatewayService, list[Any]]:
     service.actor = SimpleNamespace(catalog=catalog)  # type: ignore[assignment]
     recorded: list[Any] = []
     service.record = recorded.append
-    paths = {"/v2/models/{model}/infer": "rest", "/{app}/predict": "clipper", "/classify": "rafiqi"}
-    routes = [
-        QueryRoute(Route(path, plain, methods=["POST"]), name, clipper_error if name == "clipper" else plain)
-        for path, name in paths.items()
-    ]
-    made = Shedding(routes, service, AccessControl(chosen))
-    made.turns = Behind(0.09)
+    made = HttpApplication(dialects(service), chosen, AccessControl(chosen), service)
+    behind(made, 0.09)
     return made, service, recorded
 
 
-def scope(path: str, *headers: tuple[bytes, bytes], method: str = "POST", query: bytes = b"") -> dict[str, Any]:
-    return {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "root_path": "",
-        "headers": list(headers),
-        "query_string": query,
-    }
+def behind(app: HttpApplication, seconds: float) -> None:
+    """The loop takes so many seconds."""
+    assert app.shedding is not None
+    app.shedding.turns = Behind(seconds)
 
 
-def refused(found: Shedding, asked: dict[str, Any], body: bytes = b"{}", *, stays: bool = True) -> bytes | None:
-    pieces = BodyBuffer()
-    pieces += body
-    return found.refusal(asked, pieces, stays=stays)
+Asked = tuple[bytes, dict[bytes, bytes], str]
 
 
-INFER = scope("/v2/models/fast/infer")
+def scope(path: bytes, *headers: tuple[bytes, bytes], method: str = "POST") -> Asked:
+    return path, {b"host": b"localhost", **dict(headers)}, method
+
+
+def refused(app: HttpApplication, asked: Asked, body: bytes = b"{}") -> HttpReply | None:
+    """The refusal of a query that the checks let pass."""
+    request = HttpRequest(asked[2], asked[0], asked[1])
+    if app.begin(request) is not None:
+        return None
+    request.add(body)
+    request.end()
+    reply = app.refusal(request, fresh=True)
+    app.ended(request, reply)
+    return reply
+
+
+INFER = scope(b"/v2/models/fast/infer")
 WITH = b'{"parameters": {"latency_ms": 100}}'
 
 
@@ -223,24 +223,21 @@ WITH = b'{"parameters": {"latency_ms": 100}}'
     ("asked", "protocol", "form"),
     [
         (INFER, "rest", {"error", "code", "retry_after_ms"}),
-        (scope("/v2/models/fast.m.v/infer"), "rest", {"error", "code", "retry_after_ms"}),
-        (scope("/fast/predict"), "clipper", {"error", "cause"}),
-        (scope("/classify", query=b"model_name=fast"), "rafiqi", {"error", "code", "retry_after_ms"}),
+        (scope(b"/v2/models/fast.m.v/infer"), "rest", {"error", "code", "retry_after_ms"}),
+        (scope(b"/fast/predict"), "clipper", {"error", "cause"}),
+        (scope(b"/classify?model_name=fast"), "rafiqi", {"error", "code", "retry_after_ms"}),
     ],
 )
 def test_a_query_that_cannot_be_passed_on_in_time_is_refused_as_its_dialect_has_it(
     asked: Any, protocol: str, form: set[str]
 ) -> None:
     found, service, recorded = gateway()
-    for stays in (True, False):
-        reply = refused(found, asked, stays=stays)
+    for _ in range(2):
+        reply = refused(found, asked)
         assert reply is not None
-        head, body = reply.split(b"\r\n\r\n", 1)
-        lines = head.split(b"\r\n")
-        assert lines[0] == b"HTTP/1.1 503 Service Unavailable"
-        assert {b"content-length: %d" % len(body), b"retry-after: 1"} < set(lines)
-        assert (b"connection: close" in lines) == (not stays)
-        assert json.loads(body).keys() == form
+        assert reply.status == 503
+        assert b"retry-after: 1\r\n" in reply.lines
+        assert json.loads(bytes(reply.pieces[0])).keys() == form
     assert service.counts.queries == {(protocol, "overloaded"): 2}
     assert service.counts.requests == {(protocol, "503"): 2}
     assert next(service.statistics.of("fast"))[2].failed == 2
@@ -248,24 +245,25 @@ def test_a_query_that_cannot_be_passed_on_in_time_is_refused_as_its_dialect_has_
         ("fast", "refused", "overloaded", 100.0)
     ]
     assert len({one.uid for one in recorded}) == 2
-    assert found.turns.refused == 2
+    assert found.shedding is not None
+    assert found.shedding.turns.refused == 2
 
 
 @pytest.mark.parametrize(
     ("asked", "body", "is_refused"),
     [
-        (scope("/v2/models/slow/infer"), WITH, True),
-        (scope("/v2/models/slow/infer"), b"{}", False),
-        (scope("/v2/models/slow/infer"), b'{"parameters": {"latency_ms": 1000}}', False),
-        (scope("/v2/models/kind/infer"), WITH, False),
-        (scope("/v2/models/nobody/infer"), WITH, False),
-        (scope("/v2/models/fast"), WITH, False),
-        (scope("/v2/models/fast/infer", method="GET"), WITH, False),
-        (scope("/admin/predict", method="GET"), WITH, False),
-        (scope("/fast/update"), WITH, False),
-        (scope("/classify"), WITH, False),
-        (scope("/v2/models/fast/infer", (b"content-encoding", b"gzip")), b"\x1f\x8b", False),
-        (scope("/v2/models/fast/infer", (b"origin", b"http://evil")), WITH, False),
+        (scope(b"/v2/models/slow/infer"), WITH, True),
+        (scope(b"/v2/models/slow/infer"), b"{}", False),
+        (scope(b"/v2/models/slow/infer"), b'{"parameters": {"latency_ms": 1000}}', False),
+        (scope(b"/v2/models/kind/infer"), WITH, False),
+        (scope(b"/v2/models/nobody/infer"), WITH, False),
+        (scope(b"/v2/models/fast"), WITH, False),
+        (scope(b"/v2/models/fast/infer", method="GET"), WITH, False),
+        (scope(b"/admin/predict", method="GET"), WITH, False),
+        (scope(b"/fast/update"), WITH, False),
+        (scope(b"/classify"), WITH, False),
+        (scope(b"/v2/models/fast/infer", (b"content-encoding", b"gzip")), b"\x1f\x8b", False),
+        (scope(b"/v2/models/fast/infer", (b"origin", b"http://evil")), WITH, False),
     ],
 )
 def test_what_is_looked_at(asked: Any, body: bytes, is_refused: bool) -> None:
@@ -276,15 +274,15 @@ def test_what_is_looked_at(asked: Any, body: bytes, is_refused: bool) -> None:
 
 def test_nothing_is_refused_while_turns_are_short() -> None:
     found, *_ = gateway()
-    found.turns = Behind(0.0049)
+    behind(found, 0.0049)
     assert refused(found, INFER, b'{"parameters": {"latency_ms": 0.001}}') is None
 
 
 def test_who_may_not_ask_is_not_told_which_apps_there_are() -> None:
     found, *_ = gateway(tokens="secret")
     assert refused(found, INFER) is None
-    assert refused(found, scope("/v2/models/fast/infer", (b"authorization", b"Bearer no"))) is None
-    assert refused(found, scope("/v2/models/fast/infer", (b"authorization", b"Bearer secret")))
+    assert refused(found, scope(b"/v2/models/fast/infer", (b"authorization", b"Bearer no"))) is None
+    assert refused(found, scope(b"/v2/models/fast/infer", (b"authorization", b"Bearer secret")))
 
 
 # -- a connection
@@ -293,18 +291,13 @@ def test_who_may_not_ask_is_not_told_which_apps_there_are() -> None:
 LARGE = b"large"  # asks for a reply that no buffer takes
 
 
-class Picky(Shedding):
-    """Refuses every request for /no."""
+class Picky(Echo):
+    """Refuses every request for /no that was read in this turn."""
 
-    def __init__(self) -> None:
-        self.turns = Turns()
-
-    def refusal(self, scope: dict[str, Any], body: BodyBuffer, *, stays: bool) -> bytes | None:
-        if scope["path"] != "/no":
-            return None
-        text = bytes(2**25) if bytes(body) == LARGE else bytes(body)
-        more = b"" if stays else b"connection: close\r\n"
-        return b"HTTP/1.1 503 No\r\ncontent-length: %d\r\n%s\r\n%s" % (len(text), more, text)
+    def refusal(self, request: HttpRequest, *, fresh: bool) -> HttpReply | None:
+        if not fresh or request.path != "/no":
+            return super().refusal(request, fresh=fresh)
+        return HttpReply([bytes(2**25) if request.body == LARGE else request.body], b"", 503)
 
 
 def asked(path: bytes, body: bytes = b"", more: bytes = b"", version: bytes = b"1.1") -> bytes:
@@ -320,21 +313,13 @@ def told(*parts: bytes, replies: int) -> tuple[list[Reply], bool]:
     """The replies to these bytes, and whether the connection serves another request afterwards. Each part is sent once the one before was read."""
 
     async def main() -> tuple[list[Reply], bool]:
-        protocol = type("Told", (protocol_class(GatewaySettings(), Picky()),), {"came": 0})
-        plainly = protocol.data_received
-
-        def counted(self: Any, data: bytes) -> None:
-            protocol.came += len(data)  # type: ignore[attr-defined]
-            plainly(self, data)
-
-        protocol.data_received = counted  # type: ignore[method-assign]
-        async with served(protocol=protocol) as server:
+        async with served(Picky()) as server:
             reader, writer = await server.connect()
-            sent = 0
-            for part in parts:
-                await until(lambda: protocol.came == sent)  # type: ignore[attr-defined]  # noqa: B023
+            await until(lambda: bool(server.connections.all))
+            (connection,) = server.connections.all
+            for at, part in enumerate(parts):
+                await until(lambda: connection._began >= at)  # noqa: B023
                 writer.write(part)
-                sent += len(part)
             found = []
             while len(found) < replies and (reply := await read(reader)) is not None:
                 found.append(reply)
@@ -363,7 +348,7 @@ YES = (200, b"GET /a 0 - h")
         ),  # it would have to wait for its turn anyhow
         ([CHUNKED], [NO], True),
         ([asked(b"/no", b"abc")[:9], asked(b"/no", b"abc")[9:]], [NO], True),
-        ([asked(b"/no", b"abc")[:-1], b"c"], [(200, b"POST /no 3 - h")], True),  # it has begun to read its body
+        ([asked(b"/no", b"abc")[:-1], b"c"], [NO], True),
         ([asked(b"/no", b"abc", b"Expect: 100-continue\r\n")], [NO], True),
         ([asked(b"/no", b"abc", OFFER)], [NO], True),
         ([asked(b"/no", b"abc", b"Connection: close\r\n") + GET], [NO], False),
@@ -379,13 +364,12 @@ def test_a_refusal_is_a_reply_like_any_other(parts: list[bytes], replies: list[t
 
 
 async def test_who_reads_no_replies_gets_no_more_of_them() -> None:
-    async with served(protocol=protocol_class(GatewaySettings(), Picky())) as server:
+    async with served(Picky()) as server:
         reader, writer = await server.connect()
         writer.write(asked(b"/no", LARGE))
-        await until(lambda: len(server.server.server_state.connections) == 1)
-        (connection,) = server.server.server_state.connections
-        await until(lambda: connection.flow.write_paused)  # type: ignore[union-attr]
+        await until(lambda: any(one._paused for one in server.connections.all))
         writer.write(asked(b"/no", b"abc"))
+        await until(lambda: any(one._ahead for one in server.connections.all))
         found = [await read(reader), await read(reader)]
         assert [reply.status for reply in found if reply is not None] == [503, 200]
         await shut(writer)
