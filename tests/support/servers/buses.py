@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol
 
 import pytest
 
+from bus.memory import Broker
 from bus.natsbus import NatsBus
 from bus.port import Bus
-from tests.support.servers.memory_bus import Broker
 
 
 class Connects(Protocol):

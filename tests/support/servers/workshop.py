@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from bus.codec import decode, encode
+from bus.memory import MemoryBus
 from bus.messages.catalog import Functions
 from bus.messages.work import (
     BuildVariants,
@@ -33,7 +34,6 @@ from services.executor.workshop.sandbox import child, supervisor
 from services.executor.workshop.sandbox.protocol import Frame, SandboxInput, SandboxLimits, SandboxTask
 from tests.support.models import tiny_models
 from tests.support.models.tiny_models import npz
-from tests.support.servers.memory_bus import MemoryBus
 
 SUBJECTS = Subjects("t")
 KINDS = {

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from bus.codec import decode
+from bus.memory import Broker
 from bus.messages.events import CostEvent, OutcomeEvent
 from bus.port import Delivery, StreamSpec
 from bus.subjects import Subjects
@@ -14,7 +15,6 @@ from services.recorder.tables import Batch
 from services.shell.host.kept import ROOM, SIZE, Kept
 from services.shell.runtime.outbox import Outbox
 from services.shell.runtime.runtime import Runtime
-from tests.support.servers.memory_bus import Broker
 
 SUBJECTS = Subjects()
 STREAM = StreamSpec("outcomes", (SUBJECTS.event("outcome"),), "limits", 10**9)

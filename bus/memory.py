@@ -1,4 +1,4 @@
-"""The bus of tests, within one process. It has the semantics of NATS, without a server or a socket.
+"""A bus within one process. It has the semantics of NATS, without a server or a socket: `infaas.serve` runs on it.
 
 Connections share one `Broker`. Messages published in one turn of the event loop are delivered in a later turn, in order.
 """
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from bus.memorystores import MemoryConsumer, MemoryKeyValue, MemoryObjectStore, MemoryStream
 from bus.port import (
     Buffer,
     BusClosed,
@@ -29,7 +30,6 @@ from bus.port import (
     in_pieces,
 )
 from bus.subjects import check_headers, check_pattern, check_subject, matches
-from tests.support.servers.memory_stores import MemoryConsumer, MemoryKeyValue, MemoryObjectStore, MemoryStream
 
 _log = logging.getLogger("infaas.bus")
 
@@ -47,10 +47,10 @@ class Broker:
 
     def __init__(self, max_payload: int = 8 * 2**20) -> None:
         self.max_payload = max_payload
-        self.subscriptions: list[MemorySubscription] = []
         self.streams: dict[str, MemoryStream] = {}
         self.buckets: dict[str, MemoryKeyValue] = {}
         self.objects: dict[str, MemoryObjectStore] = {}
+        self._subscriptions: dict[str, list[MemorySubscription]] = {}  # by what is before their first wildcard
         self._queue: deque[_Published] = deque()
         self._turns: dict[tuple[str, str], int] = {}
         self._scheduled = False
@@ -58,6 +58,27 @@ class Broker:
     def connect(self, name: str = "", *, on_error: Callable[[Exception], None] | None = None) -> "MemoryBus":
         """A new connection."""
         return MemoryBus(self, name, on_error=on_error)
+
+    def add(self, subscription: "MemorySubscription") -> None:
+        self._subscriptions.setdefault(subscription.head, []).append(subscription)
+
+    def remove(self, subscription: "MemorySubscription") -> None:
+        """It hears nothing from now on. May be called twice."""
+        found = self._subscriptions.get(subscription.head, [])
+        if subscription in found:
+            found.remove(subscription)
+            if not found:
+                del self._subscriptions[subscription.head]
+
+    def heard_by(self, subject: str) -> "list[MemorySubscription]":
+        """The subscriptions that this subject matches, by their beginnings."""
+        by_head = self._subscriptions
+        found = list(by_head.get(subject, ()))
+        end = len(subject)
+        while end > 0:
+            end = subject.rfind(".", 0, end)
+            found += [one for one in by_head.get(subject[: end + 1], ()) if one.hears(subject)]
+        return found
 
     def send(self, message: _Published) -> None:
         self._queue.append(message)
@@ -80,19 +101,18 @@ class Broker:
 
     def _route(self, message: _Published) -> None:
         delivery = message.delivery
-        heard = False
+        found = self.heard_by(delivery.subject)
         groups: dict[tuple[str, str], list[MemorySubscription]] = {}
-        for subscription in list(self.subscriptions):
-            if matches(subscription.pattern, delivery.subject):
-                heard = True
-                if subscription.queue:
-                    groups.setdefault((subscription.pattern, subscription.queue), []).append(subscription)
-                else:
-                    subscription.take(delivery)
+        for subscription in found:
+            if subscription.queue:
+                groups.setdefault((subscription.pattern, subscription.queue), []).append(subscription)
+            else:
+                subscription.take(delivery)
         for group, members in groups.items():
             turn = self._turns[group] = self._turns.get(group, -1) + 1
             members[turn % len(members)].take(delivery)
-        for stream in list(self.streams.values()):
+        heard = bool(found)
+        for stream in self.streams.values():
             if stream.takes(delivery.subject):
                 heard = True
                 try:
@@ -101,19 +121,27 @@ class Broker:
                     message.sender.report(error)
         if not heard and delivery.reply:
             nobody = Delivery(delivery.reply, b"", status="503")
-            for subscription in list(self.subscriptions):
-                if subscription.owner is message.sender and matches(subscription.pattern, delivery.reply):
+            for subscription in self.heard_by(delivery.reply):
+                if subscription.owner is message.sender:
                     subscription.take(nobody)
 
 
 class MemorySubscription:
-    """One subscription of one connection."""
+    """One subscription of one connection. head: what is before the first wildcard of its pattern; subjects that it hears begin so."""
 
     def __init__(self, owner: "MemoryBus", pattern: str, handler: DeliveryHandler, queue: str) -> None:
         self.owner = owner
         self.pattern = pattern
         self.queue = queue
         self._handler = handler
+        wild = min((pattern.find(one) for one in "*>" if one in pattern), default=len(pattern))
+        self.head, self._rest = pattern[:wild], pattern[wild:]
+
+    def hears(self, subject: str) -> bool:
+        """Whether it hears this subject, which begins with its head."""
+        if self._rest == "*":
+            return "." not in subject[len(self.head) :]
+        return bool(self._rest) and matches(self.pattern, subject)
 
     def take(self, delivery: Delivery) -> None:
         try:
@@ -141,14 +169,21 @@ class MemoryBus:
         self._callbacks: list[Callable[[Status], None]] = []
         self._count = 0
         self._closed = False
-        self._broker.subscriptions.append(MemorySubscription(self, f"{self._inbox}*", self._replied, ""))
+        self._open: set[MemorySubscription] = set()
+        self._listen(f"{self._inbox}*", self._replied)
 
     def report(self, error: Exception) -> None:
         self._report(error)
 
     def forget(self, subscription: MemorySubscription) -> None:
-        if subscription in self._broker.subscriptions:
-            self._broker.subscriptions.remove(subscription)
+        self._open.discard(subscription)
+        self._broker.remove(subscription)
+
+    def _listen(self, pattern: str, handler: DeliveryHandler, queue: str = "") -> MemorySubscription:
+        subscription = MemorySubscription(self, pattern, handler, queue)
+        self._open.add(subscription)
+        self._broker.add(subscription)
+        return subscription
 
     # ---- core
 
@@ -207,9 +242,7 @@ class MemoryBus:
         check_pattern(subject)
         if queue:
             check_subject(queue)
-        subscription = MemorySubscription(self, subject, handler, queue)
-        self._broker.subscriptions.append(subscription)
-        return subscription
+        return self._listen(subject, handler, queue)
 
     async def flush(self, timeout: float = 5.0) -> None:
         self._usable()
@@ -299,7 +332,7 @@ class MemoryBus:
                 self._report(error)
 
     def _end_subscriptions(self) -> None:
-        for subscription in [s for s in self._broker.subscriptions if s.owner is self]:
+        for subscription in list(self._open):
             self.forget(subscription)
 
     def _usable(self) -> None:
