@@ -8,6 +8,8 @@
     with infaas.connect_blocking() as system:        # without asyncio
         answer = system.query("digits", images, cost=0.5)
 
+    system = infaas.serve(model, x, y)               # without a system: in this process
+
 Names are loaded when first used: importing the package is quick.
 """
 
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from infaas.answers import Answer
-    from infaas.blocking import Infaas, connect_blocking, register
+    from infaas.blocking import Infaas, connect_blocking, register, serve
     from infaas.client import Client
     from infaas.connecting import connect
     from infaas.errors import BadInput, InfaasError, NotConnected, Refused, RegistrationFailed, Timeout
@@ -34,6 +36,7 @@ _WHERE = {
     "connect": "infaas.connecting",
     "connect_blocking": "infaas.blocking",
     "register": "infaas.blocking",
+    "serve": "infaas.blocking",
 }
 
 __all__ = [
@@ -49,6 +52,7 @@ __all__ = [
     "connect",
     "connect_blocking",
     "register",
+    "serve",
 ]
 
 

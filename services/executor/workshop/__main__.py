@@ -1,7 +1,6 @@
 """`python -m services.executor.workshop`: one order from standard input, results on the bus."""
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 
@@ -13,13 +12,10 @@ from services.executor.workshop.actor import HelperInput
 from services.executor.workshop.helper import Helper
 from services.executor.workshop.sandbox.lockdown import hide
 
-NICE = 10  # serving comes first
-
 
 def main() -> int:
     """0 when the order's end was published, else 1 with one line on standard error."""
     hide()
-    os.nice(NICE)
     try:
         asyncio.run(_work(decode(HelperInput, sys.stdin.buffer.read())))
     except (BadMessage, BusError, OSError) as error:

@@ -1,4 +1,7 @@
-"""Starts the trusted helper process for one order and waits for it. Order, bus and limits go to its standard input."""
+"""Starts the trusted helper process for one order and waits for it. Order, bus and limits go to its standard input.
+
+On a bus within this process no other one can publish: the helper runs here then. Its sandboxes are processes all the same.
+"""
 
 import asyncio
 import os
@@ -7,6 +10,8 @@ import sys
 from pathlib import Path
 
 from bus.codec import encode
+from bus.port import Bus
+from bus.subjects import Subjects
 from services.core.settings import Settings
 from services.executor.workshop.actor import HelperInput, StopOrder, WorkshopOrder
 from services.shell.child import how_ended, kill_group
@@ -23,8 +28,8 @@ class WorkshopFailed(Exception):
 class WorkshopEdge:
     """The workshop's edge."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, bus: Bus) -> None:
+        self._settings, self._bus = settings, bus
         self._under_way: dict[str, asyncio.Task[None]] = {}  # by registration
         self._workers = Path(settings.data_dir).absolute() / "workers"
 
@@ -53,7 +58,14 @@ class WorkshopEdge:
         directory = self._workers / command.worker / "workshop"
         await asyncio.to_thread(_emptied, directory)  # a killed executor may have left files there
         try:
-            await self._run(command, str(directory))
+            if self._settings.bus.url:
+                await self._run(command, str(directory))
+            else:
+                from services.executor.workshop.helper import Helper  # noqa: PLC0415  (an executor needs none of it)
+
+                await Helper(
+                    self._bus, Subjects(self._settings.prefix), self._settings.registrar, command, directory
+                ).run()
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 

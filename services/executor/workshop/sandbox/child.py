@@ -25,9 +25,12 @@ from services.executor.workshop.sandbox.protocol import (
 )
 from services.shell.child import Channel
 
+NICE = 10  # serving comes first
+
 
 def main() -> int:
     """Do the task. The exit code is 0 once the last frame is written, also if that is a refusal."""
+    os.nice(NICE)
     channel = Channel.of_child()
     order = channel.received(SandboxInput)
     scratch = Path(order.task.scratch)
