@@ -198,7 +198,7 @@ def register(
 # -- without a system: in this process
 
 # The services that share this process, in the order in which they start; the gateway, if there is a port for it.
-HERE = ("registrar", "executor", "dispatcher", "monitor", "model-autoscaler")
+HERE = ("registrar", "monitor", "executor", "dispatcher", "model-autoscaler")
 LACKS = {
     "fail-over": "a model that crashes ends this process, and the queries in it have no answer",
     "foreign clients": "there is no NATS server; other programs ask over HTTP, if `port` is given",

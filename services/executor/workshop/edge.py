@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bus.codec import encode
 from bus.port import Bus
@@ -21,6 +22,10 @@ from services.shell.settings import login_of
 LAST_WORDS = 400  # characters of the helper's last output that go into an error
 
 
+if TYPE_CHECKING:
+    from services.executor.workshop.sandbox.supervisor import NextSandbox
+
+
 class WorkshopFailed(Exception):
     """The helper ended without finishing its order."""
 
@@ -31,6 +36,12 @@ class WorkshopEdge:
     def __init__(self, settings: Settings, bus: Bus) -> None:
         self._settings, self._bus = settings, bus
         self._under_way: dict[str, asyncio.Task[None]] = {}  # by registration
+        self._next: NextSandbox | None = None
+        if not settings.bus.url:
+            from services.executor.workshop.sandbox import supervisor  # noqa: PLC0415
+
+            self._next = supervisor.NextSandbox()
+            self._next.prepare()
         self._workers = Path(settings.data_dir).absolute() / "workers"
 
     async def perform(self, command: WorkshopOrder | StopOrder) -> None:
@@ -63,9 +74,8 @@ class WorkshopEdge:
             else:
                 from services.executor.workshop.helper import Helper  # noqa: PLC0415  (an executor needs none of it)
 
-                await Helper(
-                    self._bus, Subjects(self._settings.prefix), self._settings.registrar, command, directory
-                ).run()
+                subjects, limits = Subjects(self._settings.prefix), self._settings.registrar
+                await Helper(self._bus, subjects, limits, command, directory, self._next).run()
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 

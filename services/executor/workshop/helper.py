@@ -69,10 +69,16 @@ MODEL, VALIDATION, REFERENCE = "model", "validation.npz", "reference.npy"
 
 
 class Helper:
-    """One order of one worker. directory: empty; the process that started this one removes it."""
+    """One order of one worker. directory: empty; whoever started this removes it. waiting: a sandbox that is started already."""
 
     def __init__(
-        self, bus: Bus, subjects: Subjects, limits: RegistrarSettings, order: WorkshopOrder, directory: Path
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        limits: RegistrarSettings,
+        order: WorkshopOrder,
+        directory: Path,
+        waiting: supervisor.NextSandbox | None = None,
     ) -> None:
         self._bus, self._subjects, self._settings, self._order = bus, subjects, limits, order
         self._directory = directory
@@ -83,6 +89,7 @@ class Helper:
         )
         self._share, self._base = 1.0, 0.0
         self._engine: RemoteEngine | None = None
+        self._next = waiting or supervisor.NextSandbox()
 
     async def run(self) -> None:
         """Carry out the order. Its end is published whatever happens."""
@@ -320,7 +327,7 @@ class Helper:
                 self._report(frame.step, share)
 
         async with _relayed(self._engine) as relay:
-            await supervisor.run(task, limits, on_frame, relay)
+            await supervisor.run(task, limits, on_frame, relay, self._next)
         refused = [frame for frame in frames if isinstance(frame, TaskRefused)]
         if refused:
             raise UploadRejected(refused[-1].reason[:600])

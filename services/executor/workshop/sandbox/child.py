@@ -4,6 +4,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from bus.messages.catalog import METRICS
@@ -32,9 +33,12 @@ def main() -> int:
     """Do the task. The exit code is 0 once the last frame is written, also if that is a refusal."""
     os.nice(NICE)
     channel = Channel.of_child()
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # so it starts no threads, with which there are no namespaces
+    import_module("numpy")  # whatever the task is
     order = channel.received(SandboxInput)
     scratch = Path(order.task.scratch)
     os.chdir(scratch)
+    os.environ.update(dict.fromkeys(("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"), str(scratch)))
     tempfile.tempdir = str(scratch)
     task = order.task
     tell = channel.send

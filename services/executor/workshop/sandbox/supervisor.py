@@ -14,6 +14,7 @@ from bus.codec import BadMessage, decode
 from services.executor.backends.remote import RELAY
 from services.executor.workshop.sandbox.protocol import (
     Frame,
+    MeasureTask,
     SandboxInput,
     SandboxLimits,
     SandboxTask,
@@ -38,14 +39,9 @@ class SandboxCrashed(Exception):
     """The sandbox ended without a result. The text says how, for the model's owner."""
 
 
-async def run(
-    task: SandboxTask, limits: SandboxLimits, on_frame: Callable[[Frame], None], relay: int | None = None
-) -> None:
-    """Run one task. Every frame goes to `on_frame` as it comes. Raises SandboxCrashed. No process of it is left afterwards.
-
-    relay: a descriptor that the sandbox inherits, through which it asks for requests to a remote engine.
-    """
-    process = await asyncio.create_subprocess_exec(
+async def _started(relay: int | None = None) -> asyncio.subprocess.Process:
+    """A sandbox that waits for its task."""
+    return await asyncio.create_subprocess_exec(
         sys.executable,
         "-I",
         "-c",
@@ -54,11 +50,47 @@ async def run(
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=_environment(task.scratch) | ({} if relay is None else {RELAY: str(relay)}),
+        # No credentials and no settings: only what Python and the frameworks need to start.
+        env=kept_environment(_KEPT) | ({} if relay is None else {RELAY: str(relay)}),
         pass_fds=() if relay is None else (relay,),
         start_new_session=True,
         limit=LARGEST_FRAME + 4,
     )
+
+
+class NextSandbox:
+    """A sandbox that starts before its task is there. It ends by itself when this process ends."""
+
+    def __init__(self) -> None:
+        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
+
+    def prepare(self) -> None:
+        """Start it, if none waits."""
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(_started())
+
+    async def take(self) -> asyncio.subprocess.Process:
+        """The one that waits, or another one if it has ended, or there is none."""
+        starting, self._starting = self._starting, None
+        process = None if starting is None else await starting
+        return process if process is not None and process.returncode is None else await _started()
+
+
+async def run(
+    task: SandboxTask,
+    limits: SandboxLimits,
+    on_frame: Callable[[Frame], None],
+    relay: int | None = None,
+    waiting: NextSandbox | None = None,
+) -> None:
+    """Run one task. Every frame goes to `on_frame` as it comes. Raises SandboxCrashed. No process of it is left afterwards.
+
+    relay: a descriptor that the sandbox inherits, through which it asks for requests to a remote engine. waiting: gives the sandbox, where there is
+    no relay, and starts the next one, unless this task measures.
+    """
+    process = await (waiting.take() if waiting is not None and relay is None else _started(relay))
+    if waiting is not None and not isinstance(task, MeasureTask):
+        waiting.prepare()
     said: list[bytes] = []
     listening = asyncio.ensure_future(_last_words(process.stderr, said))
     try:
@@ -166,8 +198,3 @@ def _how(code: int, limits: SandboxLimits) -> str:
     if code < 0:
         return f"the model crashed the process that ran it ({signal.Signals(-code).name})"
     return "the process that ran the model ended without a result"
-
-
-def _environment(scratch: str) -> dict[str, str]:
-    """No credentials and no settings: only what Python and the frameworks need to start."""
-    return kept_environment(_KEPT) | dict.fromkeys(("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"), scratch)
