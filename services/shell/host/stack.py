@@ -410,7 +410,10 @@ class Stack:
             environ[LISTENING] = str(listening.fileno())
         running = shared() if services != ["dashboard"] else None
         alone = services == ["dispatcher"] and self._spec.dispatchers == 1  # nobody else takes a query meanwhile
-        standby = process.StandBy() if alone or (worker is not None and worker.standby) else None
+        spared = (
+            worker is not None and worker.standby and services == ["executor"]
+        )  # a copy of a fused process is started as soon
+        standby = process.StandBy() if alone or spared else None
 
         def launch() -> subprocess.Popen[bytes] | process.Taken:
             return process.start_service(
