@@ -31,6 +31,7 @@ from bus.port import (
 )
 from bus.subjects import check_headers, check_pattern, check_subject, matches
 
+MOST_KNOWN = 4096  # beginnings of subjects whose hearers are known
 _log = logging.getLogger("infaas.bus")
 
 
@@ -50,7 +51,11 @@ class Broker:
         self.streams: dict[str, MemoryStream] = {}
         self.buckets: dict[str, MemoryKeyValue] = {}
         self.objects: dict[str, MemoryObjectStore] = {}
-        self._subscriptions: dict[str, list[MemorySubscription]] = {}  # by what is before their first wildcard
+        self._exact: dict[str, list[MemorySubscription]] = {}  # those without a wildcard, by subject
+        self._wild: dict[str, list[MemorySubscription]] = {}  # the others, by what is before their first wildcard
+        self._known: dict[
+            str, tuple[list[MemorySubscription], bool]
+        ] = {}  # of these, by all of a subject but its last token
         self._queue: deque[_Published] = deque()
         self._turns: dict[tuple[str, str], int] = {}
         self._scheduled = False
@@ -60,25 +65,41 @@ class Broker:
         return MemoryBus(self, name, on_error=on_error)
 
     def add(self, subscription: "MemorySubscription") -> None:
-        self._subscriptions.setdefault(subscription.head, []).append(subscription)
+        self._known.clear()
+        self._of(subscription).setdefault(subscription.head, []).append(subscription)
 
     def remove(self, subscription: "MemorySubscription") -> None:
         """It hears nothing from now on. May be called twice."""
-        found = self._subscriptions.get(subscription.head, [])
-        if subscription in found:
-            found.remove(subscription)
-            if not found:
-                del self._subscriptions[subscription.head]
+        self._known.clear()
+        where = self._of(subscription)
+        if left := [one for one in where.pop(subscription.head, ()) if one is not subscription]:
+            where[subscription.head] = left
 
-    def heard_by(self, subject: str) -> "list[MemorySubscription]":
-        """The subscriptions that this subject matches, by their beginnings."""
-        by_head = self._subscriptions
-        found = list(by_head.get(subject, ()))
-        end = len(subject)
+    def _of(self, subscription: "MemorySubscription") -> "dict[str, list[MemorySubscription]]":
+        return self._wild if subscription.rest else self._exact
+
+    def heard_by(self, subject: str) -> "Sequence[MemorySubscription]":
+        """The subscriptions that this subject matches."""
+        head = subject[: subject.rfind(".") + 1]
+        wild, sure = self._known.get(head) or self._find(head)
+        if not sure:
+            wild = [one for one in wild if matches(one.pattern, subject)]
+        exact = self._exact.get(subject)
+        return wild if exact is None else [*exact, *wild] if wild else exact
+
+    def _find(self, head: str) -> "tuple[list[MemorySubscription], bool]":
+        """Those with wildcards that subjects with this head and one more token may match, and whether they all do."""
+        found, end = list(self._wild.get(head, ())), len(head) - 1
+        sure = all(one.rest in "*>" for one in found)
         while end > 0:
-            end = subject.rfind(".", 0, end)
-            found += [one for one in by_head.get(subject[: end + 1], ()) if one.hears(subject)]
-        return found
+            end = head.rfind(".", 0, end)
+            above = self._wild.get(head[: end + 1], ())
+            sure = sure and all(one.rest == ">" for one in above)
+            found += above
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()
+        self._known[head] = found, sure
+        return found, sure
 
     def send(self, message: _Published) -> None:
         self._queue.append(message)
@@ -102,15 +123,10 @@ class Broker:
     def _route(self, message: _Published) -> None:
         delivery = message.delivery
         found = self.heard_by(delivery.subject)
-        groups: dict[tuple[str, str], list[MemorySubscription]] = {}
-        for subscription in found:
-            if subscription.queue:
-                groups.setdefault((subscription.pattern, subscription.queue), []).append(subscription)
-            else:
-                subscription.take(delivery)
-        for group, members in groups.items():
-            turn = self._turns[group] = self._turns.get(group, -1) + 1
-            members[turn % len(members)].take(delivery)
+        if len(found) == 1:  # most often
+            found[0].take(delivery)
+        else:
+            self._share(found, delivery)
         heard = bool(found)
         for stream in self.streams.values():
             if stream.takes(delivery.subject):
@@ -125,9 +141,20 @@ class Broker:
                 if subscription.owner is message.sender:
                     subscription.take(nobody)
 
+    def _share(self, found: "Sequence[MemorySubscription]", delivery: Delivery) -> None:
+        groups: dict[tuple[str, str], list[MemorySubscription]] = {}
+        for subscription in found:
+            if subscription.queue:
+                groups.setdefault((subscription.pattern, subscription.queue), []).append(subscription)
+            else:
+                subscription.take(delivery)
+        for group, members in groups.items():
+            turn = self._turns[group] = self._turns.get(group, -1) + 1
+            members[turn % len(members)].take(delivery)
+
 
 class MemorySubscription:
-    """One subscription of one connection. head: what is before the first wildcard of its pattern; subjects that it hears begin so."""
+    """One subscription of one connection. head: what is before the first wildcard of its pattern; rest: that and what follows."""
 
     def __init__(self, owner: "MemoryBus", pattern: str, handler: DeliveryHandler, queue: str) -> None:
         self.owner = owner
@@ -135,13 +162,7 @@ class MemorySubscription:
         self.queue = queue
         self._handler = handler
         wild = min((pattern.find(one) for one in "*>" if one in pattern), default=len(pattern))
-        self.head, self._rest = pattern[:wild], pattern[wild:]
-
-    def hears(self, subject: str) -> bool:
-        """Whether it hears this subject, which begins with its head."""
-        if self._rest == "*":
-            return "." not in subject[len(self.head) :]
-        return bool(self._rest) and matches(self.pattern, subject)
+        self.head, self.rest = pattern[:wild], pattern[wild:]
 
     def take(self, delivery: Delivery) -> None:
         try:
@@ -200,7 +221,8 @@ class MemoryBus:
         tail: Buffer | Sequence[Buffer] = b"",
     ) -> None:
         self._usable()
-        data = b"".join((data, *in_pieces(tail)))
+        if tail or type(data) is not bytes:
+            data = b"".join((data, *in_pieces(tail)))
         check_subject(subject)
         if reply:
             check_subject(reply)

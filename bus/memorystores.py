@@ -68,9 +68,12 @@ class MemoryStream:
         self._spec = spec
         self._wild = {pattern for pattern in spec.subjects if "*" in pattern or ">" in pattern}
         self._plain = set(spec.subjects) - self._wild
+        self._heads = tuple(pattern.partition("*")[0].partition(">")[0] for pattern in self._wild)
 
     def takes(self, subject: str) -> bool:
-        return subject in self._plain or any(matches(pattern, subject) for pattern in self._wild)
+        if subject in self._plain:
+            return True
+        return subject.startswith(self._heads) and any(matches(pattern, subject) for pattern in self._wild)
 
     def add(self, subject: str, data: bytes, message_id: str = "") -> int:
         """Store one message. Returns its sequence number; for a repeated id, that of the first message. Raises BusError if it is full."""
