@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from infaas.answers import Answer
-    from infaas.blocking import Infaas, connect_blocking, register, serve
+    from infaas.blocking import Infaas, connect_blocking, register
     from infaas.client import Client
     from infaas.connecting import connect
     from infaas.errors import BadInput, InfaasError, NotConnected, Refused, RegistrationFailed, Timeout
+    from infaas.serving import serve
 
 _WHERE = {
     "Answer": "infaas.answers",
@@ -36,7 +37,7 @@ _WHERE = {
     "connect": "infaas.connecting",
     "connect_blocking": "infaas.blocking",
     "register": "infaas.blocking",
-    "serve": "infaas.blocking",
+    "serve": "infaas.serving",
 }
 
 __all__ = [

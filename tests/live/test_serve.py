@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import infaas
-from infaas.blocking import LACKS, Served
 from infaas.client import Client
 from infaas.errors import BadInput, Refused
+from infaas.serving import LACKS, Served
 from services.shell.host.process import free_port
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
