@@ -31,6 +31,7 @@ from bus.port import (
 )
 from bus.subjects import check_headers, check_pattern, check_subject, matches
 
+MOST_A_TURN = 1024  # messages, until others on the loop have theirs
 MOST_KNOWN = 4096  # beginnings of subjects whose hearers are known
 _log = logging.getLogger("infaas.bus")
 
@@ -108,17 +109,19 @@ class Broker:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._scheduled = False
-        for _ in range(len(self._queue)):
-            message = self._queue.popleft()
-            if message.flushed is not None:
-                if not message.flushed.done():
+        try:
+            for _ in range(MOST_A_TURN):  # also what handlers say meanwhile
+                if not self._queue:
+                    break
+                message = self._queue.popleft()
+                if message.flushed is None:
+                    self._route(message)
+                elif not message.flushed.done():
                     message.flushed.set_result(None)
-            else:
-                self._route(message)
-        if self._queue and not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
+        finally:
+            self._scheduled = bool(self._queue)
+            if self._scheduled:
+                asyncio.get_running_loop().call_soon(self._turn)
 
     def _route(self, message: _Published) -> None:
         delivery = message.delivery
