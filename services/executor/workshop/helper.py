@@ -89,7 +89,8 @@ class Helper:
         )
         self._share, self._base = 1.0, 0.0
         self._engine: RemoteEngine | None = None
-        self._next = waiting or supervisor.NextSandbox()
+        # A build is followed by measurements, and an inspection by a build, which is another process's unless it is given what waits.
+        self._next = waiting or (supervisor.NextSandbox() if order.build is not None else None)
 
     async def run(self) -> None:
         """Carry out the order. Its end is published whatever happens."""
@@ -108,6 +109,8 @@ class Helper:
             reason = f"the object store failed: {error}"
         finally:
             reminding.cancel()
+            if self._next is not None and (reason or self._order.build is not None):
+                await self._next.close()
         self._publish(
             "finished",
             WorkFinished(

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,11 @@ LIMITS = RegistrarSettings(seconds=240.0, memory_mb=2048, max_model_mb=16)
 
 
 async def in_this_process(
-    task: SandboxTask, limits: SandboxLimits, on_frame: Callable[[Frame], None], relay: int | None = None
+    task: SandboxTask,
+    limits: SandboxLimits,
+    on_frame: Callable[[Frame], None],
+    relay: int | None = None,
+    waiting: Any = None,
 ) -> None:
     """The work of a sandbox, in place of `supervisor.run`."""
     frames: list[bytes] = []
@@ -60,6 +65,8 @@ async def in_this_process(
     channel = SimpleNamespace(received=lambda kind: order, send=lambda frame: frames.append(encode(frame)))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(task.scratch)
+        for name in ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):  # which the sandbox sets for itself
+            patch.setenv(name, os.environ.get(name, ""))
         patch.setattr(tempfile, "tempdir", None)
         patch.setattr(child, "Channel", SimpleNamespace(of_child=lambda: channel))
         patch.setattr(child, "lock_down", lambda *given: [])

@@ -26,14 +26,10 @@ from services.executor.workshop.sandbox.protocol import (
 )
 from services.shell.child import Channel
 
-NICE = 10  # serving comes first
-
 
 def main() -> int:
     """Do the task. The exit code is 0 once the last frame is written, also if that is a refusal."""
-    os.nice(NICE)
     channel = Channel.of_child()
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # so it starts no threads, with which there are no namespaces
     import_module("numpy")  # whatever the task is
     order = channel.received(SandboxInput)
     scratch = Path(order.task.scratch)

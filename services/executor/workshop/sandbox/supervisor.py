@@ -32,6 +32,7 @@ _START = (
     "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
     "runpy.run_module('services.executor.workshop.sandbox.child', run_name='__main__', alter_sys=True)"
 )
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # a process with several gets no namespaces
 _KEPT = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
@@ -51,7 +52,7 @@ async def _started(relay: int | None = None) -> asyncio.subprocess.Process:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         # No credentials and no settings: only what Python and the frameworks need to start.
-        env=kept_environment(_KEPT) | ({} if relay is None else {RELAY: str(relay)}),
+        env=kept_environment(_KEPT) | _ONE_THREAD | ({} if relay is None else {RELAY: str(relay)}),
         pass_fds=() if relay is None else (relay,),
         start_new_session=True,
         limit=LARGEST_FRAME + 4,
@@ -74,6 +75,14 @@ class NextSandbox:
         starting, self._starting = self._starting, None
         process = None if starting is None else await starting
         return process if process is not None and process.returncode is None else await _started()
+
+    async def close(self) -> None:
+        """End the one that waits."""
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            process = await starting
+            kill_group(process.pid)
+            await process.wait()
 
 
 async def run(
