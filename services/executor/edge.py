@@ -201,6 +201,7 @@ class ExecutorEdge:
         self._off_loop = self._models.off_loop
         self._inline_since = 0.0
         self._inline_handle: Handle | None = None
+        self._over = False
         self._process = psutil.Process()
         threading.Thread(target=self._watch_loop, name="watchdog", daemon=True).start()
 
@@ -345,9 +346,13 @@ class ExecutorEdge:
             raise RunFailed("the run could not be ended, and goes on")
         return run.result()
 
+    async def ended(self) -> None:
+        """Nothing is watched any more."""
+        self._over = True
+
     def _watch_loop(self) -> None:
         """A run on the loop blocks everything else: this thread cancels it."""
-        while True:
+        while not self._over:
             time.sleep(WATCH_EVERY)
             since = self._inline_since
             if not since or self._inline_handle is None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -19,7 +20,7 @@ import infaas
 from infaas.client import Client
 from infaas.errors import BadInput, Refused
 from infaas.serving import LACKS, Served
-from services.shell.host.process import free_port
+from services.shell.host.process import child_pids, free_port
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
 from tests.support.servers.processes import environ, eventually, pids_of
@@ -27,12 +28,12 @@ from tests.support.servers.system import running, talk
 
 pytest.importorskip("onnxruntime")
 SCRIPT = """
-import numpy as np, sys, infaas
+import sys
+import infaas, numpy as np
 data = np.load("validation.npz")
 system = infaas.serve("model.onnx", data["x"], data["y"], app="digits")
 answer = system.query("digits", data["x"][:3])
 assert answer.output.shape[0] == 3, answer
-lines = open(f"/proc/self/task/{__import__('os').getpid()}/children").read()
 print("answered by", answer.variant, "; nats" if "nats" in sys.modules else "")
 """
 
@@ -70,6 +71,16 @@ def test_a_fresh_interpreter_serves_and_ends_without_close(place: Path, how: str
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("answered by digits-v1-"), done
     assert "; nats" not in done.stdout
+
+
+def test_a_model_that_cannot_be_served_leaves_nothing_behind(place: Path) -> None:
+    x, y = arrays(place)
+    with pytest.raises(infaas.BadInput):
+        infaas.serve(place / "validation.npz", x, y)
+    with pytest.raises(infaas.InfaasError):
+        infaas.serve(place / "model.onnx", x[:, :3], y)
+    assert not any(b"sandbox" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in child_pids())
+    assert eventually(lambda: "watchdog" not in {thread.name for thread in threading.enumerate()})
 
 
 def test_it_is_asked_like_a_system(served: Served, place: Path) -> None:
@@ -118,14 +129,6 @@ def test_ensembles_caches_and_pipelines_work_as_the_actors_are_the_same(served: 
     assert {one["member"]: one["n"] for one in served.selection("digits")} == {"digits": 1, "second": 1}
     assert served.query("both", x[:1]).output.shape[0] == 1
     assert eventually(lambda: served.query("second", x[:1]).cached)
-
-
-def test_a_model_that_cannot_be_served_leaves_nothing_behind(place: Path) -> None:
-    x, y = arrays(place)
-    with pytest.raises(infaas.BadInput):
-        infaas.serve(place / "validation.npz", x, y)
-    with pytest.raises(infaas.InfaasError):
-        infaas.serve(place / "model.onnx", x[:, :3], y)
 
 
 def test_a_fused_system_answers_or_refuses_what_its_only_process_had_and_serves_again(

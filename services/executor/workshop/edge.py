@@ -60,6 +60,11 @@ class WorkshopEdge:
         if not work.cancelled():
             work.result()
 
+    async def ended(self) -> None:
+        """End the sandbox that waits."""
+        if self._next is not None:
+            await self._next.close()
+
     async def _stop(self, registration: str) -> None:
         work = self._under_way.pop(registration, None)
         if work is not None and work.cancel():
