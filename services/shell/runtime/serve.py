@@ -178,7 +178,7 @@ async def _lift(bus: "NatsBus") -> None:
         await bus.streams.lift()
 
 
-async def _connect(name: str, settings: Settings, known: KnownStreams, local: bool) -> "NatsBus":
+async def _connect(name: str, settings: Settings, known: KnownStreams, local: bool = False) -> "NatsBus":
     from bus.natsbus import LocalFirstBus, NatsBus  # noqa: PLC0415  (`infaas.serve` runs without it)
 
     kind = LocalFirstBus if local else NatsBus
