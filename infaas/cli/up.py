@@ -124,7 +124,7 @@ def _plan(
     config: Path | None,
     dashboard: bool,
     gateway: bool,
-    fused: bool,
+    fused: bool = False,
 ) -> "StackSpec":
     from services.shell.host.stack import StackSpec  # noqa: PLC0415
     from services.shell.prices import check_budget, place_of  # noqa: PLC0415
