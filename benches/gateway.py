@@ -233,13 +233,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gateways", type=int, default=1)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--fused", action="store_true", help="a system whose queries stay in one process")
     options = parser.parse_args()
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     settings = "[gateway]\nreuse_port = true\n" if options.gateways > 1 else ""
-    with rig.system(settings) as own, ExitStack() as more:
+    with rig.system(settings, fused=options.fused) as own, ExitStack() as more:
         asyncio.run(own.start())
         asyncio.run(prepare(own.data_dir))
         port = int(own.urls["gateway"].rpartition(":")[2])

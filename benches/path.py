@@ -183,13 +183,14 @@ def main() -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON document at the end and nothing else on stdout"
     )
+    parser.add_argument("--fused", action="store_true", help="a system whose queries stay in one process")
     options = parser.parse_args()
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     began = time.monotonic()
-    with rig.system() as own:
+    with rig.system(fused=options.fused) as own:
         asyncio.run(own.start())
         say(f"system ready; {asyncio.run(prepare(own.data_dir))} variants")
         echo = subprocess.Popen(

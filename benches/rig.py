@@ -32,10 +32,10 @@ BESIDE = (
 
 
 @contextmanager
-def system(settings: str = "") -> Iterator[DemoSystem]:
-    """A directory for a system of one's own; what is left of it at the end is stopped and removed. settings: TOML."""
+def system(settings: str = "", *, fused: bool = False) -> Iterator[DemoSystem]:
+    """A directory for a system of one's own; what is left of it at the end is stopped and removed. settings: TOML. fused: in one process."""
     with tempfile.TemporaryDirectory(prefix="infaas-bench-", ignore_cleanup_errors=True) as directory:
-        own = DemoSystem(Path(directory) / "data", settings=settings)
+        own = DemoSystem(Path(directory) / "data", settings=settings, fused=fused)
         try:
             yield own
         finally:

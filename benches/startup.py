@@ -52,8 +52,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=3.0, help="of load before memory is measured again")
     parser.add_argument("--rounds", type=int, default=3, help="second starts")
+    parser.add_argument("--fused", action="store_true", help="a system whose queries stay in one process")
     options = parser.parse_args()
-    with rig.system() as own:
+    with rig.system(fused=options.fused) as own:
         print(f"first start to ready   {asyncio.run(own.start()):6.1f} s")
         asyncio.run(prepare(own.data_dir))
         own.stop()

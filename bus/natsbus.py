@@ -10,8 +10,9 @@ import secrets
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+from bus.memory import Broker
 from bus.natsbehind import Behind
 from bus.natsbuckets import NatsKeyValue, NatsObjectStore
 from bus.natsclient import DirectClient, LostConnection, NatsError, NatsSubscription, UnexpectedEOF
@@ -362,6 +363,63 @@ class NatsBus:
     def _handler_failed(self, subject: str, error: Exception) -> None:
         error.add_note(f"while handling a message on {subject}")
         self._report(error)
+
+
+class LocalFirstBus(NatsBus):
+    """A connection to NATS. What this process says to a hearer of its own does not cross the server, where one hearer is enough.
+
+    That is so of inboxes of its own, and of subjects that begin with one of `alone`. All else goes over NATS, and what others say comes from there.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_error: Callable[[Exception], None] | None = None,
+        max_pending_bytes: int = MOST_PENDING,
+    ) -> None:
+        super().__init__(on_error=on_error, max_pending_bytes=max_pending_bytes)
+        self.alone: tuple[str, ...] = ()
+        self._broker = Broker()
+        self._here = self._broker.connect(on_error=self._report)
+
+    def publish(
+        self,
+        subject: str,
+        data: bytes,
+        reply: str = "",
+        headers: Mapping[str, str] | None = None,
+        tail: Buffer | Sequence[Buffer] = b"",
+    ) -> None:
+        if self._broker.heard_by(subject):
+            self._broker.max_payload = self.max_payload
+            self._here.publish(subject, data, reply, headers, tail)
+        else:
+            super().publish(subject, data, reply, headers, tail)
+
+    async def subscribe(self, subject: str, handler: DeliveryHandler, queue: str = "") -> Subscription:
+        there = await super().subscribe(subject, handler, queue)
+        if not subject.startswith((f"{self._inbox_prefix}.", *self.alone)):
+            return there
+        return _Twice(there, await self._here.subscribe(subject, handler, queue))
+
+    async def drain(self) -> None:
+        await self._here.drain()
+        await super().drain()
+
+    async def close(self) -> None:
+        await self._here.close()
+        await super().close()
+
+
+class _Twice(NamedTuple):
+    """A subscription at the server and in this process."""
+
+    there: Subscription
+    here: Subscription
+
+    async def drain(self) -> None:
+        for one in self:
+            await one.drain()
 
 
 def _expire(answer: "asyncio.Future[Delivery]", subject: str, timeout: float) -> None:

@@ -1,4 +1,4 @@
-"""The interface of a bus. `bus.natsbus.NatsBus` implements it; so does a bus within one process, which is for tests.
+"""The interface of a bus. It has two implementations: `bus.natsbus.NatsBus`, and `bus.memory.MemoryBus` within one process.
 
 Core messages are delivered at most once, in order per publisher. Durable messages are acknowledged by the stream, and delivered at
 least once. Handlers are plain functions. The event loop calls them in the order of arrival. They must not block.

@@ -8,6 +8,8 @@
     with infaas.connect_blocking() as system:        # without asyncio
         answer = system.query("digits", images, cost=0.5)
 
+    system = infaas.serve(model, x, y)               # without a system: in this process
+
 Names are loaded when first used: importing the package is quick.
 """
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from infaas.client import Client
     from infaas.connecting import connect
     from infaas.errors import BadInput, InfaasError, NotConnected, Refused, RegistrationFailed, Timeout
+    from infaas.serving import serve
 
 _WHERE = {
     "Answer": "infaas.answers",
@@ -34,6 +37,7 @@ _WHERE = {
     "connect": "infaas.connecting",
     "connect_blocking": "infaas.blocking",
     "register": "infaas.blocking",
+    "serve": "infaas.serving",
 }
 
 __all__ = [
@@ -49,6 +53,7 @@ __all__ = [
     "connect",
     "connect_blocking",
     "register",
+    "serve",
 ]
 
 

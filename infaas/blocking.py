@@ -47,12 +47,15 @@ class Infaas:
         timeout: float = 5.0,
         **login: str | None,
     ) -> None:
+        self._begin(connect(url, data_dir=data_dir, prefix=prefix, timeout=timeout, **login).open())
+
+    def _begin(self, opening: Coroutine[Any, Any, Client]) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="infaas-client", daemon=True)
         self._thread.start()
         self._closed = False
         try:
-            self._client = self._run(connect(url, data_dir=data_dir, prefix=prefix, timeout=timeout, **login).open())
+            self._client = self._run(opening)
         except BaseException:
             self._stop()
             raise
@@ -142,6 +145,22 @@ class Infaas:
 connect_blocking = Infaas  # connects, and waits for the connection
 
 
+def told() -> dict[str, Any]:
+    """Options of a registration that say on stderr what was understood, and the progress."""
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    last = [""]
+
+    def on_progress(status: RegistrationStatus) -> None:
+        if status.step and status.step != last[0]:
+            last[0] = status.step
+            say(f"{100 * status.progress:3.0f} %  {status.step}")
+
+    return {"on_progress": on_progress, "say": say}
+
+
 def register(
     model: Any,
     x: Any,
@@ -159,19 +178,7 @@ def register(
 
     Arguments as for `Client.register`; without y, accuracy is agreement with the model itself. What was understood, and the progress, go to stderr.
     """
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    last = [""]
-
-    def on_progress(status: RegistrationStatus) -> None:
-        if status.step and status.step != last[0]:
-            last[0] = status.step
-            say(f"{100 * status.progress:3.0f} %  {status.step}")
-
     if not app:
         raise BadInput("app: name the app that the model serves: infaas.register(model, x, y, app='...')")
-    options = {"on_progress": on_progress, "say": say, **options}
     with connect_blocking(data_dir=data_dir) as system:
-        return system.register(model, x, y, app=app, name=name, metric=metric, **options)
+        return system.register(model, x, y, app=app, name=name, metric=metric, **told() | options)

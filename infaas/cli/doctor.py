@@ -23,13 +23,15 @@ from bus.port import Bus, BusError, Delivery, NoResponders
 from bus.subjects import Subjects
 from infaas.cli.machine_checks import BACKENDS, CheckFailed, Finding, check_backends, check_machine, run_async_check
 from infaas.cli.options import DataDir, Json, Wide
-from infaas.cli.output import FAILED, line_width, show
+from infaas.cli.output import FAILED, Failure, line_width, show
+from infaas.cli.parts import processes_of
 from infaas.connecting import SystemAddress, connect, data_place, locate
 from infaas.errors import InfaasError, NotConnected
 
 _MARKS = {"ok": "ok     ", "failed": "FAILED ", "skipped": "skipped"}
 _INDENT = " " * 28  # of what goes on in the next line
 _NARROWEST = 60  # characters a line
+FUSED = "fused"  # the process of this name has all that is on a query's way (services/shell/host/stack.py)
 LACKING_S = 0.5  # s that a system may take for its lists, as JSON, if it lacks something
 
 
@@ -48,14 +50,31 @@ def status(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False) 
         async with asyncio.timeout(LACKING_S if missing and json else None), connect(data_dir=data_dir) as client:
             return await overview(client, data_dir)
 
-    told: dict[str, Any] = {"ready": not missing, "missing": missing}
+    told: dict[str, Any] = {"ready": not missing, "missing": missing, "lacks": _lacks(data_dir)}
     try:
         told |= asyncio.run(work())
     except (InfaasError, TimeoutError):
         if not (missing and json):
             raise
-    show(told, json, lambda found: render_overview(found, wide=wide))
+
+    def page(found: dict[str, Any]) -> None:
+        for what, instead in found["lacks"].items():
+            print(f"no {what}: {instead}")
+        render_overview(found, wide=wide)
+
+    show(told, json, page)
     return 0
+
+
+def _lacks(data_dir: Path | None) -> dict[str, str]:
+    """What the system's composition does not have, and what is instead."""
+    place = locate(data_dir).data_dir
+    with suppress(Failure):  # another version's
+        if place is not None and FUSED in processes_of(place):
+            return {
+                "fail-over": f"the process {FUSED} alone answers queries; it is started again, and what it had is refused or sent again"
+            }
+    return {}
 
 
 def doctor(*, data_dir: DataDir = None, json: Json = False) -> int:

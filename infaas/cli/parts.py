@@ -98,7 +98,7 @@ def restart(part: str, *, data_dir: DataDir = None) -> int:
     """
     place = data_place(data_dir)
     read_endpoints(place)  # it says so when nothing runs
-    there = _parts(place)
+    there = processes_of(place)
     chosen = [name for name in there if name == part] or [name for name in there if name.startswith(f"{part}-")]
     if not chosen:
         raise Failure(f"no service is called {part}: there are {', '.join(sorted(there))}{meant(part, there)}")
@@ -115,14 +115,15 @@ def _successor(place: Path, name: str, old: int) -> int:
     """The process that runs instead, once the old one has ended."""
     end = time.monotonic() + LIMIT
     while time.monotonic() < end:
-        new = _parts(place).get(name, old)
+        new = processes_of(place).get(name, old)
         if new != old and not _runs(old):
             return new
         time.sleep(LOOK)
     raise Failure(f"{name} was not restarted within {LIMIT:.0f} s: `infaas logs {name}` may say why")
 
 
-def _parts(place: Path) -> dict[str, int]:
+def processes_of(place: Path) -> dict[str, int]:
+    """The ids of the processes of the system with this data directory, by name. Raises Failure."""
     try:
         found: dict[str, int] = json.loads((place / PARTS).read_text())
     except (OSError, ValueError):

@@ -14,17 +14,7 @@ from bus.fields import meant
 from infaas.cli.output import FAILED, Failure, one_line, usage
 
 if TYPE_CHECKING:
-    from bus.port import Bus
     from services.core.settings import Settings
-    from services.shell.runtime.runtime import Runtime
-    from services.shell.runtime.serve import Wire
-
-
-_NESTED = {
-    "model-autoscaler": "autoscaler.models",
-    "vm-autoscaler": "autoscaler.vms",
-    "offline": "jobs.runner",
-}  # all other services have the name of their folder
 
 
 _OWN_PROCESS = ("dashboard", "engine-proxy", "worker")  # these share a process with no other service
@@ -32,8 +22,10 @@ _OWN_PROCESS = ("dashboard", "engine-proxy", "worker")  # these share a process 
 
 def known() -> list[str]:
     """The names that `infaas run` takes."""
-    names = {found.name: found.name for found in pkgutil.iter_modules(services.__path__) if found.ispkg} | _NESTED
-    found = [name for name, package in names.items() if find_spec(f"services.{package}.__main__") is not None]
+    from services.shell.runtime.serve import NESTED, package_of  # noqa: PLC0415
+
+    names = {found.name for found in pkgutil.iter_modules(services.__path__) if found.ispkg} | NESTED.keys()
+    found = [name for name in names if find_spec(f"{package_of(name)}.__main__") is not None]
     return sorted([*found, *_OWN_PROCESS])
 
 
@@ -62,14 +54,10 @@ def run(*service: str, config: Path | None = None, data_dir: Path | None = None)
             if len(service) > 1:
                 usage(f"{name} needs a process of its own: infaas run {name}")
             return _run_in_own_process(name, config, data_dir)
-    wires = [_wire_of(name) for name in service]
+    from services.shell.runtime.serve import serve, together  # noqa: PLC0415  (after the names have been checked)
 
-    async def wire(settings: "Settings", bus: "Bus") -> "list[Runtime]":
-        return [runtime for each in wires for runtime in await each(settings, bus)]
-
-    from services.shell.runtime.serve import serve  # noqa: PLC0415  (after the names have been checked)
-
-    return serve("+".join(service), settings_to_join(config, data_dir, os.environ), wire)
+    wire, local = together(service), {"dispatcher", "executor"} <= {*service}
+    return serve("+".join(service), settings_to_join(config, data_dir, os.environ), wire, local=local)
 
 
 def _run_in_own_process(name: str, config: Path | None, data_dir: Path | None) -> int:
@@ -127,12 +115,6 @@ def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
         raise Failure(str(error)) from error
 
 
-def _wire_of(name: str) -> "Wire":
-    module = import_module(f"services.{_NESTED.get(name, name)}.__main__")
-    wire: Wire = module.wire
-    return wire
-
-
 def settings_to_join(config: Path | None, data_dir: Path | None, environ: Mapping[str, str]) -> "Settings":
     """The settings. If they name no NATS server, the servers of the system that `infaas up` runs are put in."""
     from infaas.connecting import locate  # noqa: PLC0415
@@ -156,10 +138,10 @@ def settings_to_join(config: Path | None, data_dir: Path | None, environ: Mappin
 
 def _prepare(service: Sequence[str]) -> None:
     """Import what the copies of a fork server share. Not onnxruntime: it starts a thread, and a copy without that thread hangs at its end."""
-    for name in service[: service.index("--config")] if "--config" in service else service:
-        _wire_of(name)
-    shell = [f"services.shell.{name}" for name in ("objects", "settings", "runtime.serve")]
-    for used in (*shell, "uvloop", "bus.natsbus", "infaas.connecting"):
+    from services.shell.runtime.serve import together  # noqa: PLC0415
+
+    together(service[: service.index("--config")] if "--config" in service else service)
+    for used in ("services.shell.objects", "services.shell.settings", "uvloop", "bus.natsbus", "infaas.connecting"):
         import_module(used)
 
 

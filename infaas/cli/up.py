@@ -39,6 +39,7 @@ def up(
     config: Path | None = None,
     dashboard: bool = True,
     gateway: bool = True,
+    fused: Annotated[bool, Parameter(negative="")] = False,
     json: Json = False,
 ) -> int:
     """Run a whole system on this machine: NATS, PostgreSQL, every service, a worker, the gateway and the dashboard.
@@ -71,6 +72,9 @@ def up(
         Run the dashboard, if the extra `dashboard` is installed: what runs, what it costs and why, in a browser.
     gateway
         Run the gateway for HTTP and gRPC clients.
+    fused
+        Run gateway, dispatcher, executor and monitor in one process: less memory and CPU for one worker. A model that crashes takes the
+        queries under way and open HTTP connections with it; those of the bus are refused or answered once the process is back.
     json
         Print the URLs as one JSON document, then `ready`.
 
@@ -80,7 +84,7 @@ def up(
     telemetry.set_up("WARNING")
     if dashboard and not can_show():
         progress(f"no dashboard: {NEEDS}")
-    plan = _plan(data_dir, port_base, workers, max_workers, dispatchers, simulate, config, dashboard, gateway)
+    plan = _plan(data_dir, port_base, workers, max_workers, dispatchers, simulate, config, dashboard, gateway, fused)
     return asyncio.run(_up(plan, json))
 
 
@@ -120,6 +124,7 @@ def _plan(
     config: Path | None,
     dashboard: bool,
     gateway: bool,
+    fused: bool = False,
 ) -> "StackSpec":
     from services.shell.host.machine import NO_GRPC, has_grpc  # noqa: PLC0415
     from services.shell.host.stack import StackSpec  # noqa: PLC0415
@@ -127,6 +132,10 @@ def _plan(
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
 
     environ = {name: value for name, value in os.environ.items() if name not in _CLIENT_VARIABLES}
+    if fused:
+        if more := [f"--{name}" for name, n in _counts(workers, max_workers, dispatchers) if n > 1]:
+            usage(f"--fused is for one worker with one dispatcher: leave out {', '.join(more)}")
+        environ |= {"INFAAS_MACHINES__PROVIDER": "off", "INFAAS_DISPATCHER__COUNT": "1"}
     if simulate is not None:
         environ["INFAAS_WORKER__SIMULATE"] = simulate  # the services read it there too
     if max_workers is not None:
@@ -156,6 +165,7 @@ def _plan(
         dispatchers=dispatchers or settings.dispatcher.count,
         dashboard=dashboard and can_show(),
         gateway=gateway,
+        fused=fused,
         port_base=port_base,
         config=config,
         nats_url=settings.bus.url if _names_nats(config, environ) else None,
@@ -163,6 +173,10 @@ def _plan(
         reader_dsn=settings.store.reader_dsn or None,
         environ=environ,
     )
+
+
+def _counts(workers: int, max_workers: int | None, dispatchers: int | None) -> list[tuple[str, int]]:
+    return [("workers", workers), ("max-workers", max_workers or 1), ("dispatchers", dispatchers or 1)]
 
 
 def _check_own_policies(settings: "Settings") -> None:

@@ -42,13 +42,13 @@ def command(*arguments: str) -> list[str]:
 
 
 class DemoSystem:
-    """One `infaas up`. keep: it outlives this process; else it ends together with this process. settings: TOML."""
+    """One `infaas up`. keep: it outlives this process; else it ends together with this process. settings: TOML. fused: as its option."""
 
-    def __init__(self, data_dir: Path, *, keep: bool = False, settings: str = "") -> None:
+    def __init__(self, data_dir: Path, *, keep: bool = False, settings: str = "", fused: bool = False) -> None:
         self.data_dir = data_dir
         self.urls: dict[str, Any] = {}
         self.keep = keep
-        self._settings = settings
+        self._settings, self._fused = settings, fused
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -61,10 +61,10 @@ class DemoSystem:
         """Start the system. Returns the seconds until it was ready; raises InfaasError with its error output."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
         output, errors = self.data_dir / "up.out", self.data_dir / "up.err"
-        options: list[str] = []
+        options = ["--fused"] * self._fused
         if self._settings:
             (self.data_dir / "settings.toml").write_text(self._settings)
-            options = ["--config", str(self.data_dir / "settings.toml")]
+            options += ["--config", str(self.data_dir / "settings.toml")]
         up = command("up", "--data-dir", str(self.data_dir), "--json", *options)
         began = time.monotonic()
         with output.open("wb") as out, errors.open("wb") as err:

@@ -42,7 +42,6 @@ from services.core.selection.refusals import LOAD_AGAIN, not_loaded
 from services.core.settings import DispatcherSettings, EnsembleSettings, Settings
 from services.dispatcher.apps import Apps
 from services.dispatcher.central import FULL, LATE, CentralQueues, PullDue
-from services.dispatcher.clocks import Clocks
 from services.dispatcher.composites import Composites
 from services.dispatcher.default_output import executor_error, may_wait
 from services.dispatcher.demand import DemandCounter, LoadsOnDemand
@@ -50,7 +49,7 @@ from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries, urg
 from services.dispatcher.query import Admission, Query, label_of
 from services.dispatcher.questions import Questions
 from services.dispatcher.resent import WAITED, Resent
-from services.dispatcher.silence import Silence
+from services.dispatcher.silence import Clocks, Silence
 
 HEARTBEAT = 0.5  # s
 CHECK = 0.25  # s

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from services.core.metric import MetricFamily
 from services.core.settings import Settings
-from services.engine.client import EngineClient
-from services.engine.proxy import Proxy
+from services.engine.proxy import EngineClient, Proxy
 from services.shell.http import HttpListener, Pages, Reply, plain, serve_pages, state_page
 from services.shell.metrics.counts import process_families
 from services.shell.runtime import telemetry

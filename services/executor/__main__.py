@@ -106,7 +106,9 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
     succeeds = running is not None and running.role == BESIDE
 
     def edge(make: type[ExecutorEdge] = ExecutorEdge, address: str = CPU, cores: int = 0) -> ExecutorEdge:
-        return make(bus, subjects, address, cores or cores_of(settings.worker), cache, settings.executor, running)
+        made = make(bus, subjects, address, cores or cores_of(settings.worker), cache, settings.executor, running)
+        made.may_end_process = bool(settings.bus.url)
+        return made
 
     async def runtime(device: Device, its_edge: Edge, name: str = "") -> Runtime:
         held = await _held(bus, subjects, worker, device) if succeeds else None
@@ -126,7 +128,7 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
     workshop = partial(make_workshop, settings, subjects, worker, addresses)
     runtimes = [
         await runtime(cpu, edge(), "executor"),
-        Runtime("workshop", workshop, bus, subjects, WorkshopEdge(settings)),
+        Runtime("workshop", workshop, bus, subjects, WorkshopEdge(settings, bus)),
     ]
     for device in real:
         make = RemoteEdge if device.kind == REMOTE else AcceleratedEdge

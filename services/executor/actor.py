@@ -34,6 +34,7 @@ from services.core.actor import (
     Watch,
 )
 from services.core.deadlines import DeadlineReached
+from services.core.line import Stillness
 from services.core.outcomes import DEFAULT_MOST, NOT_ANSWERED, NOT_STORED, SPEAKS, RecentAnswers
 from services.core.pipelines.branching import small_outputs
 from services.core.placement import Device
@@ -46,7 +47,6 @@ from services.executor.endings import Endings, PendingQueries, ends
 from services.executor.instances import REPORT, BatchRuns, HeldInstance, MonitorReporter, ReportDue
 from services.executor.loading import InstanceManager, Succession
 from services.executor.queue import QueuedQuery, inputs_of, queued_query, unread_query
-from services.executor.stillness import Stillness
 
 FETCH = 10.0  # s to get inputs from, or put outputs into, the object store
 

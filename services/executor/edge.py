@@ -180,8 +180,10 @@ _named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 
 class ExecutorEdge:
     """One device's edge. device: its address. cache: directory of fetched artifacts, which are named by their digests. running: shows the
-    supervisor what is loaded and computed.
+    supervisor what is loaded and computed. may_end_process: not one that others' code runs in (`infaas.serve`).
     """
+
+    may_end_process = True
 
     def __init__(
         self, bus: Bus, subjects: Subjects, device: str, cores: int, cache: Path, settings: ExecutorSettings,
@@ -199,6 +201,7 @@ class ExecutorEdge:
         self._off_loop = self._models.off_loop
         self._inline_since = 0.0
         self._inline_handle: Handle | None = None
+        self._over = False
         self._process = psutil.Process()
         threading.Thread(target=self._watch_loop, name="watchdog", daemon=True).start()
 
@@ -339,27 +342,34 @@ class ExecutorEdge:
         model.handle.cancel()
         done, _ = await asyncio.wait([run], timeout=CANCEL_GRACE)
         if not done:
-            _end_process(command.instance)
+            self._end_process(command.instance)
+            raise RunFailed("the run could not be ended, and goes on")
         return run.result()
+
+    async def ended(self) -> None:
+        """Nothing is watched any more."""
+        self._over = True
 
     def _watch_loop(self) -> None:
         """A run on the loop blocks everything else: this thread cancels it."""
-        while True:
+        while not self._over:
             time.sleep(WATCH_EVERY)
             since = self._inline_since
             if not since or self._inline_handle is None:
                 continue
             taken = time.monotonic() - since
             if taken > INLINE_LIMIT + CANCEL_GRACE:
-                _end_process("inline")
+                self._end_process("inline")
             elif taken > INLINE_LIMIT:
                 self._inline_handle.cancel()
 
-
-def _end_process(what: str) -> None:
-    """A run that cannot be cancelled would occupy the device for ever: end the process with a log entry."""
-    log.critical("a run could not be ended: this process stops and will be started again", extra={"instance": what})
-    os._exit(HUNG)
+    def _end_process(self, what: str) -> None:
+        """A run that cannot be cancelled would occupy the device for ever: end the process with a log entry, if it is ours."""
+        if self.may_end_process:
+            log.critical(
+                "a run could not be ended: this process stops and will be started again", extra={"instance": what}
+            )
+            os._exit(HUNG)
 
 
 # -- real accelerators: memory is the device's own, and some errors end the process

@@ -28,12 +28,12 @@ async def test_where_there_is_one_server_what_goes_behind_all_comes_once_in_its_
 ) -> None:
     bus = await connect()
     got: list[Delivery] = []
-    await bus.subscribe(f"{buses.prefix}.n", got.append)
+    await bus.subscribe(f"{buses.prefix}-behind.n", got.append)
     for number in range(9):
         say = bus.publish_behind if number % 3 == 1 else bus.publish
-        say(f"{buses.prefix}.n", b"%d" % number)
+        say(f"{buses.prefix}-behind.n", b"%d" % number)
     await until(lambda: len(got) >= 9)
-    assert got == [Delivery(f"{buses.prefix}.n", b"%d" % number) for number in range(9)]
+    assert got == [Delivery(f"{buses.prefix}-behind.n", b"%d" % number) for number in range(9)]
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 600_000])

@@ -16,7 +16,7 @@ import pytest
 from nats.aio.client import Client
 
 from bus import natsconsumers
-from bus.natsbus import NatsBus
+from bus.natsbus import LocalFirstBus, NatsBus
 from bus.port import BusError, Delivery, KeyValueEntry, RequestTimeout, Status, StreamSpec
 from services.core.settings import BusSettings, Settings
 from services.shell.runtime.known_streams import KnownStreams
@@ -38,6 +38,31 @@ def server(nats_server: NatsServer, tmp_path: Path) -> Iterator[NatsServer]:
 
 async def connected(url: str, errors: list[Exception], **options: Any) -> NatsBus:
     return await NatsBus.connect(url, name="test", on_error=errors.append, **options)
+
+
+async def test_a_message_for_one_hearer_of_the_same_process_does_not_cross_the_server(
+    nats_url: str, prefix: str
+) -> None:
+    bus, other = await LocalFirstBus.connect(nats_url, name="test"), await NatsBus.connect(nats_url, name="other")
+    bus.alone = (f"{prefix}.done.",)
+    here: list[bytes] = []
+    there: list[bytes] = []
+    await other.subscribe(f"{prefix}.>", lambda d: there.append(d.data))
+    ours = await bus.subscribe(f"{prefix}.done.*", lambda d: here.append(d.data))
+    await bus.subscribe(f"{prefix}.told", lambda d: here.append(d.data))
+    await bus.subscribe(f"{prefix}.asked", lambda d: bus.publish(d.reply, b"answer"))
+    bus.publish(f"{prefix}.done.a", b"local")
+    bus.publish(f"{prefix}.told", b"broadcast")
+    other.publish(f"{prefix}.done.a", b"from outside")
+    await until(lambda: len(here) == 3)
+    assert (await other.request(f"{prefix}.asked", b"question", 5.0)).data == b"answer"
+    await ours.drain()
+    bus.publish(f"{prefix}.done.a", b"nobody here")
+    await until(lambda: b"nobody here" in there)
+    assert sorted(here) == [b"broadcast", b"from outside", b"local"]
+    assert sorted(there) == [b"broadcast", b"from outside", b"nobody here", b"question"]
+    await bus.close()
+    await other.close()
 
 
 async def asleep(work: Callable[[], None]) -> None:

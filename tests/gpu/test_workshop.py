@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bus.memory import MemoryBus
 from bus.messages.catalog import VariantRecord
 from bus.messages.work import ModelInspected, VariantBuilt, VariantFailed, VariantPlan
 from bus.subjects import Subjects
@@ -15,7 +16,6 @@ from services.executor.commands import LoadModel, MeasureProcess, UnloadModel
 from services.executor.edge import AcceleratedEdge
 from services.shell.host.accelerators import why_no_gpu
 from tests.support.models import tiny_models
-from tests.support.servers.memory_bus import MemoryBus
 from tests.support.servers.nats import run
 from tests.unit.executor.test_edge_simulated import CLASSES, SUBJECTS, batch
 from tests.unit.executor.workshop.test_helper import GOOD, Shop

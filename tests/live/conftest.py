@@ -32,6 +32,7 @@ CROSSINGS = {
     "test_client.py": ("test_what_a_dying_dispatcher_had_taken_goes_to_another_under_the_same_key",),
     "test_commands.py": ("test_query_prints_the_answer", "test_a_refused_query_exits_1_with_the_offer"),
     "test_registrar.py": ("test_a_model_becomes_measured_variants",),
+    "test_serve.py": ("test_it_is_asked_like_a_system",),
     "test_recorder.py": ("test_every_kind_of_event_is_in_sql_and_done_with",),
     "test_worker.py": ("test_a_draining_worker_answers_what_it_has_and_loads_nothing",),
     "test_workshop.py": ("test_orders_are_carried_out_one_after_the_other",),

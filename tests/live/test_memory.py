@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from bus.codec import encode
+from bus.memory import MemoryBus
 from bus.messages.catalog import Profile, Signature, TensorSpec, VariantRecord
 from bus.messages.flow import Route
 from bus.subjects import Subjects
@@ -27,7 +28,6 @@ from services.executor.queue import queued_query
 from services.executor.workshop.sandbox.protocol import Artifact, MeasureTask, ValidationFile
 from services.executor.workshop.tasks import profiling
 from services.executor.workshop.tasks.measuring import _status_mb as status_mb
-from tests.support.servers.memory_bus import MemoryBus
 
 ROOT = Path(__file__).parents[2]
 # MB; the first of each comes before all.

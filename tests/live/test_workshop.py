@@ -45,7 +45,7 @@ class Workshop:
             lambda: WorkshopActor("w", self.subjects, RegistrarSettings(seconds=60.0)),
             self.bus,
             self.subjects,
-            WorkshopEdge(self.settings),
+            WorkshopEdge(self.settings, self.bus),
         )
         await self.runtime.start()
         return self

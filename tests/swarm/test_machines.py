@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from bus.codec import decode, encode
+from bus.memory import Broker
 from bus.messages.events import ScalingEvent
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.scaling import Drain
@@ -23,7 +24,6 @@ from services.autoscaler.vms.__main__ import wire
 from services.autoscaler.vms.providers.swarm import Swarm as Provider
 from services.core.settings import MachineKind, MachineSettings, Settings, SwarmSettings
 from tests.support.clients.responders import until
-from tests.support.servers.memory_bus import Broker
 from tests.support.servers.nats import free_port, run
 from tests.support.servers.processes import environ, eventually
 from tests.swarm.node import SwarmError

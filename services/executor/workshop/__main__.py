@@ -12,11 +12,9 @@ from bus.port import BusError
 from bus.subjects import Subjects
 from services.executor.workshop.actor import HelperInput
 from services.executor.workshop.helper import Helper
-from services.executor.workshop.sandbox.lockdown import hide
+from services.executor.workshop.sandbox.lockdown import NICE, hide
 from services.executor.workshop.sandbox.supervisor import TorchForks
 from services.shell.child import Channel
-
-NICE = 10  # serving comes first
 
 
 def main() -> int:
@@ -36,7 +34,7 @@ def main() -> int:
 
 async def _work(channel: Channel) -> None:
     task = channel.received(HelperInput)
-    forks = TorchForks(task.directory) if task.order.of_torch else None
+    forks = TorchForks() if task.order.of_torch else None
     bus = await NatsBus.connect(task.url, name=f"workshop-{task.order.worker}", **task.login.options())
     try:
         while True:

@@ -1,11 +1,17 @@
-"""Starts the trusted helper process for the orders of one registration and waits for it. Order, bus and limits go to its standard input."""
+"""Starts the trusted helper process for the orders of one registration and waits for it. Order, bus and limits go to its standard input.
+
+On a bus within this process no other one can publish: the helper runs here then. Its sandboxes are processes all the same.
+"""
 
 import asyncio
 import os
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from bus.port import Bus
+from bus.subjects import Subjects
 from services.core.settings import Settings
 from services.executor.workshop.actor import HelperInput, StopOrder, WorkshopOrder
 from services.shell.child import framed, how_ended, kill_group, read_frame
@@ -16,6 +22,10 @@ KEPT_S = 10.0  # s that a helper which has inspected a model waits for the order
 LAST_WORDS = 400  # characters of the helper's last output that go into an error
 
 
+if TYPE_CHECKING:
+    from services.executor.workshop.sandbox.supervisor import NextSandbox
+
+
 class WorkshopFailed(Exception):
     """The helper ended without finishing its order."""
 
@@ -23,10 +33,16 @@ class WorkshopFailed(Exception):
 class WorkshopEdge:
     """The workshop's edge."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, bus: Bus) -> None:
+        self._settings, self._bus = settings, bus
         self._under_way: dict[str, asyncio.Task[None]] = {}  # by registration
         self._kept: dict[str, asyncio.subprocess.Process] = {}  # helpers that have inspected a model, by registration
+        self._next: NextSandbox | None = None
+        if not settings.bus.url:
+            from services.executor.workshop.sandbox import supervisor  # noqa: PLC0415
+
+            self._next = supervisor.NextSandbox()
+            self._next.prepare()
         self._workers = Path(settings.data_dir).absolute() / "workers"
 
     async def perform(self, command: WorkshopOrder | StopOrder) -> None:
@@ -46,6 +62,11 @@ class WorkshopEdge:
         if not work.cancelled():
             work.result()
 
+    async def ended(self) -> None:
+        """End the sandbox that waits."""
+        if self._next is not None:
+            await self._next.close()
+
     async def _stop(self, registration: str) -> None:
         work = self._under_way.pop(registration, None)
         if work is not None and work.cancel():
@@ -55,7 +76,13 @@ class WorkshopEdge:
         directory = self._workers / command.worker / "workshop"
         await asyncio.to_thread(_emptied, directory)  # a killed executor may have left files there
         try:
-            await self._run(command, str(directory))
+            if self._settings.bus.url:
+                await self._run(command, str(directory))
+            else:
+                from services.executor.workshop.helper import Helper  # noqa: PLC0415  (an executor needs none of it)
+
+                subjects, limits = Subjects(self._settings.prefix), self._settings.registrar
+                await Helper(self._bus, subjects, limits, command, directory, waiting=self._next).run()
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 

@@ -69,7 +69,9 @@ MODEL, VALIDATION, REFERENCE = "model", "validation.npz", "reference.npy"
 
 
 class Helper:
-    """One order of one worker. directory: empty; the process that started this one removes it. forks: of which its sandboxes are copies."""
+    """One order of one worker. directory: empty; whoever started this removes it. forks: of which its sandboxes are copies. waiting: a sandbox that is
+    started already.
+    """
 
     def __init__(
         self,
@@ -79,6 +81,7 @@ class Helper:
         order: WorkshopOrder,
         directory: Path,
         forks: supervisor.TorchForks | None = None,
+        waiting: supervisor.NextSandbox | None = None,
     ) -> None:
         self._forks = forks
         self._bus, self._subjects, self._settings, self._order = bus, subjects, limits, order
@@ -90,6 +93,8 @@ class Helper:
         )
         self._share, self._base = 1.0, 0.0
         self._engine: RemoteEngine | None = None
+        # A build is followed by measurements, and an inspection by a build, which is another process's unless it is given what waits.
+        self._next = waiting or (supervisor.NextSandbox() if order.build is not None and forks is None else None)
 
     async def run(self) -> None:
         """Carry out the order. Its end is published whatever happens."""
@@ -108,6 +113,8 @@ class Helper:
             reason = f"the object store failed: {error}"
         finally:
             reminding.cancel()
+            if self._next is not None and (reason or self._order.build is not None):
+                await self._next.close()
         self._publish(
             "finished",
             WorkFinished(
@@ -324,7 +331,8 @@ class Helper:
                 self._report(frame.step, share)
 
         async with _relayed(self._engine) as relay:
-            await supervisor.run(task, limits, on_frame, relay, self._forks if hardware == CPU else None)
+            forks = self._forks if hardware == CPU else None
+            await supervisor.run(task, limits, on_frame, relay, forks, self._next)
         refused = [frame for frame in frames if isinstance(frame, TaskRefused)]
         if refused:
             raise UploadRejected(refused[-1].reason[:600])

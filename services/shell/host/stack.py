@@ -54,6 +54,8 @@ SERVICE_STEPS: process.Steps = ((signal.SIGTERM, 6.0), (signal.SIGKILL, 5.0))
 SHARED = (
     "dispatcher", "executor", "jobs", "model-autoscaler", "monitor", "offline", "recorder", "registrar", "vm-autoscaler"
 )  # fmt: skip
+MONITORS = ["monitor", "model-autoscaler", "offline"]  # of one worker, in one process
+FUSED = ["dispatcher", "executor", *MONITORS]  # in one process with the gateway, if `infaas up --fused` asks for it
 SERVERS = ("nats", "postgres")  # the children that are no services
 LOG = "up"  # the name of the supervisor's own log
 KNOWN = "streams.json"  # which streams and buckets this system has
@@ -66,7 +68,9 @@ HOPELESS = 5  # restarts of one service after which `ready` gives up
 
 @dataclass(frozen=True, kw_only=True)
 class StackSpec:
-    """What to run. nats_url, sql_dsn: servers to use instead of our own. environ: variables of the services."""
+    """What to run. nats_url, sql_dsn: servers to use instead of our own. fused: all that is on a query's way in one process. environ: variables of
+    the services.
+    """
 
     data_dir: Path
     settings: Settings
@@ -74,6 +78,7 @@ class StackSpec:
     dispatchers: int = 1
     dashboard: bool = True
     gateway: bool = True
+    fused: bool = False
     port_base: int | None = None
     config: Path | None = None
     nats_url: str | None = None
@@ -320,23 +325,31 @@ class Stack:
         write_parts(self._spec.data_dir, pids)
 
     def _start_serving(self, environ: dict[str, str]) -> None:
-        for worker, kind in self._spec.initial.items():
-            self._start_worker(worker, kind)
-        for number in range(self._spec.dispatchers):
-            self._service(f"dispatcher-{number}", ["dispatcher"], environ)
-        if self._spec.gateway:
+        spec, gateway = self._spec, {}
+        if spec.gateway:
             wanted = {name: str(self._chosen.get(name, 0)) for name in GATEWAY}
-            more = {"INFAAS_GATEWAY__PORT": wanted["gateway"], "INFAAS_GATEWAY__GRPC_PORT": wanted["gateway_grpc"]}
+            gateway = {"INFAAS_GATEWAY__PORT": wanted["gateway"], "INFAAS_GATEWAY__GRPC_PORT": wanted["gateway_grpc"]}
             if self._metrics is not None:
-                more[PAGE] = self._metrics.page
-            if self._spec.dashboard:  # its start page links the dashboard
-                more["INFAAS_DASHBOARD__PUBLIC_URL"] = self._dashboard_url
-            more["INFAAS_GATEWAY__REUSE_PORT"] = "true"  # a gateway and its successor listen for gRPC at once
+                gateway[PAGE] = self._metrics.page
+            if spec.dashboard:  # its start page links the dashboard
+                gateway["INFAAS_DASHBOARD__PUBLIC_URL"] = self._dashboard_url
+            gateway["INFAAS_GATEWAY__REUSE_PORT"] = "true"  # a gateway and its successor listen for gRPC at once
             if port := self._chosen.get("gateway"):
-                self._listen(
-                    "gateway", self._spec.settings.gateway.address, port, reuse=self._spec.settings.gateway.reuse_port
-                )
-            self._service("gateway", ["gateway"], environ | more, notice=self._spec.settings.gateway.drain_s)
+                listens = spec.settings.gateway
+                self._listen("fused" if spec.fused else "gateway", listens.address, port, reuse=listens.reuse_port)
+        drain_s = spec.settings.gateway.drain_s if spec.gateway else 0.0
+        if spec.fused:
+            [(worker, kind)] = spec.initial.items()
+            settings = self._worker_settings(worker, kind)
+            services = [*FUSED, *["gateway"] * spec.gateway]
+            self._service("fused", services, environ | environ_of(settings) | gateway, settings, drain_s)
+            return
+        for worker, kind in spec.initial.items():
+            self._start_worker(worker, kind)
+        for number in range(spec.dispatchers):
+            self._service(f"dispatcher-{number}", ["dispatcher"], environ)
+        if spec.gateway:
+            self._service("gateway", ["gateway"], environ | gateway, notice=drain_s)
 
     def _listen(self, name: str, address: str, port: int, *, reuse: bool = False) -> socket.socket:
         """Open a child's socket, which it inherits; raises ServerError."""
@@ -346,17 +359,19 @@ class Stack:
             raise ServerError(f"the {name} cannot listen on {error}") from error
         return self._listening[name]
 
-    def _start_worker(self, worker: str, kind: str) -> None:
-        """Start the processes of one worker; raises ServerError."""
+    def _worker_settings(self, worker: str, kind: str) -> WorkerSettings:
         spec = self._spec
         settings = replace(worker_of(kind, spec.settings.machines.kinds, spec.settings.worker), name=worker)
         # The first worker gets the machine's accelerators, so that none of their memory is promised twice.
-        if worker != next(iter(spec.initial), worker):
-            settings = replace(settings, gpus=0)
+        return settings if worker == next(iter(spec.initial), worker) else replace(settings, gpus=0)
+
+    def _start_worker(self, worker: str, kind: str) -> None:
+        """Start the processes of one worker; raises ServerError."""
+        settings = self._worker_settings(worker, kind)
         environ = self._environ | environ_of(settings)
         children = self._workers[worker] = []
         children.append(self._service(f"executor-{worker}", ["executor"], environ, settings))
-        children.append(self._service(f"monitor-{worker}", ["monitor", "model-autoscaler", "offline"], environ))
+        children.append(self._service(f"monitor-{worker}", MONITORS, environ))
 
     async def _stop_worker(self, worker: str) -> None:
         """Stop the processes of one worker. Does nothing if there is no such worker."""

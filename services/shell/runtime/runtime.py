@@ -206,6 +206,8 @@ class Runtime:
         await self._drop_timers_and_tasks()
         self._leave_wills(spoken=True)
         await self._outbox.close(grace)
+        if (ended := getattr(self._edge, "ended", None)) is not None:  # what would go on in a process that does
+            await ended()
 
     async def _finish(self, grace: float) -> None:
         """Leave the queue groups, and end what was taken, for at most `grace` seconds."""

@@ -5,11 +5,13 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bus.natsjet import LostStream
 from bus.port import Bus, BusError
+from bus.subjects import Subjects
 from services.core.settings import Settings
 from services.shell.host.running import AFTER, GO, LEAVES, READY, SUCCEEDED, Running, inherited
 from services.shell.host.watch import TURN
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Wire = Callable[[Settings, Bus], Awaitable[list[Runtime]]]
+NESTED = {"model-autoscaler": "autoscaler.models", "vm-autoscaler": "autoscaler.vms", "offline": "jobs.runner"}
 FAILED = 70  # exit code: an actor kept failing; the supervisor starts the process again
 COLLECT = (
     100_000,
@@ -44,25 +47,43 @@ MARGIN_S = 0.5  # s by which a heartbeat may be late
 Draining = Callable[[Bus], Awaitable[object]]
 
 
-def serve(name: str, settings: Settings, wire: Wire, drain: Draining | None = None) -> int:
-    """Run the actors that `wire` builds until SIGTERM or SIGINT; returns the exit code. drain: what comes before they are stopped."""
+def package_of(service: str) -> str:
+    """The package of the service of this name, which is most often its folder's."""
+    return f"services.{NESTED.get(service, service)}"
+
+
+def together(services: Iterable[str]) -> Wire:
+    """The wiring of these services in one process. Every composition is such a list: a service's own, `stack.FUSED`, that of `infaas.serve`."""
+    wires: list[Wire] = [import_module(f"{package_of(name)}.__main__").wire for name in services]
+
+    async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
+        return [runtime for each in wires for runtime in await each(settings, bus)]
+
+    return wire
+
+
+def serve(name: str, settings: Settings, wire: Wire, drain: Draining | None = None, *, local: bool = False) -> int:
+    """Run the actors that `wire` builds until SIGTERM or SIGINT; returns the exit code. drain: what comes before they are stopped.
+
+    local: a query's way from one of these actors to another does not cross the server.
+    """
     import uvloop  # noqa: PLC0415  (only service processes need it)
 
     telemetry.set_up(settings.log_level, name)
     try:
-        code: int = uvloop.run(_main(name, settings, wire, drain))
+        code: int = uvloop.run(_main(name, settings, wire, drain, local))
     except LostStream as error:
         raise SystemExit(str(error)) from error
     return code
 
 
-async def _main(name: str, settings: Settings, wire: Wire, drain: Draining | None) -> int:
+async def _main(name: str, settings: Settings, wire: Wire, drain: Draining | None, local: bool) -> int:
     running = inherited()
     exporter = Exporter(name, settings.metrics)
     succeeds = running is not None and running.role != 0
     await exporter.open(succeeds=succeeds)
     known = KnownStreams.of(settings)
-    bus = await _connect(name, settings, known)
+    bus = await _connect(name, settings, known, local)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -157,9 +178,10 @@ async def _lift(bus: "NatsBus") -> None:
         await bus.streams.lift()
 
 
-async def _connect(name: str, settings: Settings, known: KnownStreams) -> "NatsBus":
-    from bus.natsbus import NatsBus  # noqa: PLC0415  (tests serve on the memory bus without it)
+async def _connect(name: str, settings: Settings, known: KnownStreams, local: bool = False) -> "NatsBus":
+    from bus.natsbus import LocalFirstBus, NatsBus  # noqa: PLC0415  (`infaas.serve` runs without it)
 
+    kind = LocalFirstBus if local else NatsBus
     end = asyncio.get_running_loop().time() + PATIENCE
     try:
         login = login_of(settings.bus).options()
@@ -167,13 +189,15 @@ async def _connect(name: str, settings: Settings, known: KnownStreams) -> "NatsB
         raise SystemExit(f"bus: {error}") from error
     while True:
         try:
-            bus = await NatsBus.connect(settings.bus.url, name=name, **login)
+            bus = await kind.connect(settings.bus.url, name=name, **login)
         except (BusError, OSError) as error:
             if asyncio.get_running_loop().time() > end:
                 raise SystemExit(f"cannot reach NATS at the configured url: {error}") from error
             await asyncio.sleep(0.1)
         else:
             break
+    if isinstance(bus, LocalFirstBus):
+        bus.alone = Subjects(settings.prefix).of_one_hearer
     bus.streams.replicas = settings.bus.replicas
     bus.streams.patience_s = STREAMS_S
     known.attach_to(bus.streams)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bus.memory import Broker
 from infaas.client import Client
 from infaas.pipelines import Rpc
 from tests.support.clients.responders import Responder, answer, refusal
-from tests.support.servers.memory_bus import Broker
 
 Behave = Callable[[dict[str, Any], int], Any]
 APPS = ("quick", "exact", "check", "broken")

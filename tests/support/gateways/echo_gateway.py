@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.datatypes import DATATYPES
+from bus.memory import Broker, MemoryBus
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.fleet import DispatcherHeartbeat
 from bus.port import Delivery
@@ -29,7 +30,6 @@ from services.core.settings import GatewaySettings, Settings
 from services.gateway.__main__ import wire
 from services.shell.runtime.runtime import Runtime
 from tests.support.clients.responders import until
-from tests.support.servers.memory_bus import Broker, MemoryBus
 from tests.support.servers.nats import free_port
 from tests.support.simulated.fleet import catalogue, variant
 

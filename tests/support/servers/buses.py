@@ -1,4 +1,4 @@
-"""Both buses behind one face, for the suite that holds them to the same behaviour."""
+"""All buses behind one face, for the suite that holds them to the same behaviour."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol
 
 import pytest
 
-from bus.natsbus import NatsBus
+from bus.memory import Broker
+from bus.natsbus import LocalFirstBus, NatsBus
 from bus.port import Bus
-from tests.support.servers.memory_bus import Broker
 
 
 class Connects(Protocol):
@@ -16,16 +16,16 @@ class Connects(Protocol):
 
 
 class Buses(NamedTuple):
-    """kind: memory | nats. prefix: of this test's subjects."""
+    """kind: memory | nats | local (NATS, with a connection's own messages kept in this process). prefix: of this test's subjects."""
 
     kind: str
     url: str
     prefix: str
 
 
-@pytest.fixture(params=["memory", "nats"])
+@pytest.fixture(params=["memory", "nats", "local"])
 def buses(request: pytest.FixtureRequest, prefix: str) -> Buses:
-    url = request.getfixturevalue("nats_url") if request.param == "nats" else ""
+    url = "" if request.param == "memory" else request.getfixturevalue("nats_url")
     return Buses(request.param, url, prefix)
 
 
@@ -46,6 +46,9 @@ async def connecting(buses: Buses) -> AsyncIterator[Connects]:
         bus: Bus
         if buses.kind == "memory":
             bus = broker.connect(on_error=report)
+        elif buses.kind == "local":
+            bus = local = await LocalFirstBus.connect(buses.url, name="test", on_error=report)
+            local.alone = (f"{buses.prefix}.",)
         else:
             bus = await NatsBus.connect(buses.url, name="test", on_error=report)
         opened.append(bus)

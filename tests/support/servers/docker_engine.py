@@ -10,8 +10,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from services.engine.client import EngineClient
-from services.engine.proxy import Proxy
+from services.engine.proxy import EngineClient, Proxy
 from services.shell.http import HttpLimits, HttpListener
 
 ANSWERS = (

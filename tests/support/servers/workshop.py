@@ -8,10 +8,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bus.codec import decode, encode
+from bus.memory import MemoryBus
 from bus.messages.catalog import Functions
 from bus.messages.work import (
     BuildVariants,
@@ -33,7 +35,6 @@ from services.executor.workshop.sandbox import child, supervisor
 from services.executor.workshop.sandbox.protocol import Frame, SandboxInput, SandboxLimits, SandboxTask
 from tests.support.models import tiny_models
 from tests.support.models.tiny_models import npz
-from tests.support.servers.memory_bus import MemoryBus
 
 SUBJECTS = Subjects("t")
 KINDS = {
@@ -51,6 +52,7 @@ async def in_this_process(
     on_frame: Callable[[Frame], None],
     relay: int | None = None,
     forks: object = None,
+    waiting: Any = None,
 ) -> None:
     """The work of a sandbox, in place of `supervisor.run`."""
     frames: list[bytes] = []
@@ -64,6 +66,8 @@ async def in_this_process(
     channel = SimpleNamespace(received=lambda kind: order, send=lambda frame: frames.append(encode(frame)))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(task.scratch)
+        for name in ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):  # which the sandbox sets for itself
+            patch.setenv(name, os.environ.get(name, ""))
         patch.setattr(tempfile, "tempdir", None)
         patch.setattr(child, "Channel", SimpleNamespace(of_child=lambda: channel))
         patch.setattr(child, "lock_down", lambda *given: [])

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from bus.codec import decode, encode
+from bus.memory import Broker, MemoryBus, _Published
+from bus.memorystores import MemoryKeyValue
 from bus.messages.events import EVENTS, Event
 from bus.messages.jobs import JobAccepted
 from bus.messages.public import Answer, Refusal
@@ -18,8 +20,6 @@ from bus.subjects import Subjects
 from services.core.actor import Actor, Envelope, Publish, Record
 from services.shell.runtime.runtime import Runtime
 from services.simulation.kernel import GRACE, NETWORK, Headers, Promised, Receive, SimulatedEdge
-from tests.support.servers.memory_bus import Broker, MemoryBus, _Published
-from tests.support.servers.memory_stores import MemoryKeyValue
 from tests.support.simulated.jumping_loop import JumpingLoop
 
 STREAM = "EVENTS"

@@ -6,8 +6,7 @@ from msgspec import Raw
 from bus.messages.fleet import WorkerHeartbeat
 from bus.messages.flow import DoneBatch, HandBack, Route
 from services.core.line import Line
-from services.dispatcher.clocks import MUCH_S, WINDOW_S, Clocks
-from services.dispatcher.silence import STALE
+from services.dispatcher.silence import MUCH_S, STALE, WINDOW_S, Clocks
 
 NOW = 1_000_000.0
 ROUTE = Route(b"u" * 16, 0, 0, "inbox", NOW + 0.3, NOW, "d", "faces-s.w1-1", "faces", 1, None)

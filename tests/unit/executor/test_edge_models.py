@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
+from bus.memory import MemoryBus
 from bus.messages.catalog import Functions, Signature, TensorSpec, VariantRecord
 from bus.messages.flow import Route
 from bus.subjects import Subjects
@@ -40,7 +41,6 @@ from tests.support.data.events import variant_record
 from tests.support.models import tiny_models
 from tests.support.models.gpu_stand_ins import SIGNATURE
 from tests.support.servers.engine import engine
-from tests.support.servers.memory_bus import MemoryBus
 
 pytest.importorskip("onnxruntime")
 if not hasattr(os, "sched_getaffinity"):

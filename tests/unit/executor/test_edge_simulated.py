@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
+from bus.memory import MemoryBus
 from bus.messages.catalog import Profile, ProfileRow, VariantRecord
 from bus.messages.flow import Route
 from bus.messages.public import Answer
@@ -36,7 +37,6 @@ from services.shell.runtime.runtime import Runtime
 from tests.support.data.events import variant_record
 from tests.support.models import tiny_models
 from tests.support.models.gpu_stand_ins import SIGNATURE
-from tests.support.servers.memory_bus import MemoryBus
 from tests.support.servers.nats import run
 
 pytest.importorskip("onnxruntime")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from bus.memory import MemoryBus
 from infaas.client import Client
 from services.core.settings import GatewaySettings
 from services.gateway.edge import GatewayService
@@ -9,7 +10,6 @@ from services.gateway.http.access import Right
 from services.gateway.http.app import dialects
 from services.gateway.http.checks import right_of
 from tests.support.data.documents import references
-from tests.support.servers.memory_bus import MemoryBus
 from tools.openapi.document import document, operations, text
 from tools.openapi.operation import ALWAYS, BODY
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from msgspec import convert
 
+from bus.memory import Broker
 from bus.messages.catalog import METRICS, TensorSpec
 from infaas.blocking import Infaas
 from infaas.client import Client
@@ -19,7 +20,6 @@ from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 from infaas.queries import Needs, check_seconds
 from infaas.tables import as_inputs
 from tests.support.clients.responders import Responder, answer, item_sums, refusal, until
-from tests.support.servers.memory_bus import Broker
 
 
 async def nothing_left(store):

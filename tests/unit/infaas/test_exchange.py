@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from bus.memory import Broker
 from bus.messages.public import RESENT
 from bus.port import Delivery
 from infaas.connecting import DEFAULT_NATS, DEFAULT_SQL, connect, locate
 from infaas.errors import BadInput, NotConnected, Timeout
 from infaas.exchange import Exchange
 from tests.support.clients.responders import Responder, until
-from tests.support.servers.memory_bus import Broker
 from tests.support.servers.nats import free_port
 
 QUICK = 0.03  # s of silence before sending again

@@ -7,11 +7,11 @@ import msgpack
 import numpy as np
 import pytest
 
+from bus.memory import Broker
 from infaas.cli.bench import so_far
 from infaas.client import Client
 from infaas.loadgen import BURST, Generator, in_shares
 from tests.support.clients.responders import Responder, answer, refusal
-from tests.support.servers.memory_bus import Broker
 from tests.support.servers.nats import run
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bus.codec import decode, encode
+from bus.memory import Broker
 from bus.messages.catalog import Functions, ModelRecord, Signature
 from bus.messages.public import Error, Refusal, Register, RegistrationAccepted, RegistrationStatus
 from bus.port import Bus, Delivery
@@ -20,7 +21,6 @@ from infaas.errors import BadInput, NotConnected, Refused, Timeout
 from infaas.following import Follower
 from infaas.registering import OVER, last_status, register
 from infaas.samples import functions_of, raw_samples
-from tests.support.servers.memory_bus import Broker
 
 SUBJECTS = Subjects("t")
 

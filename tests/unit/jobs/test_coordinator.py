@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from bus.codec import decode, encode
+from bus.memory import Broker
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.events import JobEvent
 from bus.messages.jobs import Chunk, JobRecord, JobStatus, Part, PartStored, RunnerNote
@@ -33,7 +34,6 @@ from services.jobs.job import RECORD_S, JobStatuses
 from services.shell.runtime.runtime import Runtime
 from tests.support.clients.responders import until
 from tests.support.data import offline_inputs
-from tests.support.servers.memory_bus import Broker
 from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 S = Subjects()

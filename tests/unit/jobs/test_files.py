@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bus.memory import MemoryBus
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.jobs import Position
 from bus.subjects import Subjects
@@ -16,7 +17,6 @@ from services.core.settings import JobsSettings, Settings
 from services.jobs.__main__ import wire
 from services.jobs.commands import BadUrl, Feed, JobRoute, ParsedUrl, Read, below, parse
 from services.jobs.files import BadFile, Files
-from tests.support.servers.memory_bus import MemoryBus
 from tests.support.servers.nats import run
 
 

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import decode
+from bus.memory import MemoryBus
 from bus.messages.events import CostEvent, InstanceEventSample, StateEvent, WorkerEvent, WorkerSample
 from bus.messages.fleet import ExecutorExited, LoadAccepted, LoadInstance, LoadRefused, UnloadInstance, WorkerHeartbeat
 from bus.subjects import Subjects
@@ -21,7 +22,6 @@ from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachin
 from services.shell.host.accelerators import why_no_gpu
 from tests.support.clients.responders import until
 from tests.support.data.pipelines import deployed
-from tests.support.servers.memory_bus import MemoryBus
 from tests.support.simulated.monitored_worker import CPU, S, World, variant
 
 GPU = Device(name="gpu-0", kind="gpu", cores=1, memory_mb=16000.0, address="cuda:0")

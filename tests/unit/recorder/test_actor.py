@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bus.codec import encode
+from bus.memory import MemoryBus
 from bus.messages.events import EVENTS, Event
 from bus.messages.scaling import AskForHistory, DemandHistory
 from bus.port import BusError
@@ -55,7 +56,6 @@ from services.recorder.events import latest
 from services.recorder.tables import TABLES
 from tests.support.data.events import event, outcome
 from tests.support.data.examples import examples
-from tests.support.servers.memory_bus import MemoryBus
 
 BUCKET = Subjects().catalog_bucket
 

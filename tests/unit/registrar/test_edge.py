@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
+from bus.memory import Broker
 from bus.messages.catalog import (
     AppRecord,
     BatchingRule,
@@ -52,7 +53,6 @@ from services.registrar.commands import (
     error_of,
 )
 from services.registrar.edge import RegistrarEdge
-from tests.support.servers.memory_bus import Broker
 from tests.support.simulated.registrations import REQUEST, SIGNATURE, deploying, model_record, variant_record
 
 SUBJECTS = Subjects("t")

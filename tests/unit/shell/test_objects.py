@@ -2,10 +2,10 @@
 
 import pytest
 
+from bus.memory import Broker
 from bus.messages.public import Tensor
 from bus.port import NotFound
 from services.shell.objects import delete_all, fetch, store_outputs
-from tests.support.servers.memory_bus import Broker
 
 
 async def test_outputs_are_stored_with_their_size_and_deleted() -> None:

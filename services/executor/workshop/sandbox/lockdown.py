@@ -25,6 +25,7 @@ from services.executor.workshop.sandbox.protocol import SandboxLimits
 
 _CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x40000000, 0x08000000
 _CLONE_THREAD = 0x10000
+NICE = 10  # serving comes first
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 38, 4, 22
 # Landlock: three system calls with the same numbers on every architecture, and its access bits of the first version.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -84,6 +85,7 @@ def hide() -> None:
 
 
 def _limit(limits: SandboxLimits) -> None:
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
     # No limit on address space: thread stacks and arenas reserve gigabytes that nobody touches. The limit is on data, except where a
     # driver maps a device's memory; there only the supervisor checks what is resident.
     if limits.hardware == "cpu":

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from bus.codec import BadMessage, decode
 from services.executor.backends.remote import RELAY
 from services.executor.workshop.sandbox.protocol import (
     Frame,
+    MeasureTask,
     SandboxInput,
     SandboxLimits,
     SandboxTask,
@@ -34,11 +34,52 @@ _START = (
     "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
     "runpy.run_module('services.executor.workshop.sandbox.child', run_name='__main__', alter_sys=True)"
 )
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # a process with several gets no namespaces
 _KEPT = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
 class SandboxCrashed(Exception):
     """The sandbox ended without a result. The text says how, for the model's owner."""
+
+
+async def _started(relay: int | None = None) -> asyncio.subprocess.Process:
+    """A sandbox that waits for its task."""
+    return await asyncio.create_subprocess_exec(
+        *_command(),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=_environment() | ({} if relay is None else {RELAY: str(relay)}),
+        pass_fds=() if relay is None else (relay,),
+        start_new_session=True,
+        limit=LARGEST_FRAME + 4,
+    )
+
+
+class NextSandbox:
+    """A sandbox that starts before its task is there. It ends by itself when this process ends."""
+
+    def __init__(self) -> None:
+        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
+
+    def prepare(self) -> None:
+        """Start it, if none waits."""
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(_started())
+
+    async def take(self) -> asyncio.subprocess.Process:
+        """The one that waits, or another one if it has ended, or there is none."""
+        starting, self._starting = self._starting, None
+        process = None if starting is None else await starting
+        return process if process is not None and process.returncode is None else await _started()
+
+    async def close(self) -> None:
+        """End the one that waits."""
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            process = await starting
+            kill_group(process.pid)
+            await process.wait()
 
 
 async def run(
@@ -47,22 +88,17 @@ async def run(
     on_frame: Callable[[Frame], None],
     relay: int | None = None,
     forks: "TorchForks | None" = None,
+    waiting: NextSandbox | None = None,
 ) -> None:
     """Run one task. Every frame goes to `on_frame` as it comes. Raises SandboxCrashed. No process of it is left afterwards.
 
-    relay: a descriptor that the sandbox inherits, through which it asks for requests to a remote engine. forks: of which it may be a copy.
+    relay: a descriptor that the sandbox inherits, through which it asks for requests to a remote engine. Without it: forks: of which it may be a
+    copy; waiting: gives the sandbox, and starts the next one, unless this task measures.
     """
-    copy = None if forks is None or relay is not None else await forks.copy(task.scratch)
-    process = copy or await asyncio.create_subprocess_exec(
-        *_command(),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=_environment(task.scratch) | ({} if relay is None else {RELAY: str(relay)}),
-        pass_fds=() if relay is None else (relay,),
-        start_new_session=True,
-        limit=LARGEST_FRAME + 4,
-    )
+    copy = None if forks is None or relay is not None else await forks.copy()
+    process = copy or await (waiting.take() if waiting is not None and relay is None else _started(relay))
+    if waiting is not None and not isinstance(task, MeasureTask):
+        waiting.prepare()
     said: list[bytes] = []
     listening = asyncio.ensure_future(_last_words(process.stderr, said))
     try:
@@ -99,23 +135,23 @@ class TorchForks:
     down before it does.
     """
 
-    def __init__(self, scratch: str) -> None:
+    def __init__(self) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setblocking(False)
         with theirs:
             self._process = subprocess.Popen(
                 [*_command(), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                env=_environment(scratch) | {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+                env=_environment() | {"OMP_WAIT_POLICY": "PASSIVE"},
                 pass_fds=(theirs.fileno(),), start_new_session=True,
             )  # fmt: skip
 
-    async def copy(self, scratch: str) -> SandboxCopy | None:
+    async def copy(self) -> SandboxCopy | None:
         """None: there is none, and there will be none."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                socket.send_fds(self._orders, [json.dumps(_environment(scratch)).encode()], [theirs.fileno()])
+                socket.send_fds(self._orders, [b"copy"], [theirs.fileno()])
             pid = int(await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self._orders, 32), START_S))
         except (OSError, ValueError, TimeoutError):
             ours.close()
@@ -232,6 +268,6 @@ def _command() -> list[str]:
     return [sys.executable, "-I", "-c", _START, _ROOT, str(os.getpid())]
 
 
-def _environment(scratch: str) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """No credentials and no settings: only what Python and the frameworks need to start."""
-    return kept_environment(_KEPT) | dict.fromkeys(("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"), scratch)
+    return kept_environment(_KEPT) | _ONE_THREAD

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from bus.memory import Broker
 from infaas.client import Client
 from infaas.credentials import CertificateError, certify
 from services.core.settings import GatewaySettings
@@ -22,7 +23,6 @@ from services.gateway.rpc.server import GrpcServer
 from tests.support.clients.responders import until
 from tests.support.gateways.echo_gateway import Echoing, echoing
 from tests.support.gateways.http2_frames import call, exchange
-from tests.support.servers.memory_bus import Broker
 from tests.support.servers.nats import run
 from tests.support.servers.processes import eventually
 from tests.unit.gateway.rpc.test_stock_grpc import calls_of, request

@@ -11,6 +11,7 @@ import pytest
 from msgspec import convert
 
 from bus.codec import encode
+from bus.memory import Broker
 from bus.messages.fleet import DispatcherHeartbeat, WorkerHeartbeat
 from bus.subjects import Subjects
 from infaas.answers import read_answer
@@ -22,7 +23,6 @@ from infaas.errors import Refused
 from services.core.planning.plan import Action, Plan
 from services.core.planning.problem import PlanningProblem
 from tests.support.clients.responders import answer, until
-from tests.support.servers.memory_bus import Broker
 
 
 @pytest.mark.parametrize(("expected", "headroom", "shown"), [(None, 1.75, "-"), (40.0, None, "-"), (40.0, 1.75, "70")])

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from bus.codec import encode
+from bus.memory import MemoryBus
 from bus.messages.fleet import DispatcherHeartbeat
 from bus.subjects import Subjects
 from infaas.cli import doctor
 from infaas.cli.machine_checks import BACKENDS, NEVER_EXECUTED, CheckFailed, check_backends
 from services.executor.backends import NAMES, backend
 from services.shell.host.accelerators import accelerators
-from tests.support.servers.memory_bus import MemoryBus
 
 
 @pytest.fixture(scope="module")

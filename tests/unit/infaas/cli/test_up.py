@@ -35,6 +35,13 @@ def test_each_option_is_in_what_starts(tmp_path: Path, monkeypatch: pytest.Monke
     assert planned(f"--config {tmp_path / 'own.toml'}", tmp_path).settings.dispatcher.max_queue == 7
     assert planned("--no-dashboard", tmp_path).dashboard is False  # --dashboard
     assert planned("--no-gateway", tmp_path).gateway is False  # --gateway
+    assert (plain.fused, planned("--fused", tmp_path).fused) == (False, True)
+    assert planned("--fused", tmp_path).environ["INFAAS_MACHINES__PROVIDER"] == "off"  # no further worker is started
+
+
+def test_one_process_is_for_one_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["up", "--fused", "--data-dir", str(tmp_path), "--max-workers", "2", "--dispatchers", "2"]
+    assert "leave out --max-workers, --dispatchers" in ran(capsys, words, 2).err
 
 
 def test_more_workers_under_load_are_machines_of_the_plain_kind(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bus.codec import decode, encode
+from bus.memory import Broker, MemoryBus
 from bus.messages.fleet import InstanceStatus, WorkerHeartbeat
 from bus.messages.scaling import Drain, LeaderRecord, MachineReply, StartMachine, StopMachine
 from bus.port import Bus, BusError, Delivery
@@ -23,7 +24,6 @@ from services.shell.host.process import ServerError
 from services.shell.host.supervise import Child
 from services.shell.host.worker import WorkerHost, drain
 from tests.support.clients.responders import until
-from tests.support.servers.memory_bus import Broker, MemoryBus
 from tests.support.servers.nats import run
 
 SUBJECTS = Subjects()

@@ -9,6 +9,7 @@ from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
 from bus.codec import encode
+from bus.memory import MemoryBus
 from bus.messages.events import OutcomeEvent, WorkerEvent
 from bus.natsbus import NatsBus
 from bus.port import Bus, StreamSpec
@@ -21,7 +22,6 @@ from services.shell.metrics import exporter as exporting
 from services.shell.metrics.exporter import Exporter
 from services.shell.runtime.runtime import Runtime
 from tests.support.data.events import event
-from tests.support.servers.memory_bus import MemoryBus
 from tests.support.servers.nats import free_port
 
 HOST = "127.0.0.1"

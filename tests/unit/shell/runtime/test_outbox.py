@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bus.codec import decode
+from bus.memory import Broker
 from bus.messages.events import CostEvent, FeedbackEvent, OutcomeEvent
 from bus.port import Delivery, StreamSpec
 from bus.subjects import Subjects
@@ -17,7 +18,6 @@ from services.shell.host.kept import ROOM, SIZE, Kept
 from services.shell.runtime.outbox import Outbox
 from services.shell.runtime.runtime import Runtime
 from tests.support.clients.responders import until
-from tests.support.servers.memory_bus import Broker
 
 SUBJECTS = Subjects()
 STREAM = StreamSpec("outcomes", (SUBJECTS.event("outcome"),), "limits", 10**9)

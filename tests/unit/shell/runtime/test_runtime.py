@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from msgspec import Raw, Struct
 
 from bus.codec import encode
+from bus.memory import MemoryBus
 from bus.messages.flow import DoneBatch, Execute, Route
 from bus.messages.public import QueryHead
 from bus.natsbus import NatsBus
@@ -24,7 +25,6 @@ from services.executor.queue import QueuedQuery
 from services.shell.runtime.runtime import Runtime
 from services.shell.runtime.telemetry import JsonLines, Sentences, about
 from tests.support.clients.responders import until
-from tests.support.servers.memory_bus import MemoryBus
 from tests.support.servers.processes import environ
 
 

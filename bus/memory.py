@@ -1,4 +1,4 @@
-"""The bus of tests, within one process. It has the semantics of NATS, without a server or a socket.
+"""A bus within one process. It has the semantics of NATS, without a server or a socket: `infaas.serve` runs on it.
 
 Connections share one `Broker`. Messages published in one turn of the event loop are delivered in a later turn, in order.
 """
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from bus.memorystores import MemoryConsumer, MemoryKeyValue, MemoryObjectStore, MemoryStream
 from bus.port import (
     Buffer,
     BusClosed,
@@ -29,8 +30,9 @@ from bus.port import (
     in_pieces,
 )
 from bus.subjects import check_headers, check_pattern, check_subject, matches
-from tests.support.servers.memory_stores import MemoryConsumer, MemoryKeyValue, MemoryObjectStore, MemoryStream
 
+MOST_A_TURN = 1024  # messages, until others on the loop have theirs
+MOST_KNOWN = 4096  # beginnings of subjects whose hearers are known
 _log = logging.getLogger("infaas.bus")
 
 
@@ -47,10 +49,14 @@ class Broker:
 
     def __init__(self, max_payload: int = 8 * 2**20) -> None:
         self.max_payload = max_payload
-        self.subscriptions: list[MemorySubscription] = []
         self.streams: dict[str, MemoryStream] = {}
         self.buckets: dict[str, MemoryKeyValue] = {}
         self.objects: dict[str, MemoryObjectStore] = {}
+        self._exact: dict[str, list[MemorySubscription]] = {}  # those without a wildcard, by subject
+        self._wild: dict[str, list[MemorySubscription]] = {}  # the others, by what is before their first wildcard
+        self._known: dict[
+            str, tuple[list[MemorySubscription], bool]
+        ] = {}  # of these, by all of a subject but its last token
         self._queue: deque[_Published] = deque()
         self._turns: dict[tuple[str, str], int] = {}
         self._scheduled = False
@@ -59,6 +65,43 @@ class Broker:
         """A new connection."""
         return MemoryBus(self, name, on_error=on_error)
 
+    def add(self, subscription: "MemorySubscription") -> None:
+        self._known.clear()
+        self._of(subscription).setdefault(subscription.head, []).append(subscription)
+
+    def remove(self, subscription: "MemorySubscription") -> None:
+        """It hears nothing from now on. May be called twice."""
+        self._known.clear()
+        where = self._of(subscription)
+        if left := [one for one in where.pop(subscription.head, ()) if one is not subscription]:
+            where[subscription.head] = left
+
+    def _of(self, subscription: "MemorySubscription") -> "dict[str, list[MemorySubscription]]":
+        return self._wild if subscription.rest else self._exact
+
+    def heard_by(self, subject: str) -> "Sequence[MemorySubscription]":
+        """The subscriptions that this subject matches."""
+        head = subject[: subject.rfind(".") + 1]
+        wild, sure = self._known.get(head) or self._find(head)
+        if not sure:
+            wild = [one for one in wild if matches(one.pattern, subject)]
+        exact = self._exact.get(subject)
+        return wild if exact is None else [*exact, *wild] if wild else exact
+
+    def _find(self, head: str) -> "tuple[list[MemorySubscription], bool]":
+        """Those with wildcards that subjects with this head and one more token may match, and whether they all do."""
+        found, end = list(self._wild.get(head, ())), len(head) - 1
+        sure = all(one.rest in "*>" for one in found)
+        while end > 0:
+            end = head.rfind(".", 0, end)
+            above = self._wild.get(head[: end + 1], ())
+            sure = sure and all(one.rest == ">" for one in above)
+            found += above
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()
+        self._known[head] = found, sure
+        return found, sure
+
     def send(self, message: _Published) -> None:
         self._queue.append(message)
         if not self._scheduled:
@@ -66,33 +109,29 @@ class Broker:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._scheduled = False
-        for _ in range(len(self._queue)):
-            message = self._queue.popleft()
-            if message.flushed is not None:
-                if not message.flushed.done():
+        try:
+            for _ in range(MOST_A_TURN):  # also what handlers say meanwhile
+                if not self._queue:
+                    break
+                message = self._queue.popleft()
+                if message.flushed is None:
+                    self._route(message)
+                elif not message.flushed.done():
                     message.flushed.set_result(None)
-            else:
-                self._route(message)
-        if self._queue and not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
+        finally:
+            self._scheduled = bool(self._queue)
+            if self._scheduled:
+                asyncio.get_running_loop().call_soon(self._turn)
 
     def _route(self, message: _Published) -> None:
         delivery = message.delivery
-        heard = False
-        groups: dict[tuple[str, str], list[MemorySubscription]] = {}
-        for subscription in list(self.subscriptions):
-            if matches(subscription.pattern, delivery.subject):
-                heard = True
-                if subscription.queue:
-                    groups.setdefault((subscription.pattern, subscription.queue), []).append(subscription)
-                else:
-                    subscription.take(delivery)
-        for group, members in groups.items():
-            turn = self._turns[group] = self._turns.get(group, -1) + 1
-            members[turn % len(members)].take(delivery)
-        for stream in list(self.streams.values()):
+        found = self.heard_by(delivery.subject)
+        if len(found) == 1:  # most often
+            found[0].take(delivery)
+        else:
+            self._share(found, delivery)
+        heard = bool(found)
+        for stream in self.streams.values():
             if stream.takes(delivery.subject):
                 heard = True
                 try:
@@ -101,19 +140,32 @@ class Broker:
                     message.sender.report(error)
         if not heard and delivery.reply:
             nobody = Delivery(delivery.reply, b"", status="503")
-            for subscription in list(self.subscriptions):
-                if subscription.owner is message.sender and matches(subscription.pattern, delivery.reply):
+            for subscription in self.heard_by(delivery.reply):
+                if subscription.owner is message.sender:
                     subscription.take(nobody)
+
+    def _share(self, found: "Sequence[MemorySubscription]", delivery: Delivery) -> None:
+        groups: dict[tuple[str, str], list[MemorySubscription]] = {}
+        for subscription in found:
+            if subscription.queue:
+                groups.setdefault((subscription.pattern, subscription.queue), []).append(subscription)
+            else:
+                subscription.take(delivery)
+        for group, members in groups.items():
+            turn = self._turns[group] = self._turns.get(group, -1) + 1
+            members[turn % len(members)].take(delivery)
 
 
 class MemorySubscription:
-    """One subscription of one connection."""
+    """One subscription of one connection. head: what is before the first wildcard of its pattern; rest: that and what follows."""
 
     def __init__(self, owner: "MemoryBus", pattern: str, handler: DeliveryHandler, queue: str) -> None:
         self.owner = owner
         self.pattern = pattern
         self.queue = queue
         self._handler = handler
+        wild = min((pattern.find(one) for one in "*>" if one in pattern), default=len(pattern))
+        self.head, self.rest = pattern[:wild], pattern[wild:]
 
     def take(self, delivery: Delivery) -> None:
         try:
@@ -141,14 +193,21 @@ class MemoryBus:
         self._callbacks: list[Callable[[Status], None]] = []
         self._count = 0
         self._closed = False
-        self._broker.subscriptions.append(MemorySubscription(self, f"{self._inbox}*", self._replied, ""))
+        self._open: set[MemorySubscription] = set()
+        self._listen(f"{self._inbox}*", self._replied)
 
     def report(self, error: Exception) -> None:
         self._report(error)
 
     def forget(self, subscription: MemorySubscription) -> None:
-        if subscription in self._broker.subscriptions:
-            self._broker.subscriptions.remove(subscription)
+        self._open.discard(subscription)
+        self._broker.remove(subscription)
+
+    def _listen(self, pattern: str, handler: DeliveryHandler, queue: str = "") -> MemorySubscription:
+        subscription = MemorySubscription(self, pattern, handler, queue)
+        self._open.add(subscription)
+        self._broker.add(subscription)
+        return subscription
 
     # ---- core
 
@@ -165,7 +224,8 @@ class MemoryBus:
         tail: Buffer | Sequence[Buffer] = b"",
     ) -> None:
         self._usable()
-        data = b"".join((data, *in_pieces(tail)))
+        if tail or type(data) is not bytes:
+            data = b"".join((data, *in_pieces(tail)))
         check_subject(subject)
         if reply:
             check_subject(reply)
@@ -207,9 +267,7 @@ class MemoryBus:
         check_pattern(subject)
         if queue:
             check_subject(queue)
-        subscription = MemorySubscription(self, subject, handler, queue)
-        self._broker.subscriptions.append(subscription)
-        return subscription
+        return self._listen(subject, handler, queue)
 
     async def flush(self, timeout: float = 5.0) -> None:
         self._usable()
@@ -299,7 +357,7 @@ class MemoryBus:
                 self._report(error)
 
     def _end_subscriptions(self) -> None:
-        for subscription in [s for s in self._broker.subscriptions if s.owner is self]:
+        for subscription in list(self._open):
             self.forget(subscription)
 
     def _usable(self) -> None:

@@ -1,4 +1,4 @@
-"""Streams with consumers, key-value buckets and object buckets of the in-process bus. They exist as long as their broker."""
+"""Streams with consumers, key-value buckets and object buckets of the bus within one process. They exist as long as their broker."""
 
 import asyncio
 from collections import deque
@@ -11,6 +11,7 @@ from bus.port import Buffer, BusError, KeyValueEntry, NotFound, Stored, StreamSp
 from bus.subjects import check_key, matches
 
 Report = Callable[[Exception], None]
+REPEATED_S = 120.0  # within which a message with a repeated id is dropped, as on NATS
 
 
 class MemoryStored:
@@ -56,17 +57,30 @@ class MemoryStream:
         self.consumers: dict[str, MemoryConsumer] = {}
         self._next = 1
         self._bytes = 0
-        self._known: dict[str, int] = {}
+        self._known: dict[str, tuple[int, float]] = {}
+
+    @property
+    def spec(self) -> StreamSpec:
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: StreamSpec) -> None:
+        self._spec = spec
+        self._wild = {pattern for pattern in spec.subjects if "*" in pattern or ">" in pattern}
+        self._plain = set(spec.subjects) - self._wild
+        self._heads = tuple(pattern.partition("*")[0].partition(">")[0] for pattern in self._wild)
 
     def takes(self, subject: str) -> bool:
-        return any(matches(pattern, subject) for pattern in self.spec.subjects)
+        if subject in self._plain:
+            return True
+        return subject.startswith(self._heads) and any(matches(pattern, subject) for pattern in self._wild)
 
     def add(self, subject: str, data: bytes, message_id: str = "") -> int:
         """Store one message. Returns its sequence number; for a repeated id, that of the first message. Raises BusError if it is full."""
-        if message_id in self._known:
-            return self._known[message_id]
         now = asyncio.get_running_loop().time()
         self._expire(now)
+        if message_id in self._known:
+            return self._known[message_id][0]
         record = StreamRecord(subject, data, message_id, now)
         if 0 < self.spec.max_bytes < self._bytes + record.size:
             if self.spec.full == "refuse":
@@ -78,7 +92,7 @@ class MemoryStream:
         self.records[sequence] = record
         self._bytes += record.size
         if message_id:
-            self._known[message_id] = sequence
+            self._known[message_id] = sequence, now
         for consumer in self.consumers.values():
             consumer.arrived(sequence, record)
         return sequence
@@ -89,6 +103,8 @@ class MemoryStream:
             self._bytes -= record.size
 
     def _expire(self, now: float) -> None:
+        while self._known and now - self._known[first := next(iter(self._known))][1] > REPEATED_S:
+            del self._known[first]
         if self.spec.max_age_s:
             old = [s for s, record in self.records.items() if now - record.at > self.spec.max_age_s]
             for sequence in old:
