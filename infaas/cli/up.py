@@ -2,6 +2,7 @@
 
 import asyncio
 import json as jsonlib
+import logging
 import os
 import signal
 import tomllib
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from services.core.settings import Settings
     from services.shell.host.endpoints import SystemEndpoints
     from services.shell.host.stack import Stack, StackSpec
+
+log = logging.getLogger(__name__)
 
 _CLIENT_VARIABLES = (
     "INFAAS_NATS_URL",
@@ -43,7 +46,8 @@ def up(
 ) -> int:
     """Run a whole system on this machine: NATS, PostgreSQL, every service, a worker, the gateway and the dashboard.
 
-    Prints the URLs, then a line that starts with `ready` once a query can be answered. Ctrl-C or SIGTERM stops everything.
+    Prints the URLs, then a line that starts with `ready` once a query can be answered. Ctrl-C or SIGTERM stops everything,
+    a closed terminal (SIGHUP) does not.
 
     Example: `infaas up --max-workers 3`
 
@@ -180,8 +184,10 @@ async def _up(plan: "StackSpec", as_json: bool) -> int:
     from services.shell.host.stack import Stack  # noqa: PLC0415
 
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, _without_terminal)
     stack = Stack(plan)
     starting = asyncio.create_task(_start(stack, as_json))
     stopped = asyncio.create_task(stop.wait())
@@ -197,6 +203,16 @@ async def _up(plan: "StackSpec", as_json: bool) -> int:
         await asyncio.wait([starting])
         await stack.stop()
     return 0
+
+
+def _without_terminal() -> None:
+    """Its terminal was closed: go on, and write there no more."""
+    log.warning("the terminal was closed, the system goes on: `kill %d` stops it", os.getpid())
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        if os.isatty(fd):
+            os.dup2(nowhere, fd)
+    os.close(nowhere)
 
 
 async def _start(stack: "Stack", as_json: bool) -> None:

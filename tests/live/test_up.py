@@ -153,6 +153,20 @@ def test_killed_servers_come_back_at_the_same_address(system: System, server: st
     assert eventually(lambda: not alive(first))
     assert eventually(lambda: system.pids(server) not in ([], [first]))
     assert eventually(partial(_answers, system))
+    assert eventually(lambda: not _zombies(system.process.pid)), "what the killed server has left"
+
+
+def _zombies(parent: int) -> list[int]:
+    children = [pid for task in Path(f"/proc/{parent}/task").glob("*/children") for pid in task.read_text().split()]
+    return [int(pid) for pid in children if ") Z " in about(int(pid), "stat")]
+
+
+def test_a_closed_terminal_ends_nothing(system: System) -> None:
+    log = system.directory / "logs" / "up.log"
+    system.process.send_signal(signal.SIGHUP)
+    assert eventually(lambda: f"`kill {system.process.pid}` stops it" in log.read_text())
+    assert eventually(partial(_answers, system))
+    assert system.process.poll() is None
 
 
 def _answers(system: System) -> bool:

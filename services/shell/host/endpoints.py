@@ -68,6 +68,12 @@ def recorded_ports(data_dir: Path) -> dict[str, int]:
     return {str(name): port for name, port in ports.items() if isinstance(port, int)}
 
 
+def recorded_pid(data_dir: Path) -> int | None:
+    """The process of the system that runs; None: it starts, or does not run."""
+    pid = _read(data_dir).get("pid")
+    return pid if isinstance(pid, int) else None
+
+
 def _read(data_dir: Path) -> dict[str, Any]:
     try:
         content = json.loads((data_dir / FILE).read_text())

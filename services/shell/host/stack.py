@@ -24,6 +24,7 @@ from services.shell.host.endpoints import (
     SystemEndpoints,
     choose_ports,
     mark_stopped,
+    recorded_pid,
     recorded_ports,
     write_endpoints,
     write_parts,
@@ -123,8 +124,10 @@ class Stack:
         try:
             self._lock = process.Lock(spec.data_dir / "up.lock")
         except ServerError:
+            running = recorded_pid(spec.data_dir)
+            how = f"`kill {running}` stops it" if running else "stop it first"
             raise ServerError(
-                f"a system runs in {spec.data_dir} already: stop it first, or choose another --data-dir"
+                f"a system runs in {spec.data_dir} already: {how}, or choose another --data-dir"
             ) from None
         self._log = telemetry.to_file(self._logs / f"{LOG}.log", LOG)
         recorded = recorded_ports(spec.data_dir)

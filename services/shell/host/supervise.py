@@ -38,6 +38,7 @@ PAUSES = (
     2.0,
 )  # s before the first, second, ... restart in a row. A worker is back within 5 s after any of them
 SETTLED = 5.0  # s of life after which an end counts as the first again
+SWEEP = 5.0  # s between looks for dead orphans
 ASK = 0.5  # s between questions to a server
 SUCCEED_S = 60.0  # s that a process which is to leave waits for its successor, as long as no second signal comes
 SUCCESSION_LOOK = 0.02  # s between looks whether it is ready
@@ -240,16 +241,32 @@ class Supervisor:
     async def _watch(self) -> None:
         """Look at every child again and again, and end those that hang."""
         clock = asyncio.get_running_loop().time
-        before = clock()
+        before = swept = clock()
+        dead: set[int] = set()
         while True:
             await asyncio.sleep(LOOK)
             now = clock()
+            if now - swept >= SWEEP:
+                swept, dead = now, self._sweep(dead)
             for child, process in list(self._running.items()):
                 if child in self._unanswered and child in self._up:
                     self._unanswered[child] += min(now - before, LONGEST)
                 if child not in self._stopping and process.returncode is None:
                     self._look(child, process, now - before)
             before = now
+
+    def _sweep(self, dead: set[int]) -> set[int]:
+        """Reap orphans that a killed process has left us, as PostgreSQL's own, if they were dead at the last sweep, too; returns who is dead.
+
+        Whoever has started a process waits for it sooner.
+        """
+        spares = {child.running.spare for child in self._keeping if child.running is not None}
+        ours = self._before | {process.pid for process in self._running.values()} | spares
+        found = {pid for pid in child_pids() - ours if _is_dead(pid)}
+        for pid in found & dead:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        return found - dead
 
     def _look(self, child: Child, process: Process, passed: float) -> None:
         running = child.running
@@ -426,11 +443,15 @@ async def ended(process: Process) -> None:
 
 
 async def _poll(pid: int) -> None:
-    def over() -> bool:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    while not over():  # noqa: ASYNC110  nothing would set an event
+    while not _is_dead(pid):  # noqa: ASYNC110  nothing would set an event
         await asyncio.sleep(0.1)
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether this child of ours has ended; it is not reaped."""
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
 
 
 def describe(code: int) -> str:
