@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import services
 from bus.fields import meant
-from infaas.cli.output import FAILED, Failure, one_line, usage
+from infaas.cli.output import FAILED, Failure, one_line, usage, wrong_settings
 
 if TYPE_CHECKING:
     from bus.port import Bus
@@ -92,7 +92,7 @@ def _run_in_own_process(name: str, config: Path | None, data_dir: Path | None) -
     try:
         settings = load(config)
     except SettingsError as error:
-        usage(str(error))
+        wrong_settings(error)
     return serve(settings)
 
 
@@ -113,7 +113,7 @@ def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
     try:
         settings = load(config)
     except SettingsError as error:
-        usage(str(error))
+        wrong_settings(error)
     telemetry.set_up(settings.log_level, "dashboard")
     section = settings.dashboard
     options = ServeOptions(
@@ -153,7 +153,7 @@ def settings_to_join(config: Path | None, data_dir: Path | None, environ: Mappin
             more["INFAAS_STORE__DSN"] = system.writer
         return load(config, {**environ, **more})
     except SettingsError as error:
-        usage(str(error))
+        wrong_settings(error)
     except NotConnected as error:
         raise Failure(str(error)) from error
 

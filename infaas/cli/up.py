@@ -15,7 +15,7 @@ from cyclopts.validators import Number
 
 from dashboard import NEEDS, can_show
 from infaas.cli.options import DataDir, Json, whole
-from infaas.cli.output import fail, progress, usage
+from infaas.cli.output import fail, progress, usage, wrong_settings
 
 if TYPE_CHECKING:
     from services.core.settings import Settings
@@ -142,7 +142,7 @@ def _plan(
         check_budget(settings, workers, place_of(config, environ))
         _check_own_policies(settings)
     except SettingsError as error:
-        usage(str(error))
+        wrong_settings(error)
     plain = settings.machines.kinds.get("cpu")
     if plain is not None and 0 < plain.maximum < workers:
         usage(

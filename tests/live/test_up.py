@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -190,15 +193,24 @@ def test_however_it_ends_nothing_is_left_and_the_next_start_finds_it_as_it_was(t
         assert living_of(directory) == []
     done = infaas("doctor", "--data-dir", str(directory))
     assert "is stopped" in done.stdout
-    with up(directory, "--json") as process:
+    config = tmp_path / "infaas.toml"
+    config.write_text("[monitor]\nsample_s = 3\n")
+    with up(directory, "--json", "--config", str(config)) as process:
         second = System(process, directory)
         # Credentials stay; a port may have been taken meanwhile.
         assert second.urls["nats"].rpartition("@")[0] == first.urls["nats"].rpartition("@")[0]
+        shown = infaas("settings", "--running", "--data-dir", str(directory)).stdout
+        assert re.search(rf"monitor\.sample_s +3 +2 +{config}", shown)
         process.kill()
         process.wait()
         assert eventually(lambda: not living_of(directory))
-    with up(directory, "--json") as process:
+    taken = urlsplit(second.urls["metrics"]).port
+    assert taken is not None
+    with socket.create_server(("127.0.0.1", taken)), up(directory, "--json") as process:
         third = System(process, directory)
+        notices = (tmp_path / "data.err").read_text()
+        assert f"port {taken} is busy: metrics has port {urlsplit(third.urls['metrics']).port} instead" in notices
+        assert f"the last start had --config {config}, this one has none" in notices
         assert third.ready.startswith("ready")
         assert eventually(lambda: live_workers(third.urls["nats"]) == ["w0"])
         process.send_signal(signal.SIGINT)

@@ -20,11 +20,12 @@ from services.core.settings import GatewaySettings, Settings, WorkerSettings
 from services.shell.host import process
 from services.shell.host.endpoints import (
     DEFAULT_PORTS,
+    PORT_OFFSETS,
     PortClaims,
     SystemEndpoints,
     choose_ports,
     mark_stopped,
-    recorded_pid,
+    recorded,
     recorded_ports,
     write_endpoints,
     write_parts,
@@ -43,7 +44,7 @@ from services.shell.http import LISTENING, listen
 from services.shell.metrics.system import PAGE, SystemMetrics
 from services.shell.runtime import telemetry
 from services.shell.runtime.known_streams import KnownStreams, StreamFile
-from services.shell.settings import deciding, login_of
+from services.shell.settings import deciding, given, login_of
 
 log = logging.getLogger(__name__)
 
@@ -124,39 +125,46 @@ class Stack:
         try:
             self._lock = process.Lock(spec.data_dir / "up.lock")
         except ServerError:
-            running = recorded_pid(spec.data_dir)
+            running = recorded(spec.data_dir, "pid")
             how = f"`kill {running}` stops it" if running else "stop it first"
             raise ServerError(
                 f"a system runs in {spec.data_dir} already: {how}, or choose another --data-dir"
             ) from None
         self._log = telemetry.to_file(self._logs / f"{LOG}.log", LOG)
-        recorded = recorded_ports(spec.data_dir)
+        kept = recorded_ports(spec.data_dir)
         ours = [name for name, given in (("nats", spec.nats_url), ("postgres", spec.sql_dsn)) if given is None]
         ours += ["dashboard"] * spec.dashboard
         gateway = spec.settings.gateway
         ours += ["gateway"] * (spec.gateway and gateway.port > 0) + ["gateway_grpc"] * (
             spec.gateway and gateway.grpc_port > 0
         )
+        ours += ["metrics"] * spec.settings.metrics.enabled
         preferred = {
             **DEFAULT_PORTS,
             "dashboard": spec.settings.dashboard.port,
             "gateway": gateway.port,
             "gateway_grpc": gateway.grpc_port,
+            "metrics": spec.settings.metrics.port or DEFAULT_PORTS["metrics"],
         }
-        chosen = choose_ports(ours, spec.port_base, recorded, self._claims.take, self._claims.take_any, preferred)
-        known = () if spec.port_base is not None else chosen.items() - recorded.items() - preferred.items()
+        chosen = choose_ports(ours, spec.port_base, kept, self._claims.take, self._claims.take_any, preferred)
+        if spec.port_base is not None:
+            wanted = {name: spec.port_base + offset for name, offset in PORT_OFFSETS.items()}
+        else:
+            wanted = {
+                name: kept.get(name, port) if port == DEFAULT_PORTS[name] else port for name, port in preferred.items()
+            }
         self.notices = [
-            f"port {preferred[name]} is busy: {name} has port {port} instead, also at the next start"
-            for name, port in sorted(known)
+            f"port {wanted[name]} is busy: {name} has port {port} instead, also at the next start"
+            for name, port in sorted(chosen.items())
+            if port != wanted[name]
         ]
+        if spec.config is None and (before := recorded(spec.data_dir, "config")):
+            self.notices.append(
+                f"the last start had --config {before}, this one has none: its settings are the defaults"
+            )
         claims = self._claims
         self._metrics = SystemMetrics(
-            spec.settings.metrics,
-            spec.port_base,
-            recorded.get("metrics"),
-            self._supervisor,
-            claims.take,
-            claims.take_any,
+            spec.settings.metrics, chosen.get("metrics", 0), self._supervisor, claims.take, claims.take_any
         )
         if sys.platform == "linux":
             services = [*SHARED, *["gateway"] * spec.gateway]
@@ -178,8 +186,10 @@ class Stack:
             gateway_grpc=at(gateway.address, chosen["gateway_grpc"]) if "gateway_grpc" in chosen else None,
             metrics=metrics,
             settings=deciding(spec.settings),
+            given=given(spec.config, spec.environ),
+            config=None if spec.config is None else str(spec.config.absolute()),
         )
-        write_endpoints(spec.data_dir, found, chosen | ({"metrics": self._metrics.port} if metrics else {}))
+        write_endpoints(spec.data_dir, found, kept | chosen)
         return found
 
     async def ready(self, timeout: float = 120.0) -> None:
