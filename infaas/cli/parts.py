@@ -40,7 +40,8 @@ def logs(
     Parameters
     ----------
     service
-        Only processes whose name begins so, as dispatcher, executor, monitor, registrar, gateway, dashboard, nats or postgres. Default: all.
+        Only processes whose name begins so, as dispatcher, executor, monitor, registrar, gateway, dashboard, nats or postgres, and when and why
+        they ended and were started again. Default: all.
     follow
         Go on with new lines until Ctrl-C.
     lines
@@ -53,7 +54,9 @@ def logs(
     if least is None:
         fail(f"--level {level}: is no level: use debug, info, warning or error", 2)
     directory = data_place(data_dir) / LOGS
-    files = {path: LogFile(path) for path in _files(directory, service)}
+    supervisor = directory / "up.log"
+    told = {supervisor: LogFile(supervisor, about=service)} if service and supervisor.exists() else {}
+    files = told | {path: LogFile(path) for path in _files(directory, service)}
     found = sorted((line for file in files.values() for line in file.last(lines, least)), key=_time_of)
     _print(found[-lines:] if lines else [])
     while follow:
@@ -78,7 +81,8 @@ def _files(directory: Path, service: str | None) -> list[Path]:
 
 def _print(found: Iterable[Line]) -> None:
     for at, name, text in found:
-        print(f"{datetime.fromtimestamp(at).astimezone():%H:%M:%S.%f}"[:-3], f"{name:18}", text, flush=True)
+        when = datetime.fromtimestamp(at).astimezone().isoformat(timespec="milliseconds")
+        print(when, f"{name:18}", text, flush=True)
 
 
 def _time_of(line: Line) -> float:

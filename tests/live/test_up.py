@@ -157,6 +157,8 @@ def test_killed_servers_come_back_at_the_same_address(system: System, server: st
     assert eventually(lambda: system.pids(server) not in ([], [first]))
     assert eventually(partial(_answers, system))
     assert eventually(lambda: not _zombies(system.process.pid)), "what the killed server has left"
+    said = infaas("logs", server.removeprefix("bin/")[:4], "--data-dir", str(system.directory)).stdout
+    assert re.search(r"up +WARNING \w+ ended \(killed by SIGKILL\)\n[^\n]* up +WARNING \w+ was started again \(", said)
 
 
 def _zombies(parent: int) -> list[int]:

@@ -106,6 +106,7 @@ class Stack:
         self._hosting: LocalWorkers | None = None
         self._metrics: SystemMetrics | None = None
         self._supervisor.changed = self._tell_parts
+        self._supervisor.swept = partial(process.rotate, self._logs)
         self._chosen: dict[str, int] = {}
         self._log: logging.Handler | None = None
         self._listening: socket.socket | None = None

@@ -90,13 +90,14 @@ class Supervisor:
     """Starts children and keeps them running until `stop`. Use it from the main thread's event loop.
 
     restarts, hangs: of each child, by name: how often it was started again, and how often because it hung. changed: is called when `pids` is
-    another.
+    another; swept: every SWEEP seconds.
     """
 
     def __init__(self) -> None:
         self.restarts: dict[str, int] = {}
         self.hangs: dict[str, int] = {}
         self.changed: Callable[[], None] = lambda: None
+        self.swept: Callable[[], None] = lambda: None
         self._leaving: dict[Child, asyncio.Task[None]] = {}
         self._successors: dict[Child, Child] = {}  # those that do not do their work alone yet, by the child before
         self._watching: asyncio.Task[None] | None = None
@@ -248,6 +249,7 @@ class Supervisor:
             now = clock()
             if now - swept >= SWEEP:
                 swept, dead = now, self._sweep(dead)
+                self.swept()
             for child, process in list(self._running.items()):
                 if child in self._unanswered and child in self._up:
                     self._unanswered[child] += min(now - before, LONGEST)
@@ -376,6 +378,7 @@ class Supervisor:
             return False
         self.restarts[child.name] += 1
         self._running[child] = spare
+        log.warning("%s runs again: its spare took over (process %d)", child.name, spare.pid)
         self.changed()
         return True
 
@@ -383,6 +386,7 @@ class Supervisor:
         self.restarts[child.name] += 1
         try:
             self._launch(child)
+            log.warning("%s was started again (process %d)", child.name, self._running[child].pid)
         except ServerError as error:
             log.error("cannot restart %s: %s", child.name, error)
 
