@@ -181,6 +181,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         _r("registrar", "vm-autoscaler"),
     ),
     SubjectRights("registrar", "container", _r("container"), _r("registrar")),
+    SubjectRights("registrar", "kept", _r("registrar"), _r("executor")),
     SubjectRights("registrar", "alive, undelivered.*.*", _r("registrar"), _r("registrar")),
     # offline jobs
     SubjectRights("job", "{app}", _r("client", "gateway", "operator"), _r("jobs")),

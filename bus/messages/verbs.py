@@ -194,6 +194,12 @@ class DeleteVersion(AdminVerb, frozen=True, kw_only=True):
     version: Version
 
 
+class Prune(AdminVerb, frozen=True, kw_only=True):
+    """Delete the files that no registered version has, on NATS and on the workers. It is done after each deletion of a version and every night, too."""
+
+    dry_run: Annotated[bool, "Only say how much that would be."] = False
+
+
 class ReleaseVariant(AdminVerb, frozen=True, kw_only=True):
     """End a variant's quarantine."""
 
@@ -278,6 +284,7 @@ ADMIN_VERBS: dict[str, type[AdminVerb]] = {
         SetSelection,
         ResetSelection,
         DeleteVersion,
+        Prune,
         ReleaseVariant,
         SetBatching,
         SetPipeline,

@@ -1,6 +1,6 @@
-"""`infaas logs` and `infaas restart`: the processes of a system on this machine, what they say, and new ones in place of old ones."""
+"""`infaas logs`, `infaas restart` and `infaas prune`: what the processes of a system say, new ones in place of old ones, and room on its disks."""
 
-import json
+import json as jsonlib
 import os
 import signal
 import time
@@ -14,9 +14,9 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from bus.fields import meant
-from infaas.cli.options import DataDir, whole
-from infaas.cli.output import Failure, fail
-from infaas.connecting import data_place, read_endpoints
+from infaas.cli.options import DataDir, Json, whole
+from infaas.cli.output import Failure, fail, render_done, show
+from infaas.connecting import data_place, read_endpoints, with_client
 from infaas.logfiles import LEVELS, LOGS, Line, LogFile
 from services.shell.host.endpoints import PARTS
 
@@ -115,6 +115,21 @@ def restart(part: str, *, data_dir: DataDir = None) -> int:
     return 0
 
 
+def prune(
+    *, dry_run: Annotated[bool, Parameter(negative="")] = False, data_dir: DataDir = None, json: Json = False
+) -> int:
+    """Delete the files that no registered version has, on NATS and on the workers. It is done after each deletion of a version and every night, too.
+
+    Parameters
+    ----------
+    dry_run
+        Only say how much that would be.
+
+    """
+    show(with_client(data_dir, lambda client: client.admin("prune", dry_run=dry_run)), json, render_done)
+    return 0
+
+
 def _successor(place: Path, name: str, old: int) -> int:
     """The process that runs instead, once the old one has ended."""
     end = time.monotonic() + LIMIT
@@ -128,7 +143,7 @@ def _successor(place: Path, name: str, old: int) -> int:
 
 def _parts(place: Path) -> dict[str, int]:
     try:
-        found: dict[str, int] = json.loads((place / PARTS).read_text())
+        found: dict[str, int] = jsonlib.loads((place / PARTS).read_text())
     except (OSError, ValueError):
         raise Failure(
             f"{place / PARTS} cannot be read: restart the whole system, it was started by another version"
