@@ -1,5 +1,6 @@
 """`infaas up`: a whole system in one command, and nothing left of it afterwards."""
 
+import asyncio
 import json
 import os
 import re
@@ -16,11 +17,14 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
+import infaas as infaas_client
 from bus.codec import decode, encode
 from bus.messages.fleet import ExecutorExited
 from bus.messages.public import Listing, ListRequest
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
+from services.shell.host.running import lasting
+from tests.support.models import tiny_models
 from tests.support.servers.nats import run
 from tests.support.servers.processes import about, alive, eventually, infaas, living_of, program, read_line, stands_by
 
@@ -218,6 +222,53 @@ def test_however_it_ends_nothing_is_left_and_the_next_start_finds_it_as_it_was(t
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     assert living_of(directory) == []
+
+
+async def killed_amid_answers(process: "subprocess.Popen[str]", directory: Path) -> set[str]:
+    """Kill the whole system while it answers; returns the ids of the queries that were answered."""
+    x, y = tiny_models.digits()
+    model, validation = directory.parent / "it.onnx", directory.parent / "it.npz"
+    model.write_bytes(tiny_models.exact(tiny_models.mlp()))
+    validation.write_bytes(tiny_models.npz(x=x, y=y))
+    answered: set[str] = set()
+    async with infaas_client.connect(data_dir=directory) as client:
+        await client.register(str(model), app="it", model="it", validation=str(validation))
+
+        async def ask() -> None:
+            answer = await client.query("it", x[:1], timeout=60.0)
+            answered.add(answer.query)
+
+        asked = [asyncio.create_task(ask()) for _ in range(600)]
+        while len(answered) < 300:  # noqa: ASYNC110  answers set no event
+            await asyncio.sleep(0.001)
+        process.kill()
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    return answered
+
+
+def test_a_system_that_is_killed_as_a_whole_misses_no_row_afterwards(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    options = ("--json", "--no-dashboard", "--no-gateway")
+    with up(directory, *options) as process:
+        System(process, directory)
+        answered = run(killed_amid_answers(process, directory))
+        process.wait()
+        assert eventually(lambda: not living_of(directory))
+    with up(directory, *options) as process:
+        system = System(process, directory)
+
+        def lacking() -> set[str]:
+            with psycopg.connect(system.urls["sql"]) as connection:
+                found = connection.execute("SELECT uid FROM infaas.query_outcomes WHERE app = 'it'").fetchall()
+            return answered - {uid.hex for (uid,) in found}
+
+        assert eventually(lambda: not lacking()), lacking()
+        process.terminate()
+        assert process.wait(60) == 0
+    place = lasting(directory)
+    assert place is None or not place.exists()
 
 
 def test_it_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
