@@ -164,7 +164,9 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     SubjectRights("recorder", "demand", _r("vm-autoscaler"), _r("recorder")),
     SubjectRights("machines", "*", _r("vm-autoscaler"), _r("supervisor")),
     SubjectRights("worker", "{worker} load, {worker} release", _SCALING | _r("vm-autoscaler"), _r("monitor")),
-    SubjectRights("worker", "{worker} drain", _r("vm-autoscaler", "supervisor", "container"), _r("monitor")),
+    SubjectRights(
+        "worker", "{worker} drain", _r("vm-autoscaler", "supervisor", "container", "registrar"), _r("monitor")
+    ),
     SubjectRights("worker", "{worker} demand", _r("dispatcher"), _r("model-autoscaler")),
     SubjectRights("executor", "{worker} * *", _r("monitor"), _r("executor")),
     SubjectRights("executor", "{worker} * withdraw", _r("dispatcher"), _r("executor")),

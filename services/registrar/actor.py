@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from msgspec import UNSET, Raw
 
 from bus.codec import decode_kept
-from bus.fields import filled
+from bus.fields import filled, meant
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
 from bus.messages.flow import ContextChanged
@@ -22,7 +22,8 @@ from bus.messages.public import (
     RegistrationCancelled,
     RegistrationStatus,
 )
-from bus.messages.verbs import Prune
+from bus.messages.scaling import Drain
+from bus.messages.verbs import DrainWorker, Prune
 from bus.messages.work import (
     ModelInspected,
     PlaceContainer,
@@ -278,9 +279,22 @@ class Registrar:
         refused = refusal(request, self._catalog) or self._room.refuse(request, self._catalog, alive)
         if refused is not None:
             return refuse(envelope.reply, refused)
+        if isinstance(request, DrainWorker):
+            return self._drain(request, envelope.reply, [one.worker for one in alive])
         self._change_count += 1
         self._changes[self._change_count] = envelope.reply, getattr(request, "app", "")
         return (Do(("admin", self._change_count), request, COMMAND_S),)
+
+    def _drain(self, request: DrainWorker, reply: str, alive: list[str]) -> Iterable[Effect]:
+        """As an operator wants it: epoch 0, which no controller has."""
+        if request.worker not in alive:
+            known = ", ".join(sorted(alive)) or "none"
+            return refuse(
+                reply,
+                error_of(f"worker: no worker {request.worker} runs: there are {known}{meant(request.worker, alive)}"),
+            )
+        order = Drain(epoch=0, reason="an operator's order", orderer="operator", resume=request.resume)
+        return (Publish(self._subjects.worker(request.worker, "drain"), order), *answer(reply, AdminDone()))
 
     def _place_container(self, envelope: Envelope) -> Iterable[Effect]:
         place = place_of(envelope.message, self._catalog, self._settings.agreement)

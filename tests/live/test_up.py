@@ -224,6 +224,25 @@ def test_however_it_ends_nothing_is_left_and_the_next_start_finds_it_as_it_was(t
     assert living_of(directory) == []
 
 
+def test_a_worker_is_drained_and_takes_work_again(system: System) -> None:
+    where = ("--data-dir", str(system.directory))
+    assert eventually(lambda: live_workers(system.urls["nats"]) == ["w0"])
+
+    def drains() -> bool:
+        with psycopg.connect(system.urls["sql"]) as connection:
+            found = connection.execute(
+                "SELECT to_state FROM infaas.worker_events WHERE worker = 'w0' ORDER BY time DESC LIMIT 1"
+            ).fetchone()
+            return found == ("Draining",)
+
+    assert infaas("admin", "drain", "--worker", "w0", *where).returncode == 0
+    assert eventually(drains)
+    assert infaas("worker", "drain", "w0", "--resume", *where).returncode == 0
+    assert eventually(lambda: not drains())
+    wrong = infaas("admin", "drain", "--worker", "w00", *where)
+    assert (wrong.returncode, "no worker w00 runs: there are w0; did you mean w0?" in wrong.stderr) == (1, True)
+
+
 async def killed_amid_answers(process: "subprocess.Popen[str]", directory: Path) -> set[str]:
     """Kill the whole system while it answers; returns the ids of the queries that were answered."""
     x, y = tiny_models.digits()
