@@ -285,8 +285,11 @@ class MemoryObjectStore:
         self._objects.pop(key, None)
 
     async def keys(self) -> list[str]:
+        return [*await self.sizes()]
+
+    async def sizes(self) -> dict[str, int]:
         self._expire()
-        return list(self._objects)
+        return {key: len(content) for key, (_, content) in self._objects.items()}
 
     def _expire(self) -> None:
         if self._max_age:

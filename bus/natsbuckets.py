@@ -259,17 +259,20 @@ class NatsObjectStore:
         await self._purge(info.nuid)
 
     async def keys(self) -> list[str]:
-        found: dict[str, str] = {}
+        return [*await self.sizes()]
+
+    async def sizes(self) -> dict[str, int]:
+        found: dict[str, _Info] = {}
 
         def take(delivery: Delivery, _: int) -> None:
             info = msgspec.json.decode(delivery.data, type=_Info)
             if info.deleted:
                 found.pop(delivery.subject, None)
             else:
-                found[delivery.subject] = info.name
+                found[delivery.subject] = info
 
         await read_all(self._jet, self._stream, f"$O.{self._bucket}.M.>", take)
-        return list(found.values())
+        return {info.name: info.size for info in found.values()}
 
     def _meta(self, key: str) -> str:
         return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(key.encode()).decode()}"

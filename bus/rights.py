@@ -161,7 +161,9 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     SubjectRights("recorder", "demand", _r("vm-autoscaler"), _r("recorder")),
     SubjectRights("machines", "*", _r("vm-autoscaler"), _r("supervisor")),
     SubjectRights("worker", "{worker} load, {worker} release", _SCALING | _r("vm-autoscaler"), _r("monitor")),
-    SubjectRights("worker", "{worker} drain", _r("vm-autoscaler", "supervisor", "container"), _r("monitor")),
+    SubjectRights(
+        "worker", "{worker} drain", _r("vm-autoscaler", "supervisor", "container", "registrar"), _r("monitor")
+    ),
     SubjectRights("worker", "{worker} demand", _r("dispatcher"), _r("model-autoscaler")),
     SubjectRights("executor", "{worker} * *", _r("monitor"), _r("executor")),
     SubjectRights("executor", "{worker} * withdraw", _r("dispatcher"), _r("executor")),
@@ -178,6 +180,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         _r("registrar", "vm-autoscaler"),
     ),
     SubjectRights("registrar", "container", _r("container"), _r("registrar")),
+    SubjectRights("registrar", "kept", _r("registrar"), _r("executor")),
     SubjectRights("registrar", "alive, undelivered.*.*", _r("registrar"), _r("registrar")),
     # offline jobs
     SubjectRights("job", "{app}", _r("client", "gateway", "operator"), _r("jobs")),

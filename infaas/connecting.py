@@ -27,7 +27,8 @@ DEFAULT_SQL = "postgresql://infaas_reader@127.0.0.1:5433/infaas"
 class SystemAddress:
     """URLs with credentials; "" if unknown. sql: of the read-only role. writer: of the recorder's role. metrics, dashboard, gateway: of these pages.
 
-    data_dir: the data directory that they were read from, if any. settings: those that decide what is scaled, as far as known.
+    data_dir: the data directory that they were read from, if any. settings: those that decide what is scaled, as far as known. given: value and
+    origin of all that were set, by key; config: the file that did.
     """
 
     nats: str
@@ -39,6 +40,8 @@ class SystemAddress:
     dashboard: str = ""
     gateway: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    config: str | None = None
 
 
 def data_place(data_dir: str | Path | None = None) -> Path:
@@ -88,7 +91,7 @@ def read_endpoints(data_dir: Path) -> SystemAddress:
     if not found.get("running"):
         raise NotConnected(f"the system in {data_dir} is stopped: {start}")
     prefix, writer = str(found.get("prefix", "infaas")), str(found.get("writer", ""))
-    settings = found.get("settings")
+    settings, given = found.get("settings"), found.get("given")
     return SystemAddress(
         nats=found["nats"],
         sql=found["sql"],
@@ -99,6 +102,8 @@ def read_endpoints(data_dir: Path) -> SystemAddress:
         dashboard=str(found.get("dashboard") or ""),
         gateway=str(found.get("gateway") or ""),
         settings=settings if isinstance(settings, dict) else {},
+        given=given if isinstance(given, dict) else {},
+        config=found.get("config"),
     )
 
 

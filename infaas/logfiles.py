@@ -17,10 +17,11 @@ Line = tuple[float, str, str]  # Unix seconds, process, text
 
 
 class LogFile:
-    """One process's log. new: its lines up to now were not shown yet."""
+    """One process's log. new: its lines up to now were not shown yet. about: only what it says of the process whose name begins so."""
 
-    def __init__(self, path: Path, *, new: bool = False) -> None:
+    def __init__(self, path: Path, *, new: bool = False, about: str = "") -> None:
         self._path = path
+        self._about = about
         self._at = 0 if new else path.stat().st_size
         self._time = path.stat().st_mtime
         self._rest = b""
@@ -67,6 +68,8 @@ class LogFile:
                 level = str(entry.get("level") or level)
             elif ours:
                 level = "ERROR" if _CRASH.match(text) else level if level == "ERROR" else "INFO"
+            if self._about and not str((entry or {}).get("message", "")).startswith(self._about):
+                continue
             if (entry is None and ours) or LEVELS.get(level, least) >= least:
                 yield at, self._path.stem, _sentence(entry or {"message": text}, level)
 
@@ -83,9 +86,9 @@ def _entry(text: str) -> Mapping[str, Any] | None:
 
 
 _CRASH = re.compile(r"Traceback|Fatal|Segmentation|Aborted|Killed|terminate called|[\w.]+(Error|Exception)\b")
-# PostgreSQL's lines (in UTC) begin with a time, its pid and a word; those of nats-server with its pid, a time (local) and a word.
+# PostgreSQL's lines (in UTC) begin with a time, its pid and a word; those of nats-server with its pid, a time (UTC) and a word.
 _SERVER = re.compile(
-    r"(?:\[\d+\] )?(\d{4})[-/](\d\d)[-/](\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?)(?:( UTC) \[\d+\] (\w+): | \[(\w+)\])? *(.*)"
+    r"(?:\[\d+\] )?(\d{4})[-/](\d\d)[-/](\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?)(?: UTC \[\d+\] (\w+): | \[(\w+)\])? *(.*)"
 )
 _WORDS = {
     "LOG": "INFO",
@@ -113,7 +116,7 @@ def _servers(text: str) -> Mapping[str, Any] | None:
     found = _SERVER.match(text)
     if found is None:
         return None
-    year, month, day, clock, utc, word, short, message = found.groups()
+    year, month, day, clock, word, short, message = found.groups()
     try:
         at = datetime.fromisoformat(f"{year}-{month}-{day} {clock}")
     except ValueError:
@@ -121,7 +124,7 @@ def _servers(text: str) -> Mapping[str, Any] | None:
     word = (word or short or "").rstrip("12345")  # PostgreSQL has five levels of DEBUG
     level = "DEBUG" if message.startswith(_ROUTINE) else _WORDS.get(word, word if word in LEVELS else "INFO")
     told = message if level else f"{word}: {message}"
-    return {"time": (at.replace(tzinfo=UTC) if utc else at).timestamp(), "level": level, "message": told}
+    return {"time": at.replace(tzinfo=UTC).timestamp(), "level": level, "message": told}
 
 
 def _sentence(entry: Mapping[str, Any], level: str) -> str:

@@ -194,6 +194,21 @@ class DeleteVersion(AdminVerb, frozen=True, kw_only=True):
     version: Version
 
 
+class Prune(AdminVerb, frozen=True, kw_only=True):
+    """Delete the files that no registered version has, on NATS and on the workers. It is done after each deletion of a version and every night, too."""
+
+    dry_run: Annotated[bool, "Only say how much that would be."] = False
+
+
+class DrainWorker(AdminVerb, frozen=True, kw_only=True, tag="drain"):
+    """Give a worker no new work: it answers what it has, others load its models. `infaas workers` says when nothing is left."""
+
+    noun = "worker"
+
+    worker: Annotated[str, TOKEN, "The worker."]
+    resume: Annotated[bool, "It takes work again (drain)."] = False
+
+
 class ReleaseVariant(AdminVerb, frozen=True, kw_only=True):
     """End a variant's quarantine."""
 
@@ -265,7 +280,7 @@ class DeployPipeline(AdminVerb, frozen=True, kw_only=True):
 
 
 ADMIN_VERBS: dict[str, type[AdminVerb]] = {
-    spelled(one.__name__): one
+    str(one.__struct_config__.tag): one
     for one in (
         AddApp,
         SetApp,
@@ -278,6 +293,8 @@ ADMIN_VERBS: dict[str, type[AdminVerb]] = {
         SetSelection,
         ResetSelection,
         DeleteVersion,
+        Prune,
+        DrainWorker,
         ReleaseVariant,
         SetBatching,
         SetPipeline,
@@ -288,7 +305,7 @@ ADMIN_VERBS: dict[str, type[AdminVerb]] = {
 
 def verb_of(request: type[AdminVerb]) -> str:
     """The name of a verb."""
-    return spelled(request.__name__)
+    return str(request.__struct_config__.tag)
 
 
 def body_of(request: type[AdminVerb]) -> dict[str, Field]:

@@ -153,6 +153,13 @@ class RegistrarHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
     leaving: bool = False
 
 
+class ArtifactsKept(Struct, frozen=True, kw_only=True):
+    """`infaas.registrar.kept`: registrar -> executors. All files of versions that were registered at this time, by digest: older copies of others go."""
+
+    artifacts: list[str]
+    time: float
+
+
 class PlaceContainer(Struct, frozen=True, kw_only=True):
     """`infaas.registrar.container`: is this process, which nobody has measured yet, a new version or a replica? The reply: `ContainerPlace`.
 

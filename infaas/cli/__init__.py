@@ -90,6 +90,7 @@ _MORE = {
     "restart": Command(
         "infaas.cli.parts:restart", "Restart a service of a system on this machine without losing a query."
     ),
+    "prune": Command("infaas.cli.parts:prune", "Delete the files that no registered version has."),
     "run": Command("infaas.cli.run:run", "Run one service, or several in one process."),
     "settings": Command("infaas.cli.settings:settings", "Print every setting with its default, bounds and meaning."),
 }

@@ -24,9 +24,11 @@ NAMES_OF = {"version": ["--version", "--model-version"]}
 
 
 def _in_options(verb: type[AdminVerb]) -> bool:
-    """Whether options can say all that it takes; other verbs take files (infaas/cli/pipeline.py)."""
-    kinds = (one.type for one in fields_of(verb).values())
-    return not any(get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, Struct)) for kind in kinds)
+    """Whether options can say all that it takes; other verbs take files (infaas/cli/pipeline.py), or nothing but switches (infaas/cli/parts.py)."""
+    kinds = [one.type for one in fields_of(verb).values()]
+    return kinds != [bool] and not any(
+        get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, Struct)) for kind in kinds
+    )
 
 
 VERBS = {verb: kind for verb, kind in ADMIN_VERBS.items() if _in_options(kind)}

@@ -43,6 +43,14 @@ def usage(message: str) -> NoReturn:
     raise Failure(message, USAGE)
 
 
+def wrong_settings(error: Exception) -> NoReturn:
+    """End the command because of settings: a line for each."""
+    *others, last = str(error).split("\n")
+    for one in others:
+        progress(f"infaas: {one}")
+    usage(last)
+
+
 def show(document: Any, as_json: bool, render: Callable[[Any], None]) -> None:
     """Print one result: as one JSON document, or as text by `render`."""
     if as_json:

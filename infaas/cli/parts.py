@@ -1,6 +1,6 @@
-"""`infaas logs` and `infaas restart`: the processes of a system on this machine, what they say, and new ones in place of old ones."""
+"""`infaas logs`, `infaas restart` and `infaas prune`: what the processes of a system say, new ones in place of old ones, and room on its disks."""
 
-import json
+import json as jsonlib
 import os
 import signal
 import time
@@ -14,9 +14,9 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from bus.fields import meant
-from infaas.cli.options import DataDir, whole
-from infaas.cli.output import Failure, fail
-from infaas.connecting import data_place, read_endpoints
+from infaas.cli.options import DataDir, Json, whole
+from infaas.cli.output import Failure, fail, render_done, show
+from infaas.connecting import data_place, read_endpoints, with_client
 from infaas.logfiles import LEVELS, LOGS, Line, LogFile
 from services.shell.host.endpoints import PARTS
 
@@ -40,7 +40,8 @@ def logs(
     Parameters
     ----------
     service
-        Only processes whose name begins so, as dispatcher, executor, monitor, registrar, gateway, dashboard, nats or postgres. Default: all.
+        Only processes whose name begins so, as dispatcher, executor, monitor, registrar, gateway, dashboard, nats or postgres, and when and why
+        they ended and were started again. Default: all.
     follow
         Go on with new lines until Ctrl-C.
     lines
@@ -53,7 +54,9 @@ def logs(
     if least is None:
         fail(f"--level {level}: is no level: use debug, info, warning or error", 2)
     directory = data_place(data_dir) / LOGS
-    files = {path: LogFile(path) for path in _files(directory, service)}
+    supervisor = directory / "up.log"
+    told = {supervisor: LogFile(supervisor, about=service)} if service and supervisor.exists() else {}
+    files = told | {path: LogFile(path) for path in _files(directory, service)}
     found = sorted((line for file in files.values() for line in file.last(lines, least)), key=_time_of)
     _print(found[-lines:] if lines else [])
     while follow:
@@ -78,7 +81,8 @@ def _files(directory: Path, service: str | None) -> list[Path]:
 
 def _print(found: Iterable[Line]) -> None:
     for at, name, text in found:
-        print(f"{datetime.fromtimestamp(at).astimezone():%H:%M:%S.%f}"[:-3], f"{name:18}", text, flush=True)
+        when = datetime.fromtimestamp(at).astimezone().isoformat(timespec="milliseconds")
+        print(when, f"{name:18}", text, flush=True)
 
 
 def _time_of(line: Line) -> float:
@@ -111,6 +115,21 @@ def restart(part: str, *, data_dir: DataDir = None) -> int:
     return 0
 
 
+def prune(
+    *, dry_run: Annotated[bool, Parameter(negative="")] = False, data_dir: DataDir = None, json: Json = False
+) -> int:
+    """Delete the files that no registered version has, on NATS and on the workers. It is done after each deletion of a version and every night, too.
+
+    Parameters
+    ----------
+    dry_run
+        Only say how much that would be.
+
+    """
+    show(with_client(data_dir, lambda client: client.admin("prune", dry_run=dry_run)), json, render_done)
+    return 0
+
+
 def _successor(place: Path, name: str, old: int) -> int:
     """The process that runs instead, once the old one has ended."""
     end = time.monotonic() + LIMIT
@@ -125,7 +144,7 @@ def _successor(place: Path, name: str, old: int) -> int:
 def processes_of(place: Path) -> dict[str, int]:
     """The ids of the processes of the system with this data directory, by name. Raises Failure."""
     try:
-        found: dict[str, int] = json.loads((place / PARTS).read_text())
+        found: dict[str, int] = jsonlib.loads((place / PARTS).read_text())
     except (OSError, ValueError):
         raise Failure(
             f"{place / PARTS} cannot be read: restart the whole system, it was started by another version"

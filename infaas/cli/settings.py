@@ -1,17 +1,21 @@
 """`infaas settings`: every setting with its default, bounds and meaning, as a table, as JSON, or as a file for --config."""
 
+import re
 import textwrap
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from bus.fields import meant
-from infaas.cli.options import Json
-from infaas.cli.output import line_width, print_json, usage
+from infaas.cli.options import DataDir, Json
+from infaas.cli.output import Column, line_width, print_json, print_table, show, usage
+from infaas.connecting import SystemAddress, data_place, read_endpoints
 from services.core.settings import Setting, Settings, described
 from services.core.settings.fields import NAME_IN_KEY
+from services.shell.settings import given
 from services.simulation.scenario.toml import value_text
 
 _LEAST_WIDTH = 60
@@ -24,6 +28,8 @@ def settings(
     /,
     *,
     toml: Annotated[bool, Parameter(name="--toml", negative="")] = False,
+    running: Annotated[bool, Parameter(name="--running", negative="")] = False,
+    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Print every setting with its default, bounds and meaning. Needs no system.
@@ -34,10 +40,19 @@ def settings(
         Print only this section, as `monitor` or `machines.kinds`.
     toml
         Print a commented TOML file with all defaults, for `infaas up --config FILE`.
+    running
+        Print what the system on this machine was started with: value, default, where the value comes from, and what its file
+        would make of it after a restart. All need one, but files that gateway.tokens and gateway.operator_tokens name, which are read again.
 
     """
-    if toml and json:
-        usage("--toml and --json: choose one")
+    if toml and (json or running):
+        usage(f"--toml and --{'json' if json else 'running'}: choose one")
+    if running:
+        rows = _running(read_endpoints(data_place(data_dir)), section or "", section is not None or json)
+        titles = ("setting", "value", "default", "from", "after_restart")
+        columns = [Column(one.replace("_", " "), one, flows=one == "from") for one in titles]
+        show(rows, json, lambda rows: print_table(rows, columns, "every setting has its default"))
+        return
     shown = [one for one in described(Settings) if section is None or f"{one.key}.".startswith(f"{section}.")]
     if not shown:
         usage(
@@ -50,6 +65,42 @@ def settings(
     else:
         for line in as_text(shown, line_width()):
             print(line)
+
+
+def _running(address: SystemAddress, section: str, every: bool) -> list[dict[str, Any]]:
+    """What was given at the start or is in the file now. every: all others as well. after_restart: where it would be another value."""
+    file = Path(address.config) if address.config else None
+    now = given(file, {}) if file is not None else {}
+    rows: dict[str, dict[str, Any]] = {}
+    for key, (value, origin) in address.given.items():
+        rows[key] = {"setting": key, "value": value, "default": _default_of(key), "from": origin}
+        if origin == address.config and (key not in now or now[key][0] != value):
+            rows[key]["after_restart"] = now[key][0] if key in now else _default_of(key)
+    for key, (value, _) in now.items():
+        rows.setdefault(
+            key,
+            {
+                "setting": key,
+                "value": (was := _default_of(key)),
+                "default": was,
+                "from": "default",
+                "after_restart": value,
+            },
+        )
+    if every:
+        for one in described(Settings):
+            if NAME_IN_KEY not in one.key:
+                rows.setdefault(
+                    one.key, {"setting": one.key, "value": one.default, "default": one.default, "from": "default"}
+                )
+    return [row for row in rows.values() if not section or f"{row['setting']}.".startswith(f"{section}.")]
+
+
+def _default_of(key: str) -> Any:
+    """Also of a setting inside a map, with any name in its key."""
+    return next(
+        (one.default for one in described(Settings) if re.fullmatch(one.key.replace(NAME_IN_KEY, "[^.]+"), key)), None
+    )
 
 
 def as_text(shown: list[Setting], width: int) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json as jsonlib
+import logging
 import os
 import signal
 import tomllib
@@ -14,12 +15,14 @@ from cyclopts.validators import Number
 
 from dashboard import NEEDS, can_show
 from infaas.cli.options import DataDir, Json, whole
-from infaas.cli.output import fail, progress, usage
+from infaas.cli.output import fail, progress, usage, wrong_settings
 
 if TYPE_CHECKING:
     from services.core.settings import Settings
     from services.shell.host.endpoints import SystemEndpoints
     from services.shell.host.stack import Stack, StackSpec
+
+log = logging.getLogger(__name__)
 
 _CLIENT_VARIABLES = (
     "INFAAS_NATS_URL",
@@ -44,7 +47,8 @@ def up(
 ) -> int:
     """Run a whole system on this machine: NATS, PostgreSQL, every service, a worker, the gateway and the dashboard.
 
-    Prints the URLs, then a line that starts with `ready` once a query can be answered. Ctrl-C or SIGTERM stops everything.
+    Prints the URLs, then a line that starts with `ready` once a query can be answered. Ctrl-C or SIGTERM stops everything,
+    a closed terminal (SIGHUP) does not.
 
     Example: `infaas up --max-workers 3`
 
@@ -152,7 +156,7 @@ def _plan(
         check_budget(settings, workers, place_of(config, environ))
         _check_own_policies(settings)
     except SettingsError as error:
-        usage(str(error))
+        wrong_settings(error)
     plain = settings.machines.kinds.get("cpu")
     if plain is not None and 0 < plain.maximum < workers:
         usage(
@@ -199,8 +203,10 @@ async def _up(plan: "StackSpec", as_json: bool) -> int:
     from services.shell.host.stack import Stack  # noqa: PLC0415
 
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, _without_terminal)
     stack = Stack(plan)
     starting = asyncio.create_task(_start(stack, as_json))
     stopped = asyncio.create_task(stop.wait())
@@ -216,6 +222,16 @@ async def _up(plan: "StackSpec", as_json: bool) -> int:
         await asyncio.wait([starting])
         await stack.stop()
     return 0
+
+
+def _without_terminal() -> None:
+    """Its terminal was closed: go on, and write there no more."""
+    log.warning("the terminal was closed, the system goes on: `kill %d` stops it", os.getpid())
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        if os.isatty(fd):
+            os.dup2(nowhere, fd)
+    os.close(nowhere)
 
 
 async def _start(stack: "Stack", as_json: bool) -> None:

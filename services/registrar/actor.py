@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from msgspec import UNSET, Raw
 
 from bus.codec import decode_kept
-from bus.fields import filled
+from bus.fields import filled, meant
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
 from bus.messages.flow import ContextChanged
@@ -22,6 +22,8 @@ from bus.messages.public import (
     RegistrationCancelled,
     RegistrationStatus,
 )
+from bus.messages.scaling import Drain
+from bus.messages.verbs import DrainWorker, Prune
 from bus.messages.work import (
     ModelInspected,
     PlaceContainer,
@@ -68,6 +70,7 @@ from services.registrar.commands import (
     Finish,
     MarkCancelled,
     Noted,
+    Pruned,
     RegistrationClaimed,
     RegistrationRecord,
     TakeOverRegistration,
@@ -82,6 +85,8 @@ from services.registrar.work import COMMAND_S, Registrations
 
 TICK_S = 1.0
 RETRY_S = 2.0
+PRUNE_S = 30.0  # from a start or a deletion until workers hear once more which files are kept: of copies that are new they cannot tell
+DAY_S, NIGHT_S = 24 * 3600.0, 3 * 3600.0  # s after midnight UTC at which files that no version has are deleted
 WORK = "work."
 
 
@@ -121,6 +126,7 @@ class Registrar:
         self._changes: dict[int, tuple[str, str]] = {}  # operators' changes under way: reply subject and app, by number
         self._change_count = 0
         self._cancelling: dict[str, list[str]] = {}  # reply subjects of those who wait, by registration
+        self._prune_at: float | None = None
         self._dismissing: dict[str, RegistrationStatus] = {}  # failed ones that are to be forgotten
         self._on: dict[type, Handler] = {
             Register: self._gate.after(self._register),
@@ -273,9 +279,22 @@ class Registrar:
         refused = refusal(request, self._catalog) or self._room.refuse(request, self._catalog, alive)
         if refused is not None:
             return refuse(envelope.reply, refused)
+        if isinstance(request, DrainWorker):
+            return self._drain(request, envelope.reply, [one.worker for one in alive])
         self._change_count += 1
         self._changes[self._change_count] = envelope.reply, getattr(request, "app", "")
         return (Do(("admin", self._change_count), request, COMMAND_S),)
+
+    def _drain(self, request: DrainWorker, reply: str, alive: list[str]) -> Iterable[Effect]:
+        """As an operator wants it: epoch 0, which no controller has."""
+        if request.worker not in alive:
+            known = ", ".join(sorted(alive)) or "none"
+            return refuse(
+                reply,
+                error_of(f"worker: no worker {request.worker} runs: there are {known}{meant(request.worker, alive)}"),
+            )
+        order = Drain(epoch=0, reason="an operator's order", orderer="operator", resume=request.resume)
+        return (Publish(self._subjects.worker(request.worker, "drain"), order), *answer(reply, AdminDone()))
 
     def _place_container(self, envelope: Envelope) -> Iterable[Effect]:
         place = place_of(envelope.message, self._catalog, self._settings.agreement)
@@ -322,7 +341,7 @@ class Registrar:
 
     def _done(self, envelope: Envelope) -> Iterable[Effect]:
         result, now = envelope.message.result, envelope.now
-        kind, which = envelope.message.id
+        kind, which = command = envelope.message.id
         if kind == "claim":
             return self._claimed(which, result, now)
         if kind == "takeover":
@@ -332,6 +351,9 @@ class Registrar:
             reply, app = self._changes.pop(which)
             if isinstance(result, Error):
                 return refuse(reply, told(result, app, self._catalog))
+            if isinstance(result, Pruned):
+                self._prune_at = now + PRUNE_S
+                return (*self._kept(result), *answer(reply, AdminDone(note=result.note)))
             if isinstance(result, ContextsDeleted):
                 gone = ContextChanged(result.app, result.key, 0, None)
                 return (Publish(self._subjects.selection("changed"), gone), *answer(reply, AdminDone()))
@@ -350,15 +372,25 @@ class Registrar:
             self._closed.add(which)
             self._records.pop(which, None)
             self._registrations.forgotten(which)
-        else:
+        if kind in ("finish", "prune"):
+            return self._kept(result)
+        if command == SIMULATED:
             self._simulated.ended()
         return NOTHING
+
+    def _kept(self, result: Pruned | None) -> tuple[Effect, ...]:
+        """Workers may delete their copies of all other files."""
+        if result is None or result.kept is None:
+            return NOTHING
+        return (Publish(self._subjects.registrar("kept"), result.kept),)
 
     def _not_done(self, envelope: Envelope) -> Iterable[Effect]:
         """A request is refused; what must succeed is tried again."""
         kind, which = command = envelope.message.id
         if command == SIMULATED:
             self._simulated.ended()
+        elif kind == "prune":
+            return NOTHING  # there is another night
         elif kind == "takeover":
             self._takeovers.ended(which)
         elif kind in ("cancel", "dismiss"):
@@ -388,6 +420,11 @@ class Registrar:
             effects += self._simulated.check(now)
             unfinished = (*self._records.values(), *(record for record, _ in self._claims.values()))
             effects += [self._claim(record, "") for record in self._extensions.due(now, self._name, unfinished)]
+            if self._prune_at is None:
+                self._prune_at = now + PRUNE_S
+            if self._prune_at <= now:
+                effects.append(Do(("prune", ""), Prune(), COMMAND_S))
+                self._prune_at = (now // DAY_S + 1) * DAY_S + NIGHT_S
         return effects
 
     def _take_over(self, now: float) -> list[Effect]:

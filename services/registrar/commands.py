@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from bus.messages.catalog import ModelRecord, VariantRecord
 from bus.messages.public import Code, Error, Register, RegistrationStatus
+from bus.messages.work import ArtifactsKept
 from services.core.placement import REMOTE
 
 MOST_DEFAULT = 64 * 1024  # bytes of a default output: every service keeps the whole catalogue in memory
@@ -145,6 +146,13 @@ class Noted(Struct, frozen=True):
     """The change was carried out, and the sender is to know what else became of it."""
 
     note: str
+
+
+class Pruned(Struct, frozen=True):
+    """What became of `Prune`, or of a deletion after which it was done. kept: what workers hear; None: nothing was deleted."""
+
+    note: str
+    kept: ArtifactsKept | None = None
 
 
 class Finish(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from bus.messages.public import Error
 from bus.messages.verbs import (
     DeleteApp,
     DeleteVersion,
+    Prune,
     ReleaseVariant,
     ResetSelection,
     SetBatching,
@@ -21,6 +22,7 @@ from bus.messages.verbs import (
     SetSelection,
     UnlinkModel,
 )
+from bus.messages.work import ArtifactsKept
 from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, WrongRevision
 from bus.subjects import Subjects
 from services.core.batching import batching_key
@@ -36,6 +38,7 @@ from services.registrar.commands import (
     Finish,
     MarkCancelled,
     Noted,
+    Pruned,
     PutRecords,
     PutStatus,
     RefitPlan,
@@ -60,13 +63,21 @@ class RegistrarEdge:
     """Carries out the commands of services/registrar/commands.py. `await RegistrarEdge.open(bus, subjects)` makes one."""
 
     def __init__(
-        self, catalog: KeyValue, status: KeyValue, control: KeyValue, contexts: KeyValue, uploads: ObjectStore
+        self,
+        catalog: KeyValue,
+        status: KeyValue,
+        control: KeyValue,
+        contexts: KeyValue,
+        uploads: ObjectStore,
+        artifacts: ObjectStore,
     ) -> None:
         self._catalog = catalog
         self._status = status
         self._control = control
         self._contexts = contexts
         self._uploads = uploads
+        self._artifacts = artifacts
+        self._prune_due = False  # a registration was under way
         self._commands: dict[type, Callable[[Any], Any]] = {
             ClaimRegistration: self._claim,
             TakeOverRegistration: self._take_over,
@@ -80,6 +91,7 @@ class RegistrarEdge:
             ResetSelection: self._reset_selection,
             SetBatching: self._set_batching,
             DeleteVersion: self._delete_version,
+            Prune: self._prune,
             PutRecords: self._put_records,
             AddVariants: self._add_variants,
             ChangeSimulated: self._change_simulated,
@@ -101,7 +113,7 @@ class RegistrarEdge:
             asyncio.gather(*(bus.object_store(bucket, max_age_s=age) for bucket, age in objects.items())),
         )
         catalog, status, control, contexts = kept
-        return cls(catalog, status, control, contexts, stored[0])
+        return cls(catalog, status, control, contexts, *stored[:2])
 
     async def perform(self, command: Any) -> Any:
         """See services.core.actor.Edge."""
@@ -185,7 +197,7 @@ class RegistrarEdge:
     async def _put_status(self, command: PutStatus) -> None:
         await self._status.put(f"registration.{command.status.registration}", encode(command.status))
 
-    async def _finish(self, command: Finish) -> None:
+    async def _finish(self, command: Finish) -> Pruned | None:
         """The record goes last: as long as it is there, what failed is tried again."""
         for upload in command.uploads:
             with suppress(NotFound):
@@ -200,6 +212,32 @@ class RegistrarEdge:
         if command.forget:
             await self._status.delete(f"registration.{command.registration}")
         await self._status.delete(f"work.{command.registration}")
+        return await self._prune(Prune()) if self._prune_due else None
+
+    # -- files
+
+    async def _prune(self, command: Prune) -> Pruned:
+        """What is there is listed first: a registration that needs one of these files is under way then, or has written its records.
+
+        One that begins later takes longer to find a file there than this to delete it.
+        """
+        there, at = await self._artifacts.sizes(), time()
+        under_way = len(await self._status.keys("work"))
+        self._prune_due = bool(under_way) and not command.dry_run
+        if self._prune_due:
+            return Pruned(f"{under_way} registrations are under way: files are deleted when these have ended")
+        catalog = await self._read()
+        if catalog.unreadable:
+            return Pruned("nothing was deleted: the catalogue has records that this release cannot read")
+        kept = {one.artifact for one in catalog.variants}
+        kept |= {file for one in catalog.models for file in (one.source, one.validation)}
+        unused = there.keys() - kept
+        size = f"{len(unused)} files, {sum(there[key] for key in unused) / 2**20:.1f} MB"
+        if command.dry_run:
+            return Pruned(f"{size} would be deleted")
+        for key in unused:
+            await self._artifacts.delete(key)
+        return Pruned(f"{size} were deleted", ArtifactsKept(artifacts=sorted(kept), time=at))
 
     # -- quarantine
 
@@ -333,7 +371,7 @@ class RegistrarEdge:
                 continue
             return note_of(before, after, change, catalog)
 
-    async def _delete_version(self, command: DeleteVersion) -> Error | None:
+    async def _delete_version(self, command: DeleteVersion) -> Error | Pruned:
         """Delete the model's record first: without it nobody sees its variants. The version stays reserved for ever."""
         model, version = command.model, command.version
         named = f"version {version} of model {model}"
@@ -352,7 +390,7 @@ class RegistrarEdge:
                 record = await _get(self._catalog, key, VariantRecord)
                 if record is not None and (record.model, record.version) == (model, version):
                     await self._catalog.delete(key)
-        return None
+        return await self._prune(Prune())
 
     async def _withdraw(self, registration: str, model: str, version: str) -> None:
         """Delete what a cancelled registration has written already, unless a pipeline or ensemble has begun to use it."""

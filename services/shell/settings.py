@@ -6,12 +6,12 @@
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from bus.fields import faults, fields_of, hints_of, meant, parts_of
 from bus.login import VARIABLES, Login
@@ -36,6 +36,7 @@ _READ_AGAIN = (
     "gateway.tokens",
     "gateway.operator_tokens",
 )  # lists that may name files: whoever uses them reads the files again
+_SECRET = re.compile(r"nkey|token|password|secret|dsn$")  # in the key of a credential
 _MAPS = ("worker.simulate", "prices.per_hour")  # in a variable: kind=number,kind=number
 _WORDS = {
     "`float`": "a number",
@@ -49,8 +50,38 @@ _WORDS = {
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Build the settings. Raises SettingsError, which names the file or variable, the setting, what is wrong and the remedy."""
-    environ = os.environ if environ is None else environ
+    """Build the settings. Raises SettingsError with a line for each that is wrong: the file or variable, the setting, why and the remedy."""
+    tree, origins = _gathered(path, os.environ if environ is None else environ)
+    wrong: list[tuple[str, str, Any]] = []
+    right = _right(Settings, tree, "", wrong)
+    said = [origins.of_invalid(Settings, *one) for one in wrong]
+    settings = msgspec.convert({} if right is UNSET else right, Settings, strict=False)
+    said += [origins.refusal(Settings, fault.key, fault.reason) for fault in faults(settings)]
+    if said:
+        raise SettingsError("\n".join(said))
+    return settings
+
+
+def given(path: Path | None, environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    """What a file and variables set: value and origin by key. Credentials are left out."""
+    tree, origins = _gathered(path and path.absolute(), environ)
+    found = {key: (value, origins.origin(key)) for key, value in _leaves(tree)}
+    return {
+        key: ("(hidden)" if _SECRET.search(key) or "@" in str(value) else value, where)
+        for key, (value, where) in found.items()
+    }
+
+
+def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        key = f"{above}.{name}".lstrip(".")
+        if isinstance(value, dict):
+            yield from _leaves(value, key)
+        else:
+            yield key, value
+
+
+def _gathered(path: Path | None, environ: Mapping[str, str]) -> "tuple[dict[str, Any], Origins]":
     tree: dict[str, Any] = {}
     if path is not None:
         try:
@@ -71,13 +102,7 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
             _put(tree, where.split("."), value)
         except SettingsError as error:
             raise SettingsError(f"{name}: {error}") from error
-    try:
-        settings = msgspec.convert(tree, Settings, strict=False)
-    except msgspec.ValidationError as error:
-        raise SettingsError(origins.of_invalid(Settings, tree)) from error
-    for fault in faults(settings):
-        raise SettingsError(origins.refusal(Settings, fault.key, fault.reason))
-    return settings
+    return tree, origins
 
 
 def _path(name: str) -> str | None:
@@ -147,9 +172,8 @@ class Origins(Struct, eq=False):
         instead = f"; left out, it is {default}" if default else ""
         return f"{self._where(key)}: {reason}{instead}"
 
-    def of_invalid(self, settings: type[Struct], tree: dict[str, Any]) -> str:
-        """The same for the first value of a tree that msgspec does not take."""
-        key, reason, kind = _invalid(settings, tree, "") or ("", "is invalid", settings)
+    def of_invalid(self, settings: type[Struct], key: str, reason: str, kind: Any) -> str:
+        """The same for a value that msgspec does not take. reason: its words. kind: of the value."""
         unknown = re.search(r"unknown field `(.*)`", reason)
         if unknown:
             name = unknown.group(1)
@@ -168,11 +192,14 @@ class Origins(Struct, eq=False):
             reason = reason.replace(theirs, ours)
         return self.refusal(settings, key, reason[:1].lower() + reason[1:])
 
+    def origin(self, key: str) -> str:
+        """The variable or file that sets this key."""
+        return next((self._variables[known] for known in _upwards(key) if known in self._variables), self.place)
+
     def _where(self, key: str) -> str:
         """Where this key was given: itself, the map that holds it, or something inside an unknown section."""
-        for known in _upwards(key):
-            if known in self._variables:
-                return f"{self._variables[known]} ({key})"
+        if (origin := self.origin(key)) != self.place:
+            return f"{origin} ({key})"
         inside = next((name for known, name in self._variables.items() if known.startswith(f"{key}.")), None)
         if inside is not None:
             return f"{inside} ({key})"
@@ -185,20 +212,27 @@ def _upwards(key: str) -> list[str]:
     return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
-def _invalid(hint: Any, value: Any, key: str) -> tuple[str, str, Any] | None:
-    """The key of the first value that is wrong by itself, what msgspec says of it, and its type. hint: of the whole, under this key."""
+def _right(hint: Any, value: Any, key: str, wrong: list[tuple[str, str, Any]]) -> Any:
+    """The value without what is wrong by itself; UNSET if nothing is left. wrong: gets keys, what msgspec says, and types. hint: of the value."""
     kind = parts_of(hint)[0]
-    for name, one in value.items() if isinstance(value, dict) else ():
-        inside = _inside(kind, name)
-        if inside is None:
-            break
-        if (found := _invalid(inside, one, f"{key}.{name}".lstrip("."))) is not None:
-            return found
+    right, before = value, len(wrong)
+    if isinstance(value, dict):
+        right = {}
+        for name, one in value.items():
+            inside = _inside(kind, name)
+            if inside is None and isinstance(kind, type) and issubclass(kind, Struct):
+                wrong.append((key, f"Object contains unknown field `{name}`", kind))
+            elif (
+                kept := one if inside is None else _right(inside, one, f"{key}.{name}".lstrip("."), wrong)
+            ) is not UNSET:
+                right[name] = kept
     try:
-        msgspec.convert(value, kind, strict=False)
+        msgspec.convert(right, kind, strict=False)
     except msgspec.ValidationError as error:
-        return key, str(error).partition(" - at ")[0], kind
-    return None
+        if right == value or len(wrong) == before:  # else it is missing because it was wrong
+            wrong.append((key, str(error).partition(" - at ")[0], kind))
+        return UNSET
+    return right
 
 
 def _inside(kind: Any, name: str) -> Any:

@@ -169,11 +169,8 @@ MAY = {
     SUBJECTS.execute("w1", "cpu"): {"dispatcher", "monitor"},  # the runner of offline jobs is beside the monitor
     SUBJECTS.executor("w1", "cpu", "load"): {"monitor", "container"},  # a container is a worker of its own
     SUBJECTS.executor("w1", "gpu-0", "demote"): {"monitor", "container"},
-    SUBJECTS.worker("w1", "drain"): {
-        "vm-autoscaler",
-        "supervisor",
-        "container",
-    },  # of its own worker, when it is stopped
+    # An operator's order comes by the registrar, a container's is of its own worker, when it is stopped.
+    SUBJECTS.worker("w1", "drain"): {"vm-autoscaler", "supervisor", "container", "registrar"},
     SUBJECTS.machines("stop"): {"vm-autoscaler"},
     SUBJECTS.workshop("w1", "build"): {"registrar"},
     SUBJECTS.exited("w1", "cpu"): {"supervisor"},

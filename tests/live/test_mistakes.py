@@ -140,7 +140,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ('sql "SELECT * FROM querys"', FAILED, 'relation "querys" does not exist; .* lists what there is'),
     ('sql "DELETE FROM infaas.query_outcomes"', FAILED, "only reads"),
     # systems and settings
-    ("up --data-dir {data}", FAILED, "a system runs in .* already: stop it first, or choose another --data-dir"),
+    ("up --data-dir {data}", FAILED, "a system runs in .* already: `kill [0-9]+` stops it, or choose another --data-dir"),
     ("up --data-dir file", FAILED, "file cannot be made: it is a file; choose another --data-dir"),
     ("up --data-dir new --port-base {port}", FAILED, "port {port} for nats is busy: stop what uses it or choose another"),
     ("up --data-dir new --config missing.toml", USAGE, "cannot read missing.toml: No such file"),

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -219,12 +221,12 @@ async def test_a_cancelled_registration_leaves_nothing_and_the_next_one_is_serve
 
 
 async def command(system: System, *arguments: str) -> tuple[int, str, str]:
-    """Run `infaas register`; returns exit code, stdout and stderr."""
+    """Run `infaas`; returns exit code, stdout and stderr."""
     endpoints = {"nats": system.settings.bus.url, "sql": "", "prefix": system.subjects.prefix, "running": True}
     directory = Path(system.settings.data_dir)
     (directory / "endpoints.json").write_text(json.dumps(endpoints))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "infaas.cli", "register", "--data-dir", str(directory), *arguments),
+        *(sys.executable, "-m", "infaas.cli", *arguments, "--data-dir", str(directory)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=environ(),
@@ -240,10 +242,10 @@ async def test_the_command_prints_what_was_measured(nats_url: str, prefix: str, 
             await system.start(wire)
         model, validation = str(digits.models()["cnn-s"]), str(system.validation)
         about = ("--app", "digits", "--model", "cnn", "--validation", validation)
-        code, out, errors = await command(system, model, *about, "--slo-target", "1")
+        code, out, errors = await command(system, "register", model, *about, "--slo-target", "1")
         assert (code, out) == (2, "")
         assert "--slo-target. must be above 0 and below 1, not 1" in errors.splitlines()[-1]
-        code, out, errors = await command(system, model, *about, "--slo-target", "0.999", "--json")
+        code, out, errors = await command(system, "register", model, *about, "--slo-target", "0.999", "--json")
         assert code == 0, errors
         document = json.loads(out)
         assert (document["state"], document["version"]) == ("done", "1")
@@ -253,7 +255,7 @@ async def test_the_command_prints_what_was_measured(nats_url: str, prefix: str, 
             figures = ("load_ms", "latency_ms", "memory_mb", "saturation_qps", "price_per_hour", "cost_per_1000")
             assert all(item[figure] > 0 for figure in figures), item
         assert "profiling" in errors
-        code, out, errors = await command(system, model, *about, "--contended")  # nothing of the target
+        code, out, errors = await command(system, "register", model, *about, "--contended")  # nothing of the target
         assert code == 0, errors
         catalog = await system.catalog()
         app = catalog.app("digits")
@@ -262,13 +264,49 @@ async def test_the_command_prints_what_was_measured(nats_url: str, prefix: str, 
         assert all("further instance" in what for _, what in beside)
         assert app is not None
         assert (app.links, app.slo_target) == ({"cnn": "2"}, 0.999)
-        code, out, errors = await command(system, model, *about, "--version", "1")
+        code, out, errors = await command(system, "register", model, *about, "--version", "1")
         assert (code, out) == (1, "")
         assert errors.splitlines()[-1].startswith("infaas: bad_request: version: ")
         (tmp_path / "fake.onnx").write_bytes(b"this is not a model")
-        code, out, errors = await command(system, str(tmp_path / "fake.onnx"), *about)
+        code, out, errors = await command(system, "register", str(tmp_path / "fake.onnx"), *about)
         assert (code, out) == (1, "")
         assert "is not an ONNX model" in errors.splitlines()[-1]
+
+
+async def test_a_deleted_version_gives_its_room_back(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    """In the object store and on the worker, whose engines go with the files that they were made of."""
+    async with cluster(nats_url, prefix, tmp_path) as system:
+        await system.start(wire_registrar)
+        for model in ("old", "new"):
+            assert (
+                await system.register(digits.models()["mlp-s" if model == "old" else "cnn-s"], model=model, app=model)
+            ).state == "done"
+        variants = (await system.catalog()).variants
+        old, new = ({one.artifact for one in variants if one.model == model} for model in ("old", "new"))
+        place = tmp_path / "workers" / "w1" / "artifacts"
+        for artifact in old | new:
+            copies = [
+                place / f"{artifact}.onnx",
+                place / "engines" / f"{artifact[:12]}-h100-fp32-b8-x" / "model.engine",
+            ]
+            for copy in copies:
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(b"x")
+                os.utime(copy.parent if copy is copies[1] else copy, (0, 0))
+        code, out, _ = await command(system, "prune", "--dry-run", "--json")
+        assert (code, json.loads(out)["note"]) == (0, "0 files, 0.0 MB would be deleted")
+        assert (await command(system, "app", "delete", "--app", "old"))[0] == 0
+        code, out, errors = await command(system, "model", "delete-version", "--model", "old", "--version", "1")
+        assert code == 0, errors
+        assert re.search(r"[23] files, \d\.\d MB were deleted", out)
+        there = await (await system.bus.object_store(system.subjects.artifacts_bucket)).keys()
+        assert new < {*there} and not old & {*there}
+
+        async def dropped() -> bool:
+            names = {path.name for path in (*place.glob("*.onnx"), *place.glob("engines/*"))}
+            return len(names) == 2 * len(new) and {name[:12] for name in names} == {one[:12] for one in new}
+
+        await until(dropped)
 
 
 async def test_operators_and_outsiders_over_the_bus(nats_url: str, prefix: str, tmp_path: Path) -> None:

@@ -1,23 +1,30 @@
 """`infaas up`: a whole system in one command, and nothing left of it afterwards."""
 
+import asyncio
 import json
 import os
+import re
 import signal
+import socket
 import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
+import infaas as infaas_client
 from bus.codec import decode, encode
 from bus.messages.fleet import ExecutorExited
 from bus.messages.public import Listing, ListRequest
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
+from services.shell.host.running import lasting
+from tests.support.models import tiny_models
 from tests.support.servers.nats import run
 from tests.support.servers.processes import about, alive, eventually, infaas, living_of, program, read_line, stands_by
 
@@ -153,6 +160,22 @@ def test_killed_servers_come_back_at_the_same_address(system: System, server: st
     assert eventually(lambda: not alive(first))
     assert eventually(lambda: system.pids(server) not in ([], [first]))
     assert eventually(partial(_answers, system))
+    assert eventually(lambda: not _zombies(system.process.pid)), "what the killed server has left"
+    said = infaas("logs", server.removeprefix("bin/")[:4], "--data-dir", str(system.directory)).stdout
+    assert re.search(r"up +WARNING \w+ ended \(killed by SIGKILL\)\n[^\n]* up +WARNING \w+ was started again \(", said)
+
+
+def _zombies(parent: int) -> list[int]:
+    children = [pid for task in Path(f"/proc/{parent}/task").glob("*/children") for pid in task.read_text().split()]
+    return [int(pid) for pid in children if ") Z " in about(int(pid), "stat")]
+
+
+def test_a_closed_terminal_ends_nothing(system: System) -> None:
+    log = system.directory / "logs" / "up.log"
+    system.process.send_signal(signal.SIGHUP)
+    assert eventually(lambda: f"`kill {system.process.pid}` stops it" in log.read_text())
+    assert eventually(partial(_answers, system))
+    assert system.process.poll() is None
 
 
 def _answers(system: System) -> bool:
@@ -176,20 +199,95 @@ def test_however_it_ends_nothing_is_left_and_the_next_start_finds_it_as_it_was(t
         assert living_of(directory) == []
     done = infaas("doctor", "--data-dir", str(directory))
     assert "is stopped" in done.stdout
-    with up(directory, "--json") as process:
+    config = tmp_path / "infaas.toml"
+    config.write_text("[monitor]\nsample_s = 3\n")
+    with up(directory, "--json", "--config", str(config)) as process:
         second = System(process, directory)
         # Credentials stay; a port may have been taken meanwhile.
         assert second.urls["nats"].rpartition("@")[0] == first.urls["nats"].rpartition("@")[0]
+        shown = infaas("settings", "--running", "--data-dir", str(directory)).stdout
+        assert re.search(rf"monitor\.sample_s +3 +2 +{config}", shown)
         process.kill()
         process.wait()
         assert eventually(lambda: not living_of(directory))
-    with up(directory, "--json") as process:
+    taken = urlsplit(second.urls["metrics"]).port
+    assert taken is not None
+    with socket.create_server(("127.0.0.1", taken)), up(directory, "--json") as process:
         third = System(process, directory)
+        notices = (tmp_path / "data.err").read_text()
+        assert f"port {taken} is busy: metrics has port {urlsplit(third.urls['metrics']).port} instead" in notices
+        assert f"the last start had --config {config}, this one has none" in notices
         assert third.ready.startswith("ready")
         assert eventually(lambda: live_workers(third.urls["nats"]) == ["w0"])
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     assert living_of(directory) == []
+
+
+def test_a_worker_is_drained_and_takes_work_again(system: System) -> None:
+    where = ("--data-dir", str(system.directory))
+    assert eventually(lambda: live_workers(system.urls["nats"]) == ["w0"])
+
+    def drains() -> bool:
+        with psycopg.connect(system.urls["sql"]) as connection:
+            found = connection.execute(
+                "SELECT to_state FROM infaas.worker_events WHERE worker = 'w0' ORDER BY time DESC LIMIT 1"
+            ).fetchone()
+            return found == ("Draining",)
+
+    assert infaas("admin", "drain", "--worker", "w0", *where).returncode == 0
+    assert eventually(drains)
+    assert infaas("worker", "drain", "w0", "--resume", *where).returncode == 0
+    assert eventually(lambda: not drains())
+    wrong = infaas("admin", "drain", "--worker", "w00", *where)
+    assert (wrong.returncode, "no worker w00 runs: there are w0; did you mean w0?" in wrong.stderr) == (1, True)
+
+
+async def killed_amid_answers(process: "subprocess.Popen[str]", directory: Path) -> set[str]:
+    """Kill the whole system while it answers; returns the ids of the queries that were answered."""
+    x, y = tiny_models.digits()
+    model, validation = directory.parent / "it.onnx", directory.parent / "it.npz"
+    model.write_bytes(tiny_models.exact(tiny_models.mlp()))
+    validation.write_bytes(tiny_models.npz(x=x, y=y))
+    answered: set[str] = set()
+    async with infaas_client.connect(data_dir=directory) as client:
+        await client.register(str(model), app="it", model="it", validation=str(validation))
+
+        async def ask() -> None:
+            answer = await client.query("it", x[:1], timeout=60.0)
+            answered.add(answer.query)
+
+        asked = [asyncio.create_task(ask()) for _ in range(600)]
+        while len(answered) < 300:  # noqa: ASYNC110  answers set no event
+            await asyncio.sleep(0.001)
+        process.kill()
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    return answered
+
+
+def test_a_system_that_is_killed_as_a_whole_misses_no_row_afterwards(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    options = ("--json", "--no-dashboard", "--no-gateway")
+    with up(directory, *options) as process:
+        System(process, directory)
+        answered = run(killed_amid_answers(process, directory))
+        process.wait()
+        assert eventually(lambda: not living_of(directory))
+    with up(directory, *options) as process:
+        system = System(process, directory)
+
+        def lacking() -> set[str]:
+            with psycopg.connect(system.urls["sql"]) as connection:
+                found = connection.execute("SELECT uid FROM infaas.query_outcomes WHERE app = 'it'").fetchall()
+            return answered - {uid.hex for (uid,) in found}
+
+        assert eventually(lambda: not lacking()), lacking()
+        process.terminate()
+        assert process.wait(60) == 0
+    place = lasting(directory)
+    assert place is None or not place.exists()
 
 
 def test_it_can_be_stopped_while_it_starts(tmp_path: Path) -> None:

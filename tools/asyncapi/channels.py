@@ -252,6 +252,7 @@ def inner_channels() -> list[Channel]:
                 ("progress", work.WorkProgress, "workshop -> registrar"),
                 ("finished", work.WorkFinished, "workshop -> registrar"),
                 ("alive", work.RegistrarHeartbeat, "registrar -> registrars"),
+                ("kept", work.ArtifactsKept, "registrar -> workshops"),
             )
         ),
         Channel(

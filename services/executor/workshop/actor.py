@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from bus.login import Login
-from bus.messages.work import BuildVariants, CancelWork, InspectModel, WorkFinished, WorkProgress
+from bus.messages.work import ArtifactsKept, BuildVariants, CancelWork, InspectModel, WorkFinished, WorkProgress
 from bus.subjects import EXECUTORS, Subjects
 from services.core.actor import (
     NOTHING,
@@ -68,6 +68,13 @@ class StopOrder(Struct, frozen=True):
     registration: str
 
 
+class DropCopies(Struct, frozen=True):
+    """Delete a worker's copies of files, and engines made of them, that are not kept."""
+
+    worker: str
+    kept: ArtifactsKept
+
+
 class HelperInput(Struct, frozen=True, kw_only=True):
     """What its process reads, once or, for the orders of one registration, again: one order, the bus to publish on, the limits of sandboxes, and an empty directory that the executor's process removes."""
 
@@ -101,6 +108,7 @@ class WorkshopActor(Actor):
             InspectModel: self._inspect,
             BuildVariants: self._build,
             CancelWork: self._cancel,
+            ArtifactsKept: lambda e: (Do("copies", DropCopies(worker, e.message), GRACE_S),),
             Done: self._ended,
             Failed: self._ended,
             TimedOut: self._ended,
@@ -115,6 +123,7 @@ class WorkshopActor(Actor):
             Inlet(subject=self._subjects.workshop(self._worker, "inspect"), message=InspectModel, queue=EXECUTORS),
             Inlet(subject=self._subjects.workshop(self._worker, "build"), message=BuildVariants, queue=EXECUTORS),
             Inlet(subject=self._subjects.workshop(self._worker, "cancel"), message=CancelWork),
+            Inlet(subject=self._subjects.registrar("kept"), message=ArtifactsKept),
         )
 
     @property

@@ -7,17 +7,20 @@ import asyncio
 import os
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bus.messages.work import ArtifactsKept
 from bus.port import Bus
 from bus.subjects import Subjects
 from services.core.settings import Settings
-from services.executor.workshop.actor import HelperInput, StopOrder, WorkshopOrder
+from services.executor.workshop.actor import DropCopies, HelperInput, StopOrder, WorkshopOrder
 from services.shell.child import framed, how_ended, kill_group, read_frame
 from services.shell.host.process import with_our_source
 from services.shell.settings import login_of
 
+CLOCK_S = 5.0  # by which machines' clocks may differ
 KEPT_S = 10.0  # s that a helper which has inspected a model waits for the order to build its variants
 LAST_WORDS = 400  # characters of the helper's last output that go into an error
 
@@ -45,7 +48,7 @@ class WorkshopEdge:
             self._next.prepare()
         self._workers = Path(settings.data_dir).absolute() / "workers"
 
-    async def perform(self, command: WorkshopOrder | StopOrder) -> None:
+    async def perform(self, command: WorkshopOrder | StopOrder | DropCopies) -> None:
         """Carry out one order, or stop it: then it returns early. Raises WorkshopFailed.
 
         Cancelling an order ends the helper and every process that it started.
@@ -53,6 +56,9 @@ class WorkshopEdge:
         if isinstance(command, StopOrder):
             await self._stop(command.registration)
             await self._end_kept(command.registration)
+            return
+        if isinstance(command, DropCopies):
+            await asyncio.to_thread(_drop_copies, self._workers / command.worker / "artifacts", command.kept)
             return
         work = self._under_way[command.registration] = asyncio.create_task(self._carry_out(command))
         try:
@@ -147,6 +153,20 @@ async def _ended(helper: asyncio.subprocess.Process) -> bytes:
     """End it; returns what it wrote last."""
     kill_group(helper.pid)
     return (await helper.communicate())[1]
+
+
+def _drop_copies(place: Path, kept: ArtifactsKept) -> None:
+    """Files are named by digests, engines by their first characters. What came later may be of a version that was registered since."""
+    whole, beginnings = set(kept.artifacts), {one[:12] for one in kept.artifacts}
+    for path in [*place.glob("*"), *place.glob("engines/*")]:
+        needed = path.name[:12] in beginnings if path.parent != place else path.name.partition(".")[0] in whole
+        with suppress(OSError):
+            if needed or path.name == "engines" or path.stat().st_mtime > kept.time - CLOCK_S:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _emptied(directory: Path) -> None:

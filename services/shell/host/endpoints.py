@@ -23,7 +23,8 @@ PARTS = "parts.json"
 class SystemEndpoints:
     """URLs with credentials. sql: the read-only role; writer: the role of the recorder. What does not exist yet is None.
 
-    settings: those that decide what is scaled, as a tree, so that `infaas shadow` starts from them.
+    settings: those that decide what is scaled, as a tree, so that `infaas shadow` starts from them. given: value and origin of what file and
+    variables set, by key. config: the file.
     """
 
     nats: str
@@ -35,6 +36,8 @@ class SystemEndpoints:
     gateway_grpc: str | None = None
     metrics: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    config: str | None = None
 
     def public(self) -> dict[str, str | None]:
         """What `infaas up --json` prints."""
@@ -68,6 +71,11 @@ def recorded_ports(data_dir: Path) -> dict[str, int]:
     return {str(name): port for name, port in ports.items() if isinstance(port, int)}
 
 
+def recorded(data_dir: Path, name: str) -> Any:
+    """What the last start has written. pid: of the system that runs; None: it starts, or does not run."""
+    return _read(data_dir).get(name)
+
+
 def _read(data_dir: Path) -> dict[str, Any]:
     try:
         content = json.loads((data_dir / FILE).read_text())
@@ -78,13 +86,16 @@ def _read(data_dir: Path) -> dict[str, Any]:
 
 # ---- ports
 
-DEFAULT_PORTS = {"nats": 4222, "postgres": 5433, "dashboard": 8501, "gateway": 8000, "gateway_grpc": 8001}
+DEFAULT_PORTS = {
+    "nats": 4222, "postgres": 5433, "dashboard": 8501, "gateway": 8000, "gateway_grpc": 8001, "metrics": 9100
+}  # fmt: skip
 PORT_OFFSETS = {
     "nats": 0,
     "postgres": 1,
     "dashboard": 2,
     "gateway": 3,
     "gateway_grpc": 4,
+    "metrics": 10,
 }  # from --port-base; contract, section 1
 
 
@@ -133,7 +144,7 @@ def choose_ports(
     """A port for each of the servers `names`: with a base, exactly base + offset; else that of the last run, the default one, or a free one.
 
     recorded: the ports of the last run. take: claims a port if it is free. preferred: what the settings say; one that is no default is the
-    user's own. Raises ServerError naming the port when one that the user gave is busy.
+    user's own. Raises ServerError naming the port when one that the user gave is busy; ten above a base, where metrics are, it is a free one.
     """
     if base is not None:
         ports = {name: base + offset for name, offset in PORT_OFFSETS.items() if name in names}
@@ -141,7 +152,11 @@ def choose_ports(
             if not 1 <= port <= 65535:
                 raise ServerError(f"port {port} for {name} is not between 1 and 65535: choose another --port-base")
             if not take(port):
-                raise ServerError(f"port {port} for {name} is busy: stop what uses it or choose another --port-base")
+                if name != "metrics":
+                    raise ServerError(
+                        f"port {port} for {name} is busy: stop what uses it or choose another --port-base"
+                    )
+                ports[name] = take_any()
         return ports
     ports = {}
     for name in names:

@@ -25,6 +25,7 @@ _CONFIG = """\
 server_name: {name}
 listen: "127.0.0.1:{port}"
 max_payload: {max_payload}
+logtime_utc: true
 jetstream {{
   store_dir: {store}
   sync_interval: always

@@ -360,13 +360,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _appended(log: Path, limit: int = 10 * 2**20) -> BinaryIO:
-    """A log file, open. It is set aside (`NAME.1`, one generation) first when it has grown beyond `limit` bytes."""
+def _appended(log: Path) -> BinaryIO:
+    """A log file, open."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(OSError):
-        if log.stat().st_size > limit:
-            log.replace(log.with_name(log.name + ".1"))
     return log.open("ab")
+
+
+def rotate(logs: Path, limit: int = 10 * 2**20) -> None:
+    """Empty each log file that has grown beyond `limit` bytes, whoever writes to it; what it held is `NAME.1`, one generation."""
+    for log in logs.glob("*.log"):
+        with suppress(OSError):
+            if log.stat().st_size > limit:
+                shutil.copyfile(log, f"{log}.1")
+                os.truncate(log, 0)
 
 
 def tail(path: Path, size: int = 2000) -> str:

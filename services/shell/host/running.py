@@ -3,17 +3,20 @@ computes. So it is known after any crash, and while the process hangs. Here, too
 it goes: its successor comes first (`succession`). And here is what a process must not take with it when it is killed (`kept`).
 """
 
+import hashlib
 import mmap
 import os
 import struct
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property
+from pathlib import Path
 
 from services.shell.host.kept import SIZE, Kept
 
+_MEMORY, _ROOM = Path("/dev/shm"), 2**30  # noqa: S108  (bytes that must be free there)
 RUNNING = "INFAAS_RUNNING_FD"  # the variable that tells a service where it writes
 UID = 16  # bytes
 MOST = 4096  # uids
@@ -132,6 +135,12 @@ class Running:
     def let_go(self, how: int) -> None:
         self._memory[_LET_GO_AT] = how
 
+    def bequeath(self, rows: Iterable[bytes]) -> None:
+        """It sends these rows before its own. Called before it is started."""
+        kept = Kept(self._memory, _KEPT_AT)
+        for row in rows:
+            kept.put(row)
+
     # -- read by its supervisor
 
     @property
@@ -167,15 +176,37 @@ class Running:
         return [self._memory[i : i + UID] for i in at]
 
 
-def shared() -> Running | None:
-    """For a process that is to be started, which gets `fd` and its number in `RUNNING`. None where the system has no such memory (only Linux has)."""
+def shared(file: Path | None = None) -> Running | None:
+    """For a process that is to be started, which gets `fd` and its number in `RUNNING`. None where the system has no such memory (only Linux has).
+
+    file: of memory that outlives us all, for `unsent`.
+    """
     if not hasattr(os, "memfd_create"):
         return None
-    fd = os.memfd_create("infaas-running")
+    fd = os.memfd_create("infaas-running") if file is None else os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     os.truncate(fd, _SIZE)
     running = Running(fd)
     running.forget()
     return running
+
+
+def lasting(data_dir: Path) -> Path | None:
+    """A directory in memory for the files of this system's processes. None: there is none, or little room: a process that finds none left dies."""
+    try:
+        there = os.statvfs(_MEMORY)
+    except OSError:
+        return None
+    name = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
+    return _MEMORY / f"infaas-{os.getuid()}-{name}" if there.f_bavail * there.f_frsize > _ROOM else None
+
+
+def unsent(place: Path) -> list[bytes]:
+    """The rows that processes have left in these files: they and their supervisor were killed. What they were about to say is over."""
+    found: list[bytes] = []
+    for file in sorted(place.glob("*")):
+        with file.open("r+b") as opened, suppress(ValueError), mmap.mmap(opened.fileno(), _SIZE) as memory:
+            found += Kept(memory, _KEPT_AT).left().values()
+    return found
 
 
 @cache

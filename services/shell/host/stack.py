@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,10 +21,12 @@ from services.core.settings import GatewaySettings, Settings, WorkerSettings
 from services.shell.host import process
 from services.shell.host.endpoints import (
     DEFAULT_PORTS,
+    PORT_OFFSETS,
     PortClaims,
     SystemEndpoints,
     choose_ports,
     mark_stopped,
+    recorded,
     recorded_ports,
     write_endpoints,
     write_parts,
@@ -35,14 +38,14 @@ from services.shell.host.postgres import STEPS as POSTGRES_STEPS
 from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.host.process import ServerError
 from services.shell.host.readiness import Readiness
-from services.shell.host.running import AFTER, BESIDE, shared
+from services.shell.host.running import AFTER, BESIDE, Running, lasting, shared, unsent
 from services.shell.host.supervise import Child, Supervisor, ended
 from services.shell.host.worker import publish_exit
 from services.shell.http import LISTENING, listen
 from services.shell.metrics.system import PAGE, SystemMetrics
 from services.shell.runtime import telemetry
 from services.shell.runtime.known_streams import KnownStreams, StreamFile
-from services.shell.settings import deciding, login_of
+from services.shell.settings import deciding, given, login_of
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +112,7 @@ class Stack:
         self._hosting: LocalWorkers | None = None
         self._metrics: SystemMetrics | None = None
         self._supervisor.changed = self._tell_parts
+        self._supervisor.swept = partial(process.rotate, self._logs)
         self._chosen: dict[str, int] = {}
         self._log: logging.Handler | None = None
         self._listening: dict[
@@ -116,6 +120,9 @@ class Stack:
         ] = {}  # by child: where connections wait while none of its processes accepts them
         self._forks: process.ForkServer | None = None
         self._await_visitor: Callable[[], None] | None = None
+        self._lasting: Path | None = None
+        self._unsent: list[bytes] = []
+        self._made = 0
         self.notices: list[str] = []  # what `start` did otherwise than usual, for people
 
     async def start(self) -> SystemEndpoints:
@@ -131,37 +138,47 @@ class Stack:
         try:
             self._lock = process.Lock(spec.data_dir / "up.lock")
         except ServerError:
+            running = recorded(spec.data_dir, "pid")
+            how = f"`kill {running}` stops it" if running else "stop it first"
             raise ServerError(
-                f"a system runs in {spec.data_dir} already: stop it first, or choose another --data-dir"
+                f"a system runs in {spec.data_dir} already: {how}, or choose another --data-dir"
             ) from None
         self._log = telemetry.to_file(self._logs / f"{LOG}.log", LOG)
-        recorded = recorded_ports(spec.data_dir)
+        self._open_memory()
+        kept = recorded_ports(spec.data_dir)
         ours = [name for name, given in (("nats", spec.nats_url), ("postgres", spec.sql_dsn)) if given is None]
         ours += ["dashboard"] * spec.dashboard
         gateway = spec.settings.gateway
         ours += ["gateway"] * (spec.gateway and gateway.port > 0) + ["gateway_grpc"] * (
             spec.gateway and gateway.grpc_port > 0
         )
+        ours += ["metrics"] * spec.settings.metrics.enabled
         preferred = {
             **DEFAULT_PORTS,
             "dashboard": spec.settings.dashboard.port,
             "gateway": gateway.port,
             "gateway_grpc": gateway.grpc_port,
+            "metrics": spec.settings.metrics.port or DEFAULT_PORTS["metrics"],
         }
-        chosen = choose_ports(ours, spec.port_base, recorded, self._claims.take, self._claims.take_any, preferred)
-        known = () if spec.port_base is not None else chosen.items() - recorded.items() - preferred.items()
+        chosen = choose_ports(ours, spec.port_base, kept, self._claims.take, self._claims.take_any, preferred)
+        if spec.port_base is not None:
+            wanted = {name: spec.port_base + offset for name, offset in PORT_OFFSETS.items()}
+        else:
+            wanted = {
+                name: kept.get(name, port) if port == DEFAULT_PORTS[name] else port for name, port in preferred.items()
+            }
         self.notices = [
-            f"port {preferred[name]} is busy: {name} has port {port} instead, also at the next start"
-            for name, port in sorted(known)
+            f"port {wanted[name]} is busy: {name} has port {port} instead, also at the next start"
+            for name, port in sorted(chosen.items())
+            if port != wanted[name]
         ]
+        if spec.config is None and (before := recorded(spec.data_dir, "config")):
+            self.notices.append(
+                f"the last start had --config {before}, this one has none: its settings are the defaults"
+            )
         claims = self._claims
         self._metrics = SystemMetrics(
-            spec.settings.metrics,
-            spec.port_base,
-            recorded.get("metrics"),
-            self._supervisor,
-            claims.take,
-            claims.take_any,
+            spec.settings.metrics, chosen.get("metrics", 0), self._supervisor, claims.take, claims.take_any
         )
         if sys.platform == "linux":
             services = [*SHARED, *["gateway"] * spec.gateway]
@@ -183,8 +200,10 @@ class Stack:
             gateway_grpc=at(gateway.address, chosen["gateway_grpc"]) if "gateway_grpc" in chosen else None,
             metrics=metrics,
             settings=deciding(spec.settings),
+            given=given(spec.config, spec.environ),
+            config=None if spec.config is None else str(spec.config.absolute()),
         )
-        write_endpoints(spec.data_dir, found, chosen | ({"metrics": self._metrics.port} if metrics else {}))
+        write_endpoints(spec.data_dir, found, kept | chosen)
         return found
 
     async def ready(self, timeout: float = 120.0) -> None:
@@ -236,6 +255,8 @@ class Stack:
         for listening in self._listening.values():
             asyncio.get_running_loop().remove_reader(listening)
             listening.close()
+        if self._lasting is not None and not unsent(self._lasting):
+            shutil.rmtree(self._lasting)
         self._claims.release()
         self._lock.release()
         if self._log is not None:
@@ -425,7 +446,7 @@ class Stack:
         listening = self._listening.get(name)
         if listening is not None:
             environ[LISTENING] = str(listening.fileno())
-        running = shared() if services != ["dashboard"] else None
+        running = self._memory_of(name) if services != ["dashboard"] else None
 
         def launch() -> subprocess.Popen[bytes] | process.Taken:
             return process.start_service(
@@ -448,6 +469,25 @@ class Stack:
             succession=AFTER if "monitor" in services else BESIDE,
             rests=self._await_visitor if services == ["dashboard"] else None,
         )  # fmt: skip
+
+    def _memory_of(self, name: str) -> Running | None:
+        """Memory for a new process of this part. The first dispatcher sends what a system that was killed as a whole has not sent."""
+        self._made += 1
+        running = shared(None if self._lasting is None else self._lasting / f"{name}.{self._made}")
+        if running is not None and name.startswith(("dispatcher-", "fused")):
+            running.bequeath(self._unsent)
+            self._unsent = []
+        return running
+
+    def _open_memory(self) -> None:
+        """Take what a system that was killed as a whole has left, and begin anew. Raises OSError."""
+        self._lasting = lasting(self._spec.data_dir)
+        if self._lasting is None:
+            return
+        if self._lasting.exists():
+            self._unsent = unsent(self._lasting)
+            shutil.rmtree(self._lasting)
+        self._lasting.mkdir(mode=0o700)
 
     def _service_environ(self, more: Mapping[str, str]) -> dict[str, str]:
         return process.with_our_source({**self._spec.environ, "INFAAS_DATA_DIR": str(self._spec.data_dir), **more})

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 # s before the first, second, ... restart in a row: the query that ended a process ends another one. A worker is back within 5 s after any of them.
 PAUSES = (0.0, 0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 SETTLED = 5.0  # s of life after which an end counts as the first again
+SWEEP = 5.0  # s between looks for dead orphans
 ASK = 0.5  # s between questions to a server
 SUCCEED_S = 60.0  # s that a process which is to leave waits for its successor, as long as no second signal comes
 SUCCESSION_LOOK = 0.02  # s between looks whether it is ready
@@ -82,13 +83,14 @@ class Supervisor:
     """Starts children and keeps them running until `stop`. Use it from the main thread's event loop.
 
     restarts, hangs: of each child, by name: how often it was started again, and how often because it hung. changed: is called when `pids` is
-    another.
+    another; swept: every SWEEP seconds.
     """
 
     def __init__(self) -> None:
         self.restarts: dict[str, int] = {}
         self.hangs: dict[str, int] = {}
         self.changed: Callable[[], None] = lambda: None
+        self.swept: Callable[[], None] = lambda: None
         self._leaving: dict[Child, asyncio.Task[None]] = {}
         self._successors: dict[Child, Child] = {}  # those that do not do their work alone yet, by the child before
         self._watching: asyncio.Task[None] | None = None
@@ -236,16 +238,32 @@ class Supervisor:
     async def _watch(self) -> None:
         """Look at every child again and again, and end those that hang."""
         clock = asyncio.get_running_loop().time
-        before = clock()
+        before = swept = clock()
+        dead: set[int] = set()
         while True:
             await asyncio.sleep(LOOK)
             now = clock()
+            if now - swept >= SWEEP:
+                swept, dead = now, self._sweep(dead)
+                self.swept()
             for child, process in list(self._running.items()):
                 if child in self._unanswered and child in self._up:
                     self._unanswered[child] += min(now - before, LONGEST)
                 if child not in self._stopping and process.returncode is None:
                     self._look(child, process, now - before)
             before = now
+
+    def _sweep(self, dead: set[int]) -> set[int]:
+        """Reap orphans that a killed process has left us, as PostgreSQL's own, if they were dead at the last sweep, too; returns who is dead.
+
+        Whoever has started a process waits for it sooner.
+        """
+        ours = self._before | {process.pid for process in self._running.values()}
+        found = {pid for pid in child_pids() - ours if _is_dead(pid)}
+        for pid in found & dead:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        return found - dead
 
     def _look(self, child: Child, process: Process, passed: float) -> None:
         running = child.running
@@ -349,6 +367,7 @@ class Supervisor:
         self.restarts[child.name] += 1
         try:
             self._launch(child)
+            log.warning("%s was started again (process %d)", child.name, self._running[child].pid)
         except ServerError as error:
             log.error("cannot restart %s: %s", child.name, error)
 
@@ -405,11 +424,15 @@ async def ended(process: Process) -> None:
 
 
 async def _poll(pid: int) -> None:
-    def over() -> bool:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    while not over():  # noqa: ASYNC110  nothing would set an event
+    while not _is_dead(pid):  # noqa: ASYNC110  nothing would set an event
         await asyncio.sleep(0.1)
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether this child of ours has ended; it is not reaped."""
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
 
 
 def describe(code: int) -> str:

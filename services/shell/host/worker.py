@@ -100,9 +100,10 @@ class WorkerHost:
         await self._take_turn()
         asked = self._settings.metrics
         if asked.enabled and asked.port:
-            self._metrics = SystemMetrics(asked, None, None, self._supervisor, self._claims.take, self._claims.take_any)
-            if self._metrics.port != asked.port:
+            if not self._claims.take(asked.port):
                 raise ServerError(f"port {asked.port} (metrics.port) is busy")
+            claims = self._claims
+            self._metrics = SystemMetrics(asked, asked.port, self._supervisor, claims.take, claims.take_any)
             await self._metrics.open()
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
         if sys.platform == "linux":

@@ -18,8 +18,6 @@ from services.shell.host.watch import LOOK, Missing, SystemPart, missing
 from services.shell.http import HttpListener, Pages, Reply, fetch, serve_pages, state_page
 from services.shell.metrics.counts import process_families
 
-PORT = 9100
-OFFSET = 10  # from --port-base; contract, section 1
 NEAR = 200  # ports after the first one that processes may get
 GRACE = 0.2  # s that a page under way has when the system stops
 PATIENCE = 1.5  # s that a process has to answer
@@ -28,13 +26,12 @@ RECENT = 0.25  # s for which an answer of that page is good for those who ask ne
 
 
 class SystemMetrics:
-    """take: claims a port if it is free; take_any: claims a free one. `port` is 0 if metrics are switched off."""
+    """port: of the page, claimed already; 0 if metrics are switched off. take: claims a port if it is free; take_any: claims a free one."""
 
     def __init__(
         self,
         settings: MetricsSettings,
-        base: int | None,
-        recorded: int | None,
+        port: int,
         supervisor: Supervisor,
         take: Callable[[int], bool],
         take_any: Callable[[], int],
@@ -46,11 +43,8 @@ class SystemMetrics:
         self._ports: dict[str, int] = {}
         self._free: list[int] = []
         self._server: HttpListener | None = None
-        wanted = [settings.port or PORT, *([recorded] if recorded else [])] if base is None else [base + OFFSET]
-        self.port = 0
-        if settings.enabled:
-            self.port = next((port for port in wanted if port <= 65535 and take(port)), 0) or take_any()
-        self._next = self.port + 1
+        self.port = port
+        self._next = port + 1
 
     def port_for(self, name: str) -> int:
         """The port of a process of ours, the same each time it is started; 0 where metrics are switched off."""

@@ -215,5 +215,8 @@ class Outbox:
             log.error("stopped with events unsent", extra={"rows": self._held})
         if self._task is not None:
             self._task.cancel()
-        if self.kept is not None:
+        if self.kept is not None and not self._ready:  # all of them are in the stream
+            for _, number in self._keeps:
+                self.kept.drop(number)
+        elif self.kept is not None:
             self.kept.leave(number for _, number in self._keeps)

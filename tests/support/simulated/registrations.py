@@ -23,8 +23,16 @@ from bus.messages.catalog import (
 )
 from bus.messages.fleet import WorkerHeartbeat
 from bus.messages.public import Error, Register, RegistrationStatus
-from bus.messages.verbs import DeployPipeline, PipelineHead, ResetSelection, SetPipeline
-from bus.messages.work import BuildVariants, ModelInspected, VariantBuilt, VariantFailed, VariantPlan, WorkFinished
+from bus.messages.verbs import DeployPipeline, PipelineHead, Prune, ResetSelection, SetPipeline
+from bus.messages.work import (
+    ArtifactsKept,
+    BuildVariants,
+    ModelInspected,
+    VariantBuilt,
+    VariantFailed,
+    VariantPlan,
+    WorkFinished,
+)
 from bus.subjects import Subjects
 from services.core.actor import (
     After,
@@ -51,6 +59,7 @@ from services.registrar.commands import (
     ContextsDeleted,
     Finish,
     MarkCancelled,
+    Pruned,
     PutRecords,
     PutStatus,
     RegistrationClaimed,
@@ -233,6 +242,8 @@ class Stage:
                     self.put(SUBJECTS.catalog_bucket, key, None)
                 for prefix in ["work"] + ["registration"] * command.forget:
                     self.put(SUBJECTS.status_bucket, f"{prefix}.{command.registration}", None)
+            case Prune():
+                return Pruned("nothing was deleted", ArtifactsKept(artifacts=[], time=self.now))
             case _:
                 return self.change(command)
         return None

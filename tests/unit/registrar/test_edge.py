@@ -25,6 +25,7 @@ from bus.messages.verbs import (
     DeleteApp,
     DeleteVersion,
     PipelineHead,
+    Prune,
     ReleaseVariant,
     ResetSelection,
     SetBatching,
@@ -45,6 +46,7 @@ from services.registrar.commands import (
     Finish,
     LinkVersion,
     MarkCancelled,
+    Pruned,
     PutRecords,
     PutStatus,
     RegistrationClaimed,
@@ -84,6 +86,7 @@ class Place:
     catalog: KeyValue
     status: KeyValue
     uploads: ObjectStore
+    artifacts: ObjectStore
     control: KeyValue
     contexts: KeyValue
 
@@ -104,6 +107,7 @@ async def on_a_bus() -> AsyncIterator[Place]:
     place.control = await bus.key_value(SUBJECTS.control_bucket)
     place.contexts = await bus.key_value(SUBJECTS.selection_bucket)
     place.uploads = await bus.object_store(SUBJECTS.uploads_bucket)
+    place.artifacts = await bus.object_store(SUBJECTS.artifacts_bucket)
     try:
         yield place
     finally:
@@ -314,17 +318,45 @@ async def test_a_version_goes_with_its_variants_once_no_app_serves_it_and_its_nu
     kept = await place.do(DeleteVersion(model="mlp", version="1"))
     assert isinstance(kept, Error)
     assert "app digits serves version 1 of model mlp" in kept.message
-    assert await place.do(DeleteVersion(model="mlp", version="2")) is None
+    assert isinstance(await place.do(DeleteVersion(model="mlp", version="2")), Pruned)
     assert await place.keys() == {
         "app.digits",
         "model.mlp.1",
         f"variant.{variant_record().variant}",
         "version.mlp.2",
     }
-    assert await place.do(DeleteVersion(model="mlp", version="2")) is None
+    assert isinstance(await place.do(DeleteVersion(model="mlp", version="2")), Pruned)
     assert await place.do(ClaimRegistration(record=work("r2", version="2"), next_version=2)) == AlreadyTaken("version")
     claimed = await place.do(ClaimRegistration(record=work("r3"), next_version=2))
     assert claimed.record.version == "3"
+
+
+async def test_files_go_with_the_last_version_that_has_them_and_not_while_a_registration_may_need_them(
+    place: Place,
+) -> None:
+    files = {"source": "5" * 64, "validation": "7" * 64}
+    for version in ("1", "2"):
+        variant = replace(variant_record(f"mlp-v{version}"), version=version, artifact=version * 64)
+        model = replace(model_record(version=version), **files)
+        assert await place.do(PutRecords(variants=(variant,), model=model, link=None)) is None
+    there = [*files.values(), "1" * 64, "2" * 64, "9" * 64]
+    for key in there:
+        await place.artifacts.put(key, b"x" * 2**20)
+    said = await place.do(Prune(dry_run=True))
+    assert said == Pruned("1 files, 1.0 MB would be deleted")
+    await place.do(ClaimRegistration(record=work("r9", version="9"), next_version=9))
+    assert (await place.do(DeleteVersion(model="mlp", version="2"))).kept is None
+    assert sorted(await place.artifacts.keys()) == sorted(there)
+    ended = await place.do(Finish(registration="r9", model="mlp", version="9", uploads=()))
+    kept = sorted([*files.values(), "1" * 64])
+    assert (ended.note, ended.kept.artifacts) == ("2 files, 2.0 MB were deleted", kept)
+    assert sorted(await place.artifacts.keys()) == kept
+    await place.do(DeleteVersion(model="mlp", version="1"))
+    assert await place.artifacts.keys() == []
+    await place.artifacts.put("9" * 64, b"x")
+    await place.catalog.put("variant.strange", b"of another release")
+    assert "cannot read" in (await place.do(Prune())).note
+    assert await place.artifacts.keys() == ["9" * 64]
 
 
 async def test_a_cancelled_registration_takes_back_what_it_has_written_unless_it_is_in_use(place: Place) -> None:

@@ -394,7 +394,7 @@ def test_a_registrar_that_slept_listens_before_it_deletes() -> None:
     beats(stage, 20, simulating("gpu"))
     stage.now += 100.0
     stage.tick()
-    assert stage.commands == []
+    assert {do.id[0] for do in stage.commands} <= {"prune"}
     beats(stage, 5, simulating("gpu"))
     assert simulated(stage) == ["mlp-v1-simgpu-fp32-t1-b8"]
 

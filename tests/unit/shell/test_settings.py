@@ -116,6 +116,18 @@ def test_a_variable_is_named(name: str, value: str, said: str, tmp_path: Path) -
         load(file, {name: value})
 
 
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "infaas.toml"
+    file.write_text("log_level = 'LOUD'\n[montor]\na = 1\n[monitor]\nsample_s = 'soon'\nsampl = 3\n")
+    done = infaas("up", "--data-dir", str(tmp_path / "data"), "--config", str(file), INFAAS_JOBS__CHUNK_KB="0")
+    assert done.returncode == 2
+    told = {
+        re.search(r"(montor|monitor\.\w+|log_level|jobs\.chunk_kb)\)?: ", line)[1] for line in done.stderr.splitlines()
+    }  # type: ignore[index]
+    assert told == {"montor", "monitor.sample_s", "monitor.sampl", "log_level", "jobs.chunk_kb"}
+    assert len(done.stderr.splitlines()) == len(told)
+
+
 def test_variables_hold_pairs_and_hosts_and_win_over_the_file(tmp_path: Path) -> None:
     """As docs/rest.md has it."""
     named = load(None, {"INFAAS_GATEWAY__REGISTER_HOSTS": "models.example.org, store.internal=10.1.2.3, [::1]:8080"})

@@ -61,7 +61,8 @@ def said(effects, kind) -> list:
 
 def test_it_listens_to_the_orders_of_its_worker_only():
     orders = ("inspect", "build", "cancel")
-    assert {inlet.subject for inlet in actor().inlets} == {f"t.workshop.w1.{order}" for order in orders}
+    expected = {*(f"t.workshop.w1.{order}" for order in orders), "t.registrar.kept"}
+    assert {inlet.subject for inlet in actor().inlets} == expected
 
 
 def test_one_order_at_a_time_in_the_order_they_came():

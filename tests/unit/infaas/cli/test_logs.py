@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -31,8 +31,7 @@ def logs(tmp_path: Path) -> Path:
 def test_lines_of_all_processes_are_in_the_order_of_time(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (logs / "registrar.log").write_text(entry(1000.0, "first") + entry(3000.0, "third", pid=7))
     (logs / "postgres.log").write_text("1970-01-01 00:33:20.000 UTC [9] LOG:  second\n\tits detail\n")
-    at = datetime.fromtimestamp(4000.0).strftime("%Y/%m/%d %H:%M:%S")
-    (logs / "nats.log").write_text(f"[1] {at}.000000 [INF] fourth\n")
+    (logs / "nats.log").write_text("[1] 1970/01/01 01:06:40.000000 [INF] fourth\n")
     lines = ran(capsys, ["logs", "--data-dir", str(logs.parent)]).out.splitlines()
     assert [line.split()[1] for line in lines] == ["registrar", "postgres", "postgres", "registrar", "nats"]
     words = ["first", "second", "detail", "third", "fourth"]
@@ -43,6 +42,7 @@ def test_lines_of_all_processes_are_in_the_order_of_time(logs: Path, capsys: pyt
         ["INFO", "its detail"],
     ]  # one time, a level
     assert lines[4].split(maxsplit=3)[2:] == ["INFO", "fourth"]
+    assert datetime.fromisoformat(lines[3].split()[0]) == datetime(1970, 1, 1, 0, 50, tzinfo=UTC)
     for last, service in ((["-n", "2"], ["reg"]), (["--lines", "2"], ["--service", "reg"])):
         assert len(ran(capsys, ["logs", *last, "--data-dir", str(logs.parent)]).out.splitlines()) == 2
         assert main(["logs", *service, "--data-dir", str(logs.parent)]) == 0
@@ -63,6 +63,20 @@ def test_following_goes_on_with_new_lines_until_ctrl_c(logs: Path) -> None:
             assert process.wait(60) == 130
         finally:
             process.kill()
+
+
+def test_a_services_lines_say_that_it_was_killed_and_started_again(
+    logs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (logs / "executor-w0.log").write_text(entry(1.0, "executor runs"))
+    told = (
+        "executor-w0 ended (killed by SIGKILL)",
+        "executor-w0 was started again (process 7)",
+        "nats ended (exit code 1)",
+    )
+    (logs / "up.log").write_text("".join(entry(2.0 + n, text, "WARNING") for n, text in enumerate(told)))
+    shown = ran(capsys, ["logs", "executor", "--data-dir", str(logs.parent)]).out.splitlines()
+    assert [line.split(maxsplit=3)[3] for line in shown] == ["executor runs", *told[:2]]
 
 
 def test_a_level_hides_the_lower_ones_but_no_crash(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:

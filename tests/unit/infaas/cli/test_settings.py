@@ -9,7 +9,8 @@ import pytest
 
 from infaas.cli import main
 from services.core.settings import Settings, described
-from services.shell.settings import load
+from services.shell.host.endpoints import SystemEndpoints, write_endpoints
+from services.shell.settings import given, load
 from tests.support.clients.commands import ran
 
 
@@ -72,3 +73,25 @@ def test_the_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypat
     assert [line for line in lines if len(line) > 80] == []
     at = lines.index("monitor.heartbeat_s  0.5")
     assert lines[at + 1].startswith("    (above 0 and at most 60) ")
+
+
+def test_what_runs_is_told_with_its_origin_and_what_a_restart_would_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "infaas.toml"
+    file.write_text("log_level = 'DEBUG'\n[monitor]\nsample_s = 3\n[machines.kinds.big]\nmaximum = 2\n")
+    environ = {"INFAAS_DISPATCHER__COUNT": "2", "INFAAS_STORE__DSN": "postgresql://me:secret@here/db"}
+    there = SystemEndpoints(nats="nats://x", sql="", writer="", given=given(file, environ), config=str(file))
+    write_endpoints(tmp_path, there, {})
+    file.write_text("[monitor]\nsample_s = 4\n[machines.kinds.big]\nmaximum = 2\n[jobs]\nchunk_kb = 64\n")
+    command = ["settings", "--running", "--data-dir", str(tmp_path), "--json"]
+    out = ran(capsys, command).out
+    assert "secret" not in out
+    found = {one.pop("setting"): one for one in json.loads(out)}
+    assert found["monitor.sample_s"] == {"value": 3, "default": 2.0, "from": str(file), "after_restart": 4}
+    assert found["log_level"]["after_restart"] == found["log_level"]["default"] == "INFO"
+    assert found["machines.kinds.big.maximum"] == {"value": 2, "default": 0, "from": str(file)}
+    assert found["jobs.chunk_kb"]["after_restart"] == 64
+    assert found["dispatcher.count"] == {"value": "2", "default": 1, "from": "INFAAS_DISPATCHER__COUNT"}
+    assert found["monitor.heartbeat_s"] == {"value": 0.5, "default": 0.5, "from": "default"}
+    assert len(ran(capsys, command[:-1]).out.splitlines()) == 1 + 6  # only those that were given

@@ -71,7 +71,10 @@ def test_a_base_fixes_every_port() -> None:
         "dashboard": 6002,
         "gateway": 6003,
         "gateway_grpc": 6004,
+        "metrics": 6010,
     }
+    # A service without metrics at the right place is better than none.
+    assert choose_ports(["metrics"], 6000, {}, take=free_but(6010), take_any=lambda: 4711) == {"metrics": 4711}
 
 
 def test_a_port_of_the_settings_comes_before_last_times_and_is_an_error_when_it_is_busy() -> None:

@@ -10,7 +10,7 @@ from services.shell.host.nats import nats_version
 from services.shell.host.postgres import role_dsn
 from services.shell.host.process import ServerError
 from services.shell.host.rootless import ProcessIdentity, runs
-from tests.support.servers.processes import read_line, script
+from tests.support.servers.processes import eventually, read_line, script
 
 
 def mode(path: Path) -> int:
@@ -70,12 +70,17 @@ def test_a_log_that_cannot_be_written_is_a_clear_error_too(tmp_path: Path) -> No
         process.start(["echo"], log=tmp_path / "log", on_our_death=signal.SIGKILL)
 
 
-def test_logs_are_set_aside_when_large_and_end_with_a_last_line(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_bytes(b"x" * (10 * 2**20 + 1))
-    process.start(["echo", "new"], log=log, on_our_death=signal.SIGKILL).wait()
+def test_logs_are_emptied_when_large_while_they_are_written_and_end_with_a_last_line(tmp_path: Path) -> None:
+    log = tmp_path / "it.log"
+    log.write_bytes(b"x" * 2**20)
+    writes = process.start(
+        ["sh", "-c", "echo old; while [ -s $0 ]; do :; done; echo new", str(log)], log=log, on_our_death=signal.SIGKILL
+    )
+    assert eventually(lambda: log.stat().st_size > 2**20)
+    process.rotate(tmp_path, limit=2**20)
+    assert writes.wait() == 0
     assert log.read_text() == "new\n"
-    assert (tmp_path / "log.1").stat().st_size == 10 * 2**20 + 1
+    assert (tmp_path / "it.log.1").read_bytes() == b"x" * 2**20 + b"old\n"
     (tmp_path / "log").write_text("first\nlast words\n")
     assert process.last_line(tmp_path / "log") == "last words"
     assert process.last_line(tmp_path / "none") == ""

@@ -272,20 +272,15 @@ def claims(busy: set[int]) -> tuple[list[int], object]:
     return taken, take
 
 
-def hub(base: int | None, busy: set[int], recorded: int | None = None, **settings: object) -> SystemMetrics:
+def hub(port: int, busy: set[int]) -> SystemMetrics:
     _, take = claims(busy)
-    return SystemMetrics(MetricsSettings(**settings), base, recorded, Supervisor(), take, lambda: 4711)
+    return SystemMetrics(MetricsSettings(), port, Supervisor(), take, lambda: 4711)
 
 
 async def test_ports() -> None:
-    assert hub(None, set()).port == 9100
-    assert hub(None, set(), port=7000).port == 7000
-    assert hub(20000, set(), port=7000).port == 20010
-    assert hub(None, {9100}, recorded=9300).port == 9300
-    assert hub(20000, {20010}).port == 4711  # a service without metrics at the right place is better than none
-    off = hub(None, set(), enabled=False)
+    off = hub(0, set())
     assert (off.port, off.port_for("a"), await off.open()) == (0, 0, None)
-    some = hub(None, {9102})
+    some = hub(9100, {9102})
     assert [some.port_for(name) for name in ("a", "b", "a", "c")] == [9101, 9103, 9101, 9104]
     some.remove(["a", "never seen"])
     assert [some.port_for(name) for name in ("d", "b", "e")] == [9101, 9103, 9105]
@@ -298,7 +293,7 @@ async def test_one_page_of_all_processes_and_the_truth_about_them() -> None:
 
     supervisor = Supervisor()
     ports = [free_port() for _ in range(3)]
-    it = SystemMetrics(MetricsSettings(port=ports[0]), None, None, supervisor, lambda _: True, lambda: ports[1])
+    it = SystemMetrics(MetricsSettings(), ports[0], supervisor, lambda _: True, lambda: ports[1])
     it._next = ports[1]
     assert await it.open() == f"http://{HOST}:{ports[0]}/metrics"
     assert it.port_for("service") == ports[1]
@@ -332,7 +327,7 @@ async def test_what_queries_need_and_the_figure_that_prometheus_reads() -> None:
         return (await fetch(HOST, port, path, 20.0)).text
 
     supervisor, port = Supervisor(), free_port()
-    it = SystemMetrics(MetricsSettings(port=port), None, None, supervisor, lambda _: True, lambda: port)
+    it = SystemMetrics(MetricsSettings(), port, supervisor, lambda _: True, lambda: port)
     await it.open()
     it.started = True
     system = SystemPage(it.page)
@@ -363,11 +358,9 @@ async def test_nobody_waits_for_the_page_of_a_process_that_is_stopped(monkeypatc
     monkeypatch.setattr(system_module, "PATIENCE", 1e6)  # s
     supervisor, port = Supervisor(), free_port()
     with socket.create_server((HOST, 0)) as silent:
-        it = SystemMetrics(
-            MetricsSettings(port=port), None, None, supervisor, lambda _: True, lambda: silent.getsockname()[1]
-        )
+        it = SystemMetrics(MetricsSettings(), port, supervisor, lambda _: True, lambda: silent.getsockname()[1])
         await it.open()
-        it._next = it._settings.port + 1_000_000  # no port is near
+        it._next = port + 1_000_000  # no port is near
         it.port_for("stopped")
         command = [sys.executable, "-c", "import time; time.sleep(600)"]
         supervisor.start(Child("stopped", lambda: subprocess.Popen(command), hung=1e9))
