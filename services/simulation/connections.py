@@ -121,7 +121,7 @@ class Connections(Kernel):
 
     def die(self, name: str) -> None:
         """Kill -9: the end of all actors in the process. What it has sent is on its way. Its successor sends the outcomes that are not stored
-        (services/shell/host/kept.py).
+        (services/shell/host/running.py).
         """
         process = self.process(name)
         for member in list(process.members.values()):

@@ -1,11 +1,12 @@
 """What a process does at this moment, in memory that its supervisor shares: that its loop turns, what it loads, and which queries it
 computes. So it is known after any crash, and while the process hangs. Here, too, a process that is to leave and its supervisor agree when
-it goes: its successor comes first (`succession`). And here is what a process must not take with it when it is killed (`kept`).
+it goes: its successor comes first (`succession`). And here is what a process must not take with it when it is killed: its successor finds it (`Kept`).
 """
 
 import hashlib
 import mmap
 import os
+import shutil
 import struct
 import threading
 import weakref
@@ -14,9 +15,17 @@ from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
 
-from services.shell.host.kept import SIZE, Kept
-
 _MEMORY, _ROOM = Path("/dev/shm"), 2**30  # noqa: S108  (bytes that must be free there)
+ROOM = 8 << 20  # bytes of each half; only what is written takes memory
+KEPT_SIZE = 8 + 2 * ROOM
+_HALF, _LENGTH = (
+    struct.Struct("<Q"),
+    struct.Struct("<I"),
+)  # which half is used; before each entry: its length, 0 if none follows
+_NONE = bytes(_LENGTH.size)
+_OVER, _WILL = 1 << 31, 1 << 30  # in a length: the entry need not be kept any more; it is a will
+_OVER_AT, _OVER_BYTE = _LENGTH.size - 1, 0x80
+_LONGEST = _WILL - 1
 RUNNING = "INFAAS_RUNNING_FD"  # the variable that tells a service where it writes
 UID = 16  # bytes
 MOST = 4096  # uids
@@ -29,11 +38,95 @@ _LET_GO_AT = _ROLE_AT + 1  # GO or SUCCEEDED, by the supervisor
 _NUMBER_AT = _LET_GO_AT + 2
 _UIDS_AT = _NUMBER_AT + _NUMBER.size
 _KEPT_AT = _UIDS_AT + UID * MOST
-_SIZE = _KEPT_AT + SIZE
+_SIZE = _KEPT_AT + KEPT_SIZE
 
 READY, LEAVES = 1, 2  # it can do its work; it was asked to end
 BESIDE, AFTER = 1, 2  # a successor: it works beside the one before it, or begins when that one has ended
 GO, SUCCEEDED = 1, 2  # it ends at once; its successor does its work from now on
+
+
+class Kept:
+    """Entries by number, of two kinds: rows, and wills, which take at most half of the room. The length of each is written last, so a death at any moment leaves whole ones only. memory, at: where its `KEPT_SIZE` bytes begin.
+
+    What a process has left before this one is nobody's until `left`.
+    """
+
+    def __init__(self, memory: mmap.mmap, at: int = 0) -> None:
+        self._memory = memory
+        self._at = at
+        self._places: dict[int, tuple[int, int]] = {}  # by number: where it begins, and its bytes
+        self._counts = 0  # bytes of all that count
+        self._number = 0
+        self._half: int = _HALF.unpack_from(memory, at)[0] & 1
+        self._begin: int = at + _HALF.size + self._half * ROOM
+        self._end, self._limit = self._begin, self._begin + ROOM
+        while length := _LENGTH.unpack_from(memory, self._end)[0]:
+            size = _LENGTH.size + (length & _LONGEST)
+            if not length & _OVER:
+                self._number += 1
+                self._places[self._number] = (self._end, size)
+                self._counts += size
+            self._end += size
+        self._nobodys = list(self._places)
+
+    def put(self, body: bytes, *, will: bool = False) -> int:
+        """Keep this; returns its number. 0: there is no room."""
+        if not self._places and self._end > self._begin:
+            _LENGTH.pack_into(self._memory, self._begin, 0)
+            self._end = self._begin
+        needed = len(body) + 2 * _LENGTH.size + (ROOM // 2 if will else 0)
+        if self._end + needed > self._limit:
+            over = self._end - self._begin - self._counts
+            if self._counts + needed > ROOM or over < ROOM // 4:  # moving costs more than it brings
+                return 0
+            self._move()
+        number = self._number = self._number + 1
+        self._write(number, body, len(body) | (_WILL if will else 0))
+        return number
+
+    def drop(self, number: int) -> None:
+        """It need not be kept any more."""
+        place = self._places.pop(number, None)
+        if place is not None:
+            self._memory[place[0] + _OVER_AT] = _OVER_BYTE
+            self._counts -= place[1]
+
+    def leave(self, numbers: Iterable[int]) -> None:
+        """Who has kept these ends."""
+        self._nobodys.extend(number for number in numbers if number in self._places)
+
+    def left(self, *, wills: bool = False) -> dict[int, bytes]:
+        """What is nobody's, by number. It is the caller's from now on."""
+        entries = {number: self._entry(number) for number in self._nobodys if number in self._places}
+        taken = {number: body for number, (body, length) in entries.items() if bool(length & _WILL) is wills}
+        self._nobodys = [number for number in entries if number not in taken]
+        return taken
+
+    def _entry(self, number: int) -> tuple[bytes, int]:
+        """Its body, and its length with what else that says."""
+        place, size = self._places[number]
+        return self._memory[place + _LENGTH.size : place + size], _LENGTH.unpack_from(self._memory, place)[0]
+
+    def _write(self, number: int, body: bytes, length: int) -> None:
+        place = self._end
+        begin = place + _LENGTH.size
+        self._end = end = begin + len(body)
+        self._memory[begin : end + _LENGTH.size] = body + _NONE
+        _LENGTH.pack_into(self._memory, place, length)
+        self._places[number] = (place, end - place)
+        self._counts += end - place
+
+    def _move(self) -> None:
+        """Go on in the other half, which gets what counts."""
+        entries = {number: self._entry(number) for number in self._places}
+        self._counts = 0
+        self._half ^= 1
+        self._end = self._begin = self._at + _HALF.size + self._half * ROOM
+        self._limit = self._begin + ROOM
+        _LENGTH.pack_into(self._memory, self._begin, 0)
+        for number, entry in entries.items():
+            self._write(number, *entry)
+        _HALF.pack_into(self._memory, self._at, self._half)
 
 
 class Running:
@@ -179,7 +272,7 @@ class Running:
 def shared(file: Path | None = None) -> Running | None:
     """For a process that is to be started, which gets `fd` and its number in `RUNNING`. None where the system has no such memory (only Linux has).
 
-    file: of memory that outlives us all, for `unsent`.
+    file: of `LastingMemory`.
     """
     if not hasattr(os, "memfd_create"):
         return None
@@ -190,8 +283,41 @@ def shared(file: Path | None = None) -> Running | None:
     return running
 
 
+class LastingMemory:
+    """Files in memory for a system's processes, which outlive also their supervisor. open: takes what a system that was killed as a whole has left."""
+
+    def __init__(self) -> None:
+        self._place: Path | None = None
+        self._unsent: list[bytes] = []
+        self._made = 0
+
+    def open(self, data_dir: Path) -> None:
+        """Raises OSError."""
+        self._place = lasting(data_dir)
+        if self._place is None:
+            return
+        if self._place.exists():
+            self._unsent = _unsent(self._place)
+            shutil.rmtree(self._place)
+        self._place.mkdir(mode=0o700)
+
+    def of(self, part: str) -> Running | None:
+        """For a new process of this part. The first dispatcher sends what was left."""
+        self._made += 1
+        running = shared(None if self._place is None else self._place / f"{part}.{self._made}")
+        if running is not None and part.startswith(("dispatcher-", "fused")):
+            running.bequeath(self._unsent)
+            self._unsent = []
+        return running
+
+    def close(self) -> None:
+        """All processes have ended. What they have left stays for the next start."""
+        if self._place is not None and not _unsent(self._place):
+            shutil.rmtree(self._place)
+
+
 def lasting(data_dir: Path) -> Path | None:
-    """A directory in memory for the files of this system's processes. None: there is none, or little room: a process that finds none left dies."""
+    """The directory of this system's files there. None: there is none, or little room: a process that finds none left dies."""
     try:
         there = os.statvfs(_MEMORY)
     except OSError:
@@ -200,7 +326,7 @@ def lasting(data_dir: Path) -> Path | None:
     return _MEMORY / f"infaas-{os.getuid()}-{name}" if there.f_bavail * there.f_frsize > _ROOM else None
 
 
-def unsent(place: Path) -> list[bytes]:
+def _unsent(place: Path) -> list[bytes]:
     """The rows that processes have left in these files: they and their supervisor were killed. What they were about to say is over."""
     found: list[bytes] = []
     for file in sorted(place.glob("*")):

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import shutil
 import signal
 import socket
 import subprocess
@@ -38,7 +37,7 @@ from services.shell.host.postgres import STEPS as POSTGRES_STEPS
 from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.host.process import ServerError
 from services.shell.host.readiness import Readiness
-from services.shell.host.running import AFTER, BESIDE, Running, lasting, shared, unsent
+from services.shell.host.running import AFTER, BESIDE, LastingMemory
 from services.shell.host.supervise import Child, Supervisor, ended
 from services.shell.host.worker import publish_exit
 from services.shell.http import LISTENING, listen
@@ -120,9 +119,7 @@ class Stack:
         ] = {}  # by child: where connections wait while none of its processes accepts them
         self._forks: process.ForkServer | None = None
         self._await_visitor: Callable[[], None] | None = None
-        self._lasting: Path | None = None
-        self._unsent: list[bytes] = []
-        self._made = 0
+        self._memory = LastingMemory()
         self.notices: list[str] = []  # what `start` did otherwise than usual, for people
 
     async def start(self) -> SystemEndpoints:
@@ -144,7 +141,7 @@ class Stack:
                 f"a system runs in {spec.data_dir} already: {how}, or choose another --data-dir"
             ) from None
         self._log = telemetry.to_file(self._logs / f"{LOG}.log", LOG)
-        self._open_memory()
+        self._memory.open(self._spec.data_dir)
         kept = recorded_ports(spec.data_dir)
         ours = [name for name, given in (("nats", spec.nats_url), ("postgres", spec.sql_dsn)) if given is None]
         ours += ["dashboard"] * spec.dashboard
@@ -255,8 +252,7 @@ class Stack:
         for listening in self._listening.values():
             asyncio.get_running_loop().remove_reader(listening)
             listening.close()
-        if self._lasting is not None and not unsent(self._lasting):
-            shutil.rmtree(self._lasting)
+        self._memory.close()
         self._claims.release()
         self._lock.release()
         if self._log is not None:
@@ -446,7 +442,7 @@ class Stack:
         listening = self._listening.get(name)
         if listening is not None:
             environ[LISTENING] = str(listening.fileno())
-        running = self._memory_of(name) if services != ["dashboard"] else None
+        running = self._memory.of(name) if services != ["dashboard"] else None
 
         def launch() -> subprocess.Popen[bytes] | process.Taken:
             return process.start_service(
@@ -469,25 +465,6 @@ class Stack:
             succession=AFTER if "monitor" in services else BESIDE,
             rests=self._await_visitor if services == ["dashboard"] else None,
         )  # fmt: skip
-
-    def _memory_of(self, name: str) -> Running | None:
-        """Memory for a new process of this part. The first dispatcher sends what a system that was killed as a whole has not sent."""
-        self._made += 1
-        running = shared(None if self._lasting is None else self._lasting / f"{name}.{self._made}")
-        if running is not None and name.startswith(("dispatcher-", "fused")):
-            running.bequeath(self._unsent)
-            self._unsent = []
-        return running
-
-    def _open_memory(self) -> None:
-        """Take what a system that was killed as a whole has left, and begin anew. Raises OSError."""
-        self._lasting = lasting(self._spec.data_dir)
-        if self._lasting is None:
-            return
-        if self._lasting.exists():
-            self._unsent = unsent(self._lasting)
-            shutil.rmtree(self._lasting)
-        self._lasting.mkdir(mode=0o700)
 
     def _service_environ(self, more: Mapping[str, str]) -> dict[str, str]:
         return process.with_our_source({**self._spec.environ, "INFAAS_DATA_DIR": str(self._spec.data_dir), **more})

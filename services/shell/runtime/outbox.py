@@ -20,7 +20,7 @@ from bus.codec import decode, encode, one_array
 from bus.messages.events import Event, OutcomeEvent
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
-from services.shell.host.kept import Kept
+from services.shell.host.running import Kept
 
 log = logging.getLogger(__name__)
 

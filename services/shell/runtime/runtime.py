@@ -47,7 +47,7 @@ from services.core.actor import (
 )
 from services.core.metric import Insight, MetricFamily
 from services.core.trace import Span
-from services.shell.host.kept import Kept
+from services.shell.host.running import Kept
 from services.shell.metrics.counts import ActorCounts
 from services.shell.runtime.outbox import Outbox
 from services.shell.runtime.telemetry import about

@@ -10,8 +10,7 @@ from random import Random
 import pytest
 
 from services.shell.host import process
-from services.shell.host.kept import ROOM, SIZE, Kept
-from services.shell.host.running import shared
+from services.shell.host.running import KEPT_SIZE, ROOM, Kept, shared
 
 WRITES = f"""
 import os
@@ -25,7 +24,7 @@ os.kill(os.getpid(), {int(signal.SIGKILL)})
 
 
 def memory() -> mmap.mmap:
-    return mmap.mmap(-1, SIZE)
+    return mmap.mmap(-1, KEPT_SIZE)
 
 
 def bodies(kept: Kept) -> list[bytes]:
@@ -74,7 +73,7 @@ def test_only_whole_entries_are_left_whenever_the_process_dies() -> None:
 def test_it_goes_on_for_ever_in_the_same_memory() -> None:
     shared_memory, draw = memory(), Random(1)
     kept, expected = Kept(shared_memory), dict[int, bytes]()
-    for n in range(3 * SIZE // 5_000):
+    for n in range(3 * KEPT_SIZE // 5_000):
         body = n.to_bytes(8, "little") + bytes(draw.randrange(10_000))
         number = kept.put(body)
         assert number

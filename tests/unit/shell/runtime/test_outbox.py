@@ -14,7 +14,7 @@ from bus.port import Delivery, StreamSpec
 from bus.subjects import Subjects
 from services.core.actor import Effect, Envelope, Inlet, Publish, Record, Started, Synced, Watch, Will
 from services.recorder.tables import Batch
-from services.shell.host.kept import ROOM, SIZE, Kept
+from services.shell.host.running import KEPT_SIZE, ROOM, Kept
 from services.shell.runtime.outbox import Outbox
 from services.shell.runtime.runtime import Runtime
 from tests.support.clients.responders import until
@@ -39,7 +39,7 @@ class System:
     """A broker, and memory that outlives the processes on it."""
 
     def __init__(self) -> None:
-        self.memory = mmap.mmap(-1, SIZE)
+        self.memory = mmap.mmap(-1, KEPT_SIZE)
         self.broker = Broker()
         self.recorded: list[int] = []
         self._lives = 0
@@ -135,7 +135,7 @@ async def test_what_an_actor_could_not_send_the_next_one_sends() -> None:
 
 async def test_a_successor_with_memory_of_its_own_sends_what_the_one_before_it_could_not() -> None:
     """A planned restart: both run for a while, so each has its own."""
-    system, theirs = System(), Kept(mmap.mmap(-1, SIZE))
+    system, theirs = System(), Kept(mmap.mmap(-1, KEPT_SIZE))
     old = system.start(theirs)
     add(old, *UIDS[:2])
     memory = theirs._memory
@@ -158,7 +158,7 @@ async def test_a_successor_of_one_that_left_nothing_sends_its_own() -> None:
     await system.broker.connect().ensure_stream(STREAM)
     new = system.start()
     await asyncio.sleep(0)  # it waits for something to send
-    new.inherit(Kept(mmap.mmap(-1, SIZE)))
+    new.inherit(Kept(mmap.mmap(-1, KEPT_SIZE)))
     await asyncio.sleep(0)
     add(new, UIDS[0])
     await new.close(30.0)
@@ -199,7 +199,7 @@ class Wisher:
 
 class Willing:
     def __init__(self) -> None:
-        self.memory = mmap.mmap(-1, SIZE)
+        self.memory = mmap.mmap(-1, KEPT_SIZE)
         self.broker = Broker()
         self.heard: list[Delivery] = []
 
@@ -239,7 +239,7 @@ async def test_one_that_was_killed_while_its_successor_came_is_spoken_for_too() 
     system = Willing()
     await system.broker.connect().subscribe("heir", system.heard.append)
     first = await system.start(wants=True)
-    left, system.memory = system.memory, mmap.mmap(-1, SIZE)
+    left, system.memory = system.memory, mmap.mmap(-1, KEPT_SIZE)
     successor = await system.start()
     successor.inherit(Kept(left))
     assert [body for body, _, _ in await system.said()] == [b"first", b"second"]
@@ -260,7 +260,7 @@ class Teller:
 
 
 async def test_what_a_turn_recorded_is_kept_when_the_turn_is_over() -> None:
-    memory = mmap.mmap(-1, SIZE)
+    memory = mmap.mmap(-1, KEPT_SIZE)
     runtime = Runtime("one", Teller, Broker().connect(), Subjects())
     runtime.kept = Kept(memory)
     await runtime.start()
