@@ -281,6 +281,38 @@ def test_a_model_kept_in_host_memory_comes_back_sooner_than_it_loads(files):
     handle.close()
 
 
+def test_models_come_and_go_beside_each_other(files):
+    """As an executor makes several at a time: none disturbs another one while its graphs are captured."""
+    load(files, "torch-cuda").close()  # makes the files
+    right = files[1].run_single(IMAGES[:LARGEST])[0]
+
+    def stay(n: int) -> float:
+        handle = load(files, "torch-cuda")
+        errors = []
+        for _ in range(4):
+            errors.append(error(handle.run_single(IMAGES[:n])[0], right[:n]))
+            assert "CUDA graphs" in handle.proof
+            handle.demote()
+            handle.promote()
+        handle.close()
+        return max(errors)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert max(threads.map(stay, (7, LARGEST, 8, 33, 64, 5, 16, 9))) <= MOST_ERROR["fp32"]
+
+
+def test_each_model_has_a_stream_of_its_own_and_closed_ones_leave_theirs() -> None:
+    """Torch itself deals 32 streams: another model's batch would be recorded into the graphs of the 33rd."""
+    works("torch-cuda")
+    from services.executor.backends.cuda import CudaStream
+
+    streams = [CudaStream(pytest.importorskip("torch"), DEVICE) for _ in range(70)]
+    pointers = {one.pointer for one in streams}
+    assert len(pointers) == 70
+    streams.clear()
+    assert CudaStream(pytest.importorskip("torch"), DEVICE).pointer in pointers
+
+
 def test_an_engine_is_built_once(files, tmp_path):
     works("tensorrt")
     path = tmp_path / "model.onnx"

@@ -1,15 +1,15 @@
 """Shared by the backends that run on GPUs: the device of an address, its memory, batch buckets; and, by torch, staging memory,
 weights, and one CUDA stream for each model.
 
-This file has never been executed on a GPU by its authors; `pytest -m gpu tests/gpu` does it.
-
 Staging is page-locked host memory and device memory: one pair for each input and output, sized once for the largest batch. A smaller
 batch uses the first rows. The rows beyond it hold old values, which the model computes since a graph has one shape. Nobody sees the
 results: registration has proved that items do not influence each other.
 """
 
+import ctypes
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
@@ -63,6 +63,13 @@ def bus(device: str) -> threading.Lock:
     """What weights travel over to this device and back: one model at a time."""
     del device
     return threading.Lock()
+
+
+@cache
+def quiet(device: str) -> threading.RLock:
+    """Held while graphs are captured on this device, and by all that would spoil it: what waits for the whole device, or frees its memory."""
+    del device
+    return threading.RLock()
 
 
 def buckets(largest: int) -> tuple[int, ...]:
@@ -222,17 +229,40 @@ class DeviceStream(Protocol):
         """Give unused memory back to the device."""
 
 
+_LIBRARY, _NON_BLOCKING = "libcuda.so.1", 1
+
+
+@cache
+def _unused(device: str) -> list[int]:
+    """Streams of closed models. Libraries keep a workspace for each stream (64 MB on a H200) until the process ends, so they are used again."""
+    del device
+    return []
+
+
+def _made() -> int:
+    """A stream on the current device that nobody else has: torch deals the same 32 again and again, and what another one queues would be captured."""
+    made = ctypes.c_void_p()
+    failed = ctypes.CDLL(_LIBRARY).cuStreamCreate(ctypes.byref(made), _NON_BLOCKING)
+    if failed or made.value is None:
+        raise BackendUnavailable(f"the driver makes no stream on this GPU (error {failed})")
+    return made.value
+
+
 class CudaStream:
-    """One stream on one GPU."""
+    """One stream on one GPU, its own until nothing refers to this any more."""
 
     pinned = True
 
     def __init__(self, torch: Any, device: str) -> None:
         self._torch = torch
         self.device = torch.device(device)
-        self._stream = torch.cuda.Stream(self.device)
+        unused = _unused(device)
+        with torch.cuda.device(self.device), quiet(device):
+            torch.cuda.synchronize()  # weights were moved on another stream, for which this one does not wait
+            self.pointer = unused.pop() if unused else _made()
+        weakref.finalize(self, unused.append, self.pointer)
+        self._stream = torch.cuda.ExternalStream(self.pointer, self.device)
         self._done = torch.cuda.Event(blocking=True)  # waiting must not use a core
-        torch.cuda.synchronize(self.device)  # weights were moved on another stream, for which this one does not wait
         self._pool: Any = None  # all graphs share their scratch memory: one replays at a time
 
     @contextmanager
@@ -241,16 +271,14 @@ class CudaStream:
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream), torch.inference_mode():
             yield
 
-    @property
-    def pointer(self) -> int:
-        """The stream as CUDA's own interface names it."""
-        return int(self._stream.cuda_stream)
-
     def capture(self, compute: Compute) -> tuple[Callable[[], None], list[Any]]:
         torch = self._torch
         graph = torch.cuda.CUDAGraph()
         # Other models may run on other streams meanwhile: only this thread's calls count as wrong.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        with (
+            quiet(str(self.device)),
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+        ):
             outputs = compute()
         if self._pool is None:
             self._pool = graph.pool()
@@ -264,5 +292,5 @@ class CudaStream:
         self._pool = None
 
     def trim(self) -> None:
-        with self._torch.cuda.device(self.device):
+        with self._torch.cuda.device(self.device), quiet(str(self.device)):
             self._torch.cuda.empty_cache()

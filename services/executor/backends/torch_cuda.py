@@ -1,7 +1,5 @@
 """torch on an NVIDIA GPU: one CUDA graph for each batch bucket, page-locked staging, a stream of its own for every model and context.
 
-This file has never been executed on a GPU by its authors; `pytest -m gpu tests/gpu` does it.
-
 Precision is what the .pt2 program holds (fp32, fp16, bf16 weights and operators); its inputs and outputs stay in the signature's
 datatypes, converted on the device. A bucket's graph replays without the Python of the model, which is most of the time of a small one.
 What cannot be captured (control flow by data, open lengths) runs operator by operator on the same stream, and the proof says so.
@@ -55,7 +53,7 @@ class TorchCudaBackend(TorchBackend):
     name = "torch-cuda"
     hardware = "gpu"
     formats = ("pt2",)
-    executed = False
+    executed = True
 
     def _open(self, torch: ModuleType, artifact: Path, spec: LoadSpec) -> "GraphHandle":
         """Move the program to the device, capture its graphs, and prove where its parameters are."""
@@ -185,7 +183,7 @@ class GraphContext:
             for staged in self._in:
                 staged.come()
             if self._in:
-                self._record(lambda _: None)  # libraries have chosen their kernels
+                self.how = self._record(lambda _: None)  # libraries have chosen their kernels
 
     def run(self, arrays: "list[Array]") -> "list[Array]":
         """Raises InputRejected, and whatever torch raises."""
@@ -241,7 +239,8 @@ class GraphHandle(TorchHandle):
         self._making = threading.Lock()
         context = self._context(first)
         self._free = [context]
-        self.proof = f"torch {torch.__version__}, parameters on {first.device} ({device_name}), {context.how}"
+        self._proof = f"torch {torch.__version__}, parameters on {first.device} ({device_name})"
+        self.proof = f"{self._proof}, {context.how}"
 
     def _context(self, stream: DeviceStream) -> GraphContext:
         return GraphContext(
@@ -271,6 +270,7 @@ class GraphHandle(TorchHandle):
         first = self._free[0]
         self._move(first.stream.device, first.stream, pinned=False, keep=True)
         first.come()
+        self.proof = f"{self._proof}, {first.how}"
         self.memory_mb = self._there_mb
 
     def drop_copy(self) -> None:

@@ -35,7 +35,7 @@ def program(directory: Path, torch) -> Path:
 def bound(artifact: Path) -> BoundHandle:
     """IO binding, on the CPU: the same calls."""
     session = onnxruntime.InferenceSession(str(artifact), providers=["CPUExecutionProvider"])
-    return BoundHandle(onnxruntime, session, LoadSpec(max_batch=LARGEST, signature=SIGNATURE), "proof", 12.0)
+    return BoundHandle(onnxruntime, session, LoadSpec(max_batch=LARGEST, signature=SIGNATURE), "proof")
 
 
 # -- torch
