@@ -92,11 +92,6 @@ class Subjects:
     pipeline = _one("pipeline")  # arrivals (of queries at pipelines with a plan, told by dispatchers)
     loads = _one("loads")  # where a dispatcher hears what became of its `EnsureLoaded`
 
-    @property
-    def of_one_hearer(self) -> tuple[str, ...]:
-        """How the subjects of a query's way begin: each message is for one hearer, whoever it is."""
-        return tuple(f"{self.prefix}.{kind}." for kind in ("query", "execute", "done", "part"))
-
     def execute(self, worker: str, device: str) -> str:
         return f"{self.prefix}.execute.{worker}.{device}"
 
@@ -229,3 +224,8 @@ def matches(pattern: str, subject: str) -> bool:
             return False
         given = given[: len(wanted)]
     return len(wanted) == len(given) and all(want in ("*", have) for want, have in zip(wanted, given, strict=True))
+
+
+def of_one_hearer(subjects: Subjects) -> tuple[str, ...]:
+    """How the subjects of a query's way begin: each message is for one hearer, whoever it is."""
+    return tuple(f"{subjects.prefix}.{kind}." for kind in ("query", "execute", "done", "part"))

@@ -34,6 +34,8 @@ from tests.support.clients.responders import until
 from tests.support.servers.buses import Buses, Connects
 from tests.support.simulated.fleet import catalogue, variant
 
+# On `local` all that is tested there stays in a process, and dispatchers are several.
+pytestmark = pytest.mark.parametrize("buses", ["memory", "nats"], indirect=True)
 MODELS = ("bad", "good")
 MEMBERS = [Member(model=model, version="1", accuracy=0.9) for model in MODELS]
 SAID = {"good": {"y": np.array([[0.9, 0.1]], np.float32)}, "bad": {"y": np.array([[0.1, 0.9]], np.float32)}}

@@ -239,6 +239,12 @@ def inner_channels() -> list[Channel]:
             flow.FeedbackTaken,
             "the dispatcher that has the prediction -> the one that seeks it",
         ),
+        _inner(
+            "selection-told",
+            NAMES.selection("told.{dispatcher}.{list}.{item}"),
+            flow.FeedbackTold,
+            "the dispatcher that sees to a feedback -> the one that has got its list",
+        ),
         _inner("exited", NAMES.exited("{worker}", "{device}"), fleet.ExecutorExited, "supervisor -> all"),
         _inner("workshop-inspect", NAMES.workshop("{worker}", "inspect"), work.InspectModel, "registrar -> workshop"),
         _inner("workshop-build", NAMES.workshop("{worker}", "build"), work.BuildVariants, "registrar -> workshop"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bus.natsjet import LostStream
 from bus.port import Bus, BusError
-from bus.subjects import Subjects
+from bus.subjects import Subjects, of_one_hearer
 from services.core.settings import Settings
 from services.shell.host.running import AFTER, GO, LEAVES, READY, SUCCEEDED, Running, inherited
 from services.shell.host.watch import TURN
@@ -197,7 +197,7 @@ async def _connect(name: str, settings: Settings, known: KnownStreams, local: bo
         else:
             break
     if isinstance(bus, LocalFirstBus):
-        bus.alone = Subjects(settings.prefix).of_one_hearer
+        bus.alone = of_one_hearer(Subjects(settings.prefix))
     bus.streams.replicas = settings.bus.replicas
     bus.streams.patience_s = STREAMS_S
     known.attach_to(bus.streams)

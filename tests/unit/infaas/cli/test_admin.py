@@ -16,7 +16,7 @@ from tests.support.clients.commands import ran, refused
 
 
 def test_each_verb_that_options_can_say_is_a_command_of_its_noun(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {*ADMIN_VERBS} - {*VERBS} == {"set-pipeline", "deploy-pipeline"}, "of `infaas pipeline`"
+    assert {*ADMIN_VERBS} - {*VERBS} == {"set-pipeline", "deploy-pipeline", "prune"}, "commands of their own"
     for verb, kind in VERBS.items():
         for place in (["admin", verb], [kind.noun, verb.removesuffix(f"-{kind.noun}")]):
             told = ran(capsys, ["help", *place]).out

@@ -153,7 +153,11 @@ def test_status_and_doctor_say_what_is_missing_before_anything_else_and_do_not_w
     monkeypatch.setattr(doctor, "connect", connected)
     monkeypatch.setattr(lists, "overview", lambda *_: _never())
     doctor.status(json=True)
-    assert json.loads(capsys.readouterr().out) == {"ready": False, "missing": ["dispatcher-0: silent for 1.0 s"]}
+    assert json.loads(capsys.readouterr().out) == {
+        "ready": False,
+        "missing": ["dispatcher-0: silent for 1.0 s"],
+        "lacks": {},
+    }
 
     line = "not ready, missing: dispatcher-0: silent for 1.0 s\n"
     monkeypatch.setattr(doctor, "BACKENDS", ((),))

@@ -196,7 +196,7 @@ def test_a_version_is_the_models(
 
 OF_A_SYSTEM = {  # each command that asks one, with what else it needs
     "register": "m.onnx --app a --validation v.npz", "container": "own:A --app a --validation v.npz",
-    "query": "--app a --json-input [1]", "explain": "--app a", "submit": "--app a --input nats://b/x.npy --output nats://b/y.npy",
+    "query": "--app a --json-input [1]", "feedback": "a l.csv", "explain": "--app a", "submit": "--app a --input nats://b/x.npy --output nats://b/y.npy",
     "jobs": "", "cancel": "x1", "replay": "", "shadow": "infaas", "apps": "", "models": "", "variants": "", "registrations": "",
     "selection": "--app a", "workers": "", "pipeline": "list", "apply": "s.toml", "export": "", "admin": "delete-app a", "status": "", "open": "", "logs": "",
     "sql": "SELECT", "bench": "--app a --input x.npy --closed 1", "run": "dispatcher", "doctor": "",
@@ -212,6 +212,7 @@ def test_each_command_asks_the_system_in_its_data_dir(
     np.save("x.npy", np.zeros((4, 2), np.float32))
     Path("m.onnx").write_bytes(b"model")
     Path("s.toml").write_text("")
+    Path("l.csv").write_text("id,label\n1,1\n")
     Path("own.py").write_text("class A:\n    def predict_batch(self, inputs):\n        return {'y': inputs['x']}\n")
     told = ran(capsys, [command, *OF_A_SYSTEM[command].split(), "--data-dir", str(tmp_path / "elsewhere")], 1)
     assert "elsewhere" in told.err + told.out

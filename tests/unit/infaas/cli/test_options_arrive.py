@@ -15,6 +15,7 @@ import pytest
 from bus.codec import encode
 from bus.messages.jobs import JobAccepted
 from bus.messages.public import (
+    Accepted,
     Error,
     Listing,
     Refusal,
@@ -305,6 +306,7 @@ REPLIES = {
     "registration.": encode(DONE),
     "registration-cancel.": encode(RegistrationCancelled()),
     "query.": None,
+    "feedback.": encode(Accepted()),
 }
 
 
@@ -332,6 +334,9 @@ def test_json_is_one_document(place: tuple[str, str], capsys: pytest.CaptureFixt
         assert json.loads(capsys.readouterr().out) == {"registration": "r1", "cancelled": True}
         assert main(["register", "m.onnx", "--app", "a", "--validation", "v.npz", "--json"]) == 0
         document = json.loads(capsys.readouterr().out)
+        Path("labels.csv").write_text("id,label\nq1,1\n")
+        assert main(["feedback", "a", "labels.csv", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"labels": 1, "accepted": 1, "refused": []}
     assert (document["state"], document["variants"]) == ("done", [FIGURES])
 
 

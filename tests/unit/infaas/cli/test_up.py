@@ -65,7 +65,7 @@ def test_without_its_extra_there_is_no_grpc(
 ) -> None:
     monkeypatch.setitem(sys.modules, "grpc", None)
     assert planned("", tmp_path).environ["INFAAS_GATEWAY__GRPC_PORT"] == "0"
-    assert "pip install 'infaas[grpc]'" in capsys.readouterr().err
+    assert "pip install 'infaas[up]'" in capsys.readouterr().err
 
 
 # -- `infaas restart`: which processes it ends, what it waits for, and what it says where there is nothing to restart.
