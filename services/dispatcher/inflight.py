@@ -175,13 +175,6 @@ class InFlight:
             and (on.id in gone or (on.worker.name == worker and on.device == device))
         ]
 
-    def remove_dispatched_to(self, lost: list[Instance]) -> list[Query]:
-        """Remove them."""
-        found = self.dispatched_to(lost)
-        for query in found:
-            self.remove(query.uid)
-        return found
-
     def hold(self, worker: str, device: str, now: float) -> None:
         """Nobody listens on this device any more. What its executor had stays with it, until its supervisor says what ran (or `not_told`)."""
         had = {

@@ -103,9 +103,10 @@ class Silence:
         """These are taken for dead, though only their supervisor may be silent, or have been stopped: what they had is dispatched again, and withdrawn
         once nobody waits for them to end it after all.
         """
-        lost = self.in_flight.remove_dispatched_to(instances)
+        lost = self.in_flight.dispatched_to(instances)
         by_id = {instance.id: instance for instance in instances}
         for query in lost:
+            self.in_flight.remove(query.uid)
             if query.sent is not None:
                 query.lent = by_id[query.sent.instance], query.attempt
         return [*self.retries.lost(lost, now, _suspects(lost)), *self.let_go(lost)]

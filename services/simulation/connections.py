@@ -31,7 +31,7 @@ from services.core.actor import (
     Undelivered,
     Will,
 )
-from services.shell.runtime.outbox import LATEST, ROWS
+from services.shell.runtime.outbox import LATEST, ROWS, SOON
 from services.simulation.hosts import EventBatch, Link, Occupant, Process
 from services.simulation.kernel import (
     INBOX,
@@ -409,10 +409,11 @@ class Connections(Kernel):
         assert type(member) is Occupant
         member.recorded += 1
         self._recorded(member.name, effect.event)
-        batch = member.open
-        if batch is None:
-            batch = member.open = EventBatch()
-            self._push(self.now + LATEST, self._seal, (member, batch))
+        batch, awaited = member.open, effect.event.awaited
+        if batch is None or (awaited and not batch.soon):
+            batch = member.open = batch or EventBatch()
+            batch.soon = awaited
+            self._push(self.now + (SOON if awaited and not member.outbox else LATEST), self._seal, (member, batch))
         batch.events.append(effect.event)
         if len(batch.events) == ROWS:
             self._soon.append((self._seal, (member, batch)))
@@ -470,3 +471,5 @@ class Connections(Kernel):
             self._deliver(member, Envelope(self.now, Recorded(batch.number)))
         if member.outbox:
             self._write(member)
+        elif member.open is not None and member.open.soon:
+            self._seal((member, member.open))

@@ -58,12 +58,15 @@ class Process:
 
 @dataclass(slots=True, eq=False)
 class EventBatch:
-    """Events that travel together. number: of the last of them; 0: the process before this one recorded them. tries: how often they were sent."""
+    """Events that travel together. number: of the last of them; 0: the process before this one recorded them. tries: how often they were sent.
+    soon: somebody waits for one of them.
+    """
 
     events: list[Event] = field(default_factory=list)
     identity: str = ""
     number: int = 0
     tries: int = 0
+    soon: bool = False
 
 
 class Occupant(RunningActor):

@@ -241,7 +241,7 @@ def inner_channels() -> list[Channel]:
         ),
         _inner(
             "selection-told",
-            NAMES.selection("told.{dispatcher}.{list}.{item}"),
+            NAMES.selection("told.{dispatcher}.{number}.{item}"),
             flow.FeedbackTold,
             "the dispatcher that sees to a feedback -> the one that has got its list",
         ),

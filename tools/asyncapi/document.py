@@ -9,6 +9,8 @@ from tools.asyncapi.channels import Channel, channels
 from tools.asyncapi.schema import schemas
 
 PARAMETERS = {
+    "item": "The place in the list, from 0.",
+    "number": "The number of the list there.",
     "app": "name of an app",
     "model": "name of a model",
     "version": "version of a model",

@@ -152,7 +152,7 @@ def test_those_behind_a_batch_go_first_the_most_urgent_one_before_all_and_its_su
         return lambda query, *_: decided.append((what, query.head.id)) or [*NOTHING]  # type: ignore[func-returns-value]
 
     retries = Retries(flight, 2, note("decide"), note("refuse"))
-    lost = flight.remove_dispatched_to([instance])
+    lost = flight.dispatched_to([instance])
     retries.lost(lost, fleet.stage.now, [queries[label].uid for label in ("ran", "twice", "ran too")])
     assert decided == [
         ("decide", "soon"), ("decide", "late"), ("decide", "low"),
