@@ -102,13 +102,12 @@ class ActorHalted(RuntimeError):
 class RunningActor:
     """One running actor. order: how many entered before it. timers: by key, the number of the event that is due.
 
-    recorded: number of events so far. sealing: number of the first event of the batch on its way to disk; 0: none. full: number of its last. soon: somebody waits for one of them.
-    promised: results that its edge still owes.
+    recorded: number of events so far. sealing: number of the first event of the batch on its way to disk; 0: none. full: number of its last. soon: somebody waits for
+    one of them. promised: results that its edge still owes.
     """
 
     __slots__ = (
-        "actor", "alive", "edge", "full", "handle", "inlets", "name", "order", "promised", "recorded", "sealing", "soon", "timers",
-        "watches",
+        "actor", "alive", "edge", "full", "handle", "inlets", "name", "order", "promised", "recorded", "sealing", "soon", "timers", "watches",
     )  # fmt: skip
 
     def __init__(self, name: str, order: int, actor: Actor, edge: SimulatedEdge | None) -> None:
@@ -121,10 +120,8 @@ class RunningActor:
         self.watches = tuple(watch.bucket for watch in actor.watches)
         self.alive = True
         self.timers: dict[Any, int] = {}
-        self.recorded = 0
-        self.sealing = 0
-        self.full = 0
-        self.soon = False
+        self.recorded = self.sealing = 0
+        self.full, self.soon = 0, False
         self.promised = 0
 
 
@@ -454,11 +451,10 @@ class Kernel:
 
     def _record(self, member: RunningActor, effect: Record) -> None:
         number = member.recorded = member.recorded + 1
-        self._recorded(member.name, effect.event)
         awaited = effect.event.awaited
+        self._recorded(member.name, effect.event)
         if not member.sealing or (awaited and not member.soon):
-            if not member.sealing:
-                member.full = number + ROWS - 1
+            member.full = member.full if member.sealing else number + ROWS - 1
             member.sealing, member.soon = number, awaited
             self.at(SOON if awaited else LATEST, self._stored, (member, number))
         elif number == member.full:
@@ -466,7 +462,7 @@ class Kernel:
             self._soon.append((self._did, (member, Recorded(number))))
 
     def _stored(self, batch: tuple[RunningActor, int]) -> None:
-        """The outbox writes events after LATEST seconds, SOON if somebody waits for one, or as soon as there are ROWS of them."""
+        """The outbox writes events after LATEST seconds, SOON if somebody waits for one, or once there are ROWS of them."""
         member, first = batch
         if member.sealing == first:
             member.sealing, member.soon = 0, False

@@ -9,8 +9,8 @@ from tools.asyncapi.channels import Channel, channels
 from tools.asyncapi.schema import schemas
 
 PARAMETERS = {
-    "item": "The place in the list, from 0.",
-    "number": "The number of the list there.",
+    "item": "place in a list of feedbacks, from 0",
+    "number": "number of that list",
     "app": "name of an app",
     "model": "name of a model",
     "version": "version of a model",

@@ -153,6 +153,8 @@ def test_those_behind_a_batch_go_first_the_most_urgent_one_before_all_and_its_su
 
     retries = Retries(flight, 2, note("decide"), note("refuse"))
     lost = flight.dispatched_to([instance])
+    for query in lost:
+        flight.remove(query.uid)
     retries.lost(lost, fleet.stage.now, [queries[label].uid for label in ("ran", "twice", "ran too")])
     assert decided == [
         ("decide", "soon"), ("decide", "late"), ("decide", "low"),
