@@ -103,7 +103,9 @@ class Resent:
         self._lost: dict[
             bytes, str
         ] = {}  # that executors had as another dispatcher took them from here, and which one did
-        self._told: set[bytes] = set()  # that were begun here although others were silent, which know it
+        self._told: dict[
+            bytes, set[str]
+        ] = {}  # begun here although others were silent, which know it unless their link was lost
         self._others: dict[str, float] = {}  # dispatchers, and when each was last heard
         self._least: dict[str, float] = {}  # seconds by which their heartbeats are late at least
         self._at: dict[str, float] = {}  # when each had last heard itself, by its own clock
@@ -267,9 +269,9 @@ class Resent:
         if self.has(uid) or (sought.answered and sought.silence < TWICE_S):
             return []  # an executor has handed it on, or has replied and stands still
         silent = [name for name in self._others if name not in sought.heard]
-        told = [Publish(self._subjects.resent(name), ResentKnown(self._name, uid, "taken")) for name in silent]
+        told = [self._taken(uid, name) for name in silent]
         if told:
-            self._told_of(uid)
+            self._told_of(uid, silent)
         envelope = sought.envelope
         if type(envelope.message) is HandBack:
             return [*told, *self._adopt(envelope, now)]
@@ -279,11 +281,14 @@ class Resent:
             envelope, age = replace(envelope, now=now), age + now - sought.at
         return [*told, *self._take(envelope, now, age, owed=bool(told) and not sought.answered)]
 
-    def _told_of(self, uid: bytes) -> None:
+    def _taken(self, uid: bytes, name: str) -> Publish:
+        return Publish(self._subjects.resent(name), ResentKnown(self._name, uid, "taken"))
+
+    def _told_of(self, uid: bytes, silent: Iterable[str]) -> None:
         """It is begun here, and those that were silent are told."""
         if len(self._told) >= KEPT:
-            self._told = {each for each in self._told if self.has(each)}
-        self._told.add(uid)
+            self._told = {each: names for each, names in self._told.items() if self.has(each)}
+        self._told[uid] = {*silent}
 
     # -- what dispatchers tell each other
 
@@ -295,14 +300,22 @@ class Resent:
             self._others.pop(heartbeat.dispatcher, None)
             self._left.append(heartbeat.dispatcher)
             return NOTHING
-        now = envelope.now
-        self._others[heartbeat.dispatcher] = self._when(heartbeat, now)
-        self._at[heartbeat.dispatcher] = heartbeat.at
+        now, name = envelope.now, heartbeat.dispatcher
+        back = now - self._others.get(name, now) > self._patience
+        self._others[name] = self._when(heartbeat, now)
+        self._at[name] = heartbeat.at
         if any(now - seen > FORGET_S for seen in self._others.values()):
             self._others = {name: seen for name, seen in self._others.items() if now - seen <= FORGET_S}
             self._least = {name: least for name, least in self._least.items() if name in self._others}
             self._at = {name: at for name, at in self._at.items() if name in self._others}
-        return NOTHING
+        if not back:
+            return NOTHING
+        again = [
+            uid for uid, silent in self._told.items() if name in silent
+        ]  # its link may have been lost, and with it what it was told
+        for uid in again:
+            self._told[uid].discard(name)
+        return [self._taken(uid, name) for uid in again]
 
     def _when(self, heartbeat: DispatcherHeartbeat, now: float) -> float:
         """When that dispatcher lived and heard: its heartbeat may have been held up, here or there, and it may have died since. How late its heartbeats are at
