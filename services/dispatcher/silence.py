@@ -322,11 +322,12 @@ class Clocks:
 
     def heard(self, heartbeat: WorkerHeartbeat, now: float) -> None:
         """A heartbeat has come."""
-        if now > self._line.fresh_until:
-            return  # it may have waited here
         worker, late = heartbeat.worker, now - heartbeat.at
         incarnation, since, before, least = self._least.get(worker, (0, 0.0, late, late))
-        if incarnation != heartbeat.incarnation:  # its clock may have been set meanwhile
+        anew = incarnation != heartbeat.incarnation  # its clock may have been set meanwhile
+        if now > self._line.fresh_until and not anew:
+            return  # it may have waited here. Of a worker that begins anew that is better than nothing: the next one says less
+        if anew:
             since, before, least = now, late, late
         elif now > since + WINDOW_S:
             since, before, least = now, least, late

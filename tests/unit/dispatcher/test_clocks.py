@@ -53,6 +53,10 @@ def test_what_is_only_late_is_no_wrong_clock() -> None:
     world.now += STALE
     world.hear(-5.0, echo=False)
     assert not world.clocks.off, "what waited here says nothing"
+    world.hear(6.0, incarnation=2, echo=False)
+    assert world.clocks.off == {"w1": 6.0}, "but of a clock that is not known at all"
+    world.hear(5.0, incarnation=2)
+    assert world.clocks.off == {"w1": 5.0}
 
 
 def test_a_clock_that_is_set_is_noticed() -> None:
