@@ -329,7 +329,7 @@ async def test_sandboxes_may_be_copies_of_a_process_with_torch_each_locked_down_
     about = {"inputs_key": "x", "labels_key": "y", "metric": "top1", "most_bytes": 2**24}
     data = ValidationFile(path=str(tmp_path / "validation"), **about)
     limits = SandboxLimits(memory_bytes=2**31, seconds=240.0, file_bytes=2**24)
-    forks, frames = supervisor.TorchForks(str(tmp_path)), list[Frame]()
+    forks, frames = supervisor.TorchForks(), list[Frame]()
 
     async def inspect(format: str) -> Frame:
         model, scratch = str(tmp_path / format), str(tmp_path / "files")
