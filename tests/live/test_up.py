@@ -23,7 +23,6 @@ from bus.messages.fleet import ExecutorExited
 from bus.messages.public import Listing, ListRequest
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
-from services.shell.host.running import lasting
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
 from tests.support.servers.processes import about, alive, eventually, infaas, living_of, program, read_line, stands_by
@@ -286,8 +285,7 @@ def test_a_system_that_is_killed_as_a_whole_misses_no_row_afterwards(tmp_path: P
         assert eventually(lambda: not lacking()), lacking()
         process.terminate()
         assert process.wait(60) == 0
-    place = lasting(directory)
-    assert place is None or not place.exists()
+    assert not (directory / "unsent").exists()
 
 
 def test_it_can_be_stopped_while_it_starts(tmp_path: Path) -> None:

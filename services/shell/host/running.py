@@ -277,14 +277,17 @@ def shared(file: Path | None = None) -> Running | None:
     if not hasattr(os, "memfd_create"):
         return None
     fd = os.memfd_create("infaas-running") if file is None else os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    os.truncate(fd, _SIZE)
+    if file is None or file.is_relative_to(_MEMORY):
+        os.truncate(fd, _SIZE)
+    else:
+        os.posix_fallocate(fd, 0, _SIZE)  # a page that finds no room on the disk ends the process
     running = Running(fd)
     running.forget()
     return running
 
 
 class LastingMemory:
-    """Files in memory for a system's processes, which outlive also their supervisor. open: takes what a system that was killed as a whole has left."""
+    """Files that a system's processes map, which outlive also their supervisor. open: takes what a system that was killed as a whole has left."""
 
     def __init__(self) -> None:
         self._place: Path | None = None
@@ -293,13 +296,13 @@ class LastingMemory:
 
     def open(self, data_dir: Path) -> None:
         """Raises OSError."""
-        self._place = lasting(data_dir)
-        if self._place is None:
-            return
-        if self._place.exists():
-            self._unsent = _unsent(self._place)
-            shutil.rmtree(self._place)
-        self._place.mkdir(mode=0o700)
+        for left in _places(data_dir):
+            if left.exists():
+                self._unsent += _unsent(left)
+                shutil.rmtree(left)
+        self._place = next((place for place in _places(data_dir) if _has_room(place.parent)), None)
+        if self._place is not None:
+            self._place.mkdir(mode=0o700)
 
     def of(self, part: str) -> Running | None:
         """For a new process of this part. The first dispatcher sends what was left."""
@@ -316,14 +319,19 @@ class LastingMemory:
             shutil.rmtree(self._place)
 
 
-def lasting(data_dir: Path) -> Path | None:
-    """The directory of this system's files there. None: there is none, or little room: a process that finds none left dies."""
-    try:
-        there = os.statvfs(_MEMORY)
-    except OSError:
-        return None
+def _places(data_dir: Path) -> tuple[Path, Path]:
+    """The directories that this system's files may have, the better one first: in memory, of which a container has 64 MB, and on disk."""
     name = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
-    return _MEMORY / f"infaas-{os.getuid()}-{name}" if there.f_bavail * there.f_frsize > _ROOM else None
+    return _MEMORY / f"infaas-{os.getuid()}-{name}", data_dir / "unsent"
+
+
+def _has_room(directory: Path) -> bool:
+    """A process that finds none left dies."""
+    try:
+        there = os.statvfs(directory)
+    except OSError:
+        return False
+    return there.f_bavail * there.f_frsize > _ROOM
 
 
 def _unsent(place: Path) -> list[bytes]:

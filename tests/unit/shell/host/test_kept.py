@@ -10,7 +10,8 @@ from random import Random
 import pytest
 
 from services.shell.host import process
-from services.shell.host.running import KEPT_SIZE, ROOM, Kept, shared
+from services.shell.host import running as module
+from services.shell.host.running import KEPT_SIZE, ROOM, Kept, LastingMemory, shared
 
 WRITES = f"""
 import os
@@ -110,3 +111,19 @@ def test_wills_are_apart_from_rows_and_leave_them_room() -> None:
     assert [len(body) for body in bodies(successor)] == [3, ROOM // 2]
     kept.drop(number)
     assert Kept(shared_memory).left(wills=True) == {}
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="Linux only")
+def test_a_system_keeps_rows_on_disk_where_memory_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MEMORY", tmp_path / "none")
+    killed = LastingMemory()
+    killed.open(tmp_path)
+    first = killed.of("dispatcher-1")
+    assert first is not None
+    first.kept.put(b"not sent")
+    assert os.stat(first.fd).st_blocks * 512 >= KEPT_SIZE, "a full disk ends no process later"
+    successor = LastingMemory()
+    successor.open(tmp_path)
+    found = successor.of("dispatcher-1")
+    assert found is not None
+    assert bodies(Kept(mmap.mmap(found.fd, 0), module._KEPT_AT)) == [b"not sent"]
