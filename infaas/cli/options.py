@@ -71,10 +71,12 @@ def names(option: str, values: list[str] | None, what: str) -> tuple[str, ...]:
 
 
 def json_or_text(text: str) -> Any:
-    """The value of a JSON text; a text that is no JSON stands for itself."""
+    """The value of a JSON text; a text that is no JSON stands for itself. One that begins as a list or an object is one."""
     try:
         return json.loads(text)
-    except ValueError:
+    except ValueError as error:
+        if text.lstrip()[:1] in ("{", "["):
+            usage(f"{text} is no JSON ({error}): close what it opens, and put names into double quotes")
         return text
 
 

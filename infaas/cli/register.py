@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -199,6 +200,8 @@ def names_of(given: str) -> list[str]:
         found = [name.strip() for name in given.split(",") if name.strip()]
     else:
         found = lines_of(Path(given))
+    if twice := [name for name, number in Counter(found).items() if number > 1]:
+        usage(f"--labels {given}: {twice[0]!r} stands there twice; give each class a name of its own")
     return found or usage(
         f"--labels {given}: names no class; give them with commas between, or a text file with one a line"
     )

@@ -44,6 +44,8 @@ BAD_USAGE = [
     ("apps --jsn", "apps has no option --jsn; did you mean --json.$"),
     ("apps --zzz", "apps has no option --zzz; `infaas apps --help` lists its options$"),
     ("register m.onnx", "register needs --app: write --app VALUE, `infaas register --help` lists what it takes$"),
+    ("register m.onnx --app a --validation v.npz --labels no,yes,no", "--labels no,yes,no: 'no' stands there twice"),
+    ("register m.onnx --app a --validation v.npz --default-output {", "{ is no JSON .*: close what it opens"),
     ("query --app", "query: --app needs a value: write it after --app, `infaas query --help` lists what it takes$"),
     ("query --app a --input", "query: --input needs a value: write it after --input, `infaas query --help` lists what it takes$"),
     ("query digits more", "query does not take 'more': write each value after its option, `infaas query --help` lists them$"),
