@@ -32,7 +32,7 @@ def read(path: Path, most_bytes: int) -> Any:
         model = onnx.load_model_from_string(content)
     except Exception as error:
         raise UploadRejected(
-            "the file is not an ONNX model, or is cut off: it cannot be parsed; export the model again, or give --format"
+            "the file is not an ONNX model: it cannot be parsed, perhaps since it is cut off; export the model again, or give --format"
         ) from error
     if not model.graph.node:
         raise UploadRejected("the file is not an ONNX model: it has no operators")
