@@ -34,6 +34,7 @@ import infaas
 from infaas.demo.program import DemoSystem
 
 CONNECTIONS = 32
+REGISTERED = {"infaas", "infaas-fused"}  # start with registered models
 SURE = 0.2  # by which the best score leads where answers are compared
 SETTINGS = """
 [autoscaler]
@@ -126,8 +127,8 @@ class Comparison:
         """One start of a system with a model, asked in both ways. A failure is kept as `failed`."""
         model, (x, classes) = self._models[name], self._cases[name]
         run: dict[str, Any] = {"system": system, "model": name}
-        peer, served = PEERS[system], self._served.get(name, "model")
-        more = {"PEER_DATA_DIR": str(self._directory / "data")}
+        peer, served = PEERS[system], self._served.get(name, "model") if system in REGISTERED else "model"
+        more = {"PEER_DATA_DIR": str(self._directory / "data"), "PEER_VALIDATION": str(model.validation)}
         try:
             with serving(system, peer, python, model.file, model.batch, self._directory, more) as server:
                 run["start_s"] = server.first_answer(served, x)
@@ -152,7 +153,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str
     """Make the environments and do all rounds; returns the figures, which --json keeps after each round."""
     environments = {}
     for name in options.peers:
-        environments[name] = environment(name, install=not options.no_install)
+        environments[name] = environment(PEERS[name].way or name, install=not options.no_install)
         say(f"{PEERS[name].title}: {environments[name].reason or 'installed'}")
     ready = [name for name, of in environments.items() if not of.reason]
     chosen = models(options.models)
@@ -166,7 +167,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str
     with tempfile.TemporaryDirectory(prefix="infaas-peers-", ignore_cleanup_errors=True) as directory:
         comparison = Comparison(chosen, Path(directory), options.seconds)
         found |= {"runs": comparison.runs, "alone": comparison.alone}
-        if "infaas" in ready:
+        if REGISTERED & set(ready):
             say("INFaaS registers the models, which measures their variants")
             found["registered_s"] = comparison.prepare()
         for number in range(options.rounds):

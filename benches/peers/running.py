@@ -74,6 +74,7 @@ def serving(
     given = {
         "PATH": f"{Path(python).parent}:{os.environ['PATH']}",
         "HOME": str(directory),
+        "PEER_NAME": name,
         "PEER_MODEL": str(model),
         "PEER_PORT": str(port),
         "PEER_BATCH": str(batch),
@@ -86,7 +87,7 @@ def serving(
     with log.open("wb") as out:
         began = time.monotonic()
         process = subprocess.Popen(
-            [python, str(SERVERS / f"{name}_server.py")],
+            [python, str(SERVERS / f"{peer.way or name}_server.py")],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

@@ -20,7 +20,8 @@ Wire = Callable[[Row], tuple[str, bytes]]  # one item -> header lines, body
 class Peer:
     """packages: pip's requirements. path: of requests; `{served}` is the name under which the model is served. given: a sentence for readers.
 
-    `servers/<name>_server.py` is its server; it reads PEER_MODEL, PEER_PORT, PEER_BATCH and PEER_WAIT_MS. as_json: its replies are JSON, not raw scores.
+    `servers/<name>_server.py` is its server; it reads PEER_NAME, PEER_MODEL, PEER_PORT, PEER_BATCH and PEER_WAIT_MS. as_json: its replies are JSON, not raw
+    scores. way: of another system of this table, whose environment and server it has.
     """
 
     title: str
@@ -30,6 +31,7 @@ class Peer:
     given: str
     as_json: bool = False
     python: str = ""  # an interpreter that it needs
+    way: str = ""
 
     @property
     def version(self) -> str:
@@ -62,14 +64,31 @@ def _rows(x: Row) -> tuple[str, bytes]:
     return "Content-Type: application/json\r\n", json.dumps({"x": [x.tolist()]}).encode()
 
 
+INFAAS = ("-c", str(ROOT / "constraints.txt"), "-e", f"{ROOT}[up]")
 BATCHES = f"one model worker; batches that wait up to {WAIT_MS:g} ms"
 PEERS = {
     "infaas": Peer(
         "INFaaS",
-        ("-c", str(ROOT / "constraints.txt"), "-e", f"{ROOT}[up]"),
+        INFAAS,
         "/v2/models/{served}/infer",
         _triton,
         "the variant onnxruntime-fp32 with one thread, asked by its name; one instance, autoscaler off; raw tensors. Every outcome is recorded in PostgreSQL",
+    ),
+    "infaas-fused": Peer(
+        "INFaaS, `up --fused`",
+        INFAAS,
+        "/v2/models/{served}/infer",
+        _triton,
+        "the same, gateway, dispatcher and executor in one process",
+        way="infaas",
+    ),
+    "infaas-serve": Peer(
+        "INFaaS, `infaas.serve`",
+        INFAAS,
+        "/v2/models/{served}/infer",
+        _triton,
+        "one process, no NATS and no PostgreSQL; asked by the app's name; its start has the making and measuring of the variants in it",
+        way="infaas",
     ),
     "fastapi": Peer(
         "FastAPI, uvicorn",
