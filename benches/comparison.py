@@ -153,7 +153,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str
     """Make the environments and do all rounds; returns the figures, which --json keeps after each round."""
     environments = {}
     for name in options.peers:
-        environments[name] = environment(PEERS[name].way or name, install=not options.no_install)
+        environments[name] = environment(PEERS[name].like or name, install=not options.no_install)
         say(f"{PEERS[name].title}: {environments[name].reason or 'installed'}")
     ready = [name for name, of in environments.items() if not of.reason]
     chosen = models(options.models)

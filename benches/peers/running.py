@@ -87,7 +87,7 @@ def serving(
     with log.open("wb") as out:
         began = time.monotonic()
         process = subprocess.Popen(
-            [python, str(SERVERS / f"{peer.way or name}_server.py")],
+            [python, str(SERVERS / f"{peer.like or name}_server.py")],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

@@ -21,7 +21,7 @@ class Peer:
     """packages: pip's requirements. path: of requests; `{served}` is the name under which the model is served. given: a sentence for readers.
 
     `servers/<name>_server.py` is its server; it reads PEER_NAME, PEER_MODEL, PEER_PORT, PEER_BATCH and PEER_WAIT_MS. as_json: its replies are JSON, not raw
-    scores. way: of another system of this table, whose environment and server it has.
+    scores. like: another system of this table, whose environment and server it has.
     """
 
     title: str
@@ -31,7 +31,7 @@ class Peer:
     given: str
     as_json: bool = False
     python: str = ""  # an interpreter that it needs
-    way: str = ""
+    like: str = ""
 
     @property
     def version(self) -> str:
@@ -80,7 +80,7 @@ PEERS = {
         "/v2/models/{served}/infer",
         _triton,
         "the same, gateway, dispatcher and executor in one process",
-        way="infaas",
+        like="infaas",
     ),
     "infaas-serve": Peer(
         "INFaaS, `infaas.serve`",
@@ -88,7 +88,7 @@ PEERS = {
         "/v2/models/{served}/infer",
         _triton,
         "one process, no NATS and no PostgreSQL; asked by the app's name; its start has the making and measuring of the variants in it",
-        way="infaas",
+        like="infaas",
     ),
     "fastapi": Peer(
         "FastAPI, uvicorn",
