@@ -1,0 +1,75 @@
+"""How sure a mean is that is looked at again and again: a confidence sequence, which holds at every moment at once.
+
+The observations are in [0, 1]: right or wrong, agreement, an error as a share of the largest one. A beta mixture of Bernoulli likelihood
+ratios is a non-negative supermartingale for the true mean (for values between 0 and 1 since the ratio is convex in them), so by Ville's
+inequality it ever passes 1 / level with probability `level` at most (Robbins, 1970; Howard et al., Annals of Statistics 49, 2021).
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import lgamma, log
+from typing import Self
+
+_PRIOR = 0.5  # both parameters of the mixture's beta distribution (Jeffreys)
+_STEPS = 40  # bisections: 1e-12
+_EDGE = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Observations in [0, 1]: their sum, and how many there are."""
+
+    total: float = 0.0
+    count: float = 0.0
+
+    def __add__(self, other: Self) -> "Observed":
+        return Observed(self.total + other.total, self.count + other.count)
+
+    @property
+    def mean(self) -> float:
+        """0 without observations."""
+        return self.total / self.count if self.count else 0.0
+
+    def interval(self, level: float = 0.05) -> tuple[float, float]:
+        """Holds the true mean at all times together with probability 1 - level. (0, 1) without observations."""
+        return _interval(self.total, self.count, level)
+
+    def excludes(self, mean: float, level: float = 0.05) -> bool:
+        """Whether the interval has left this mean."""
+        return self.count > 0 and _evidence(self.total, self.count, mean) > log(1.0 / level)
+
+
+def difference(new: Observed, old: Observed, level: float = 0.05) -> tuple[float, float]:
+    """The interval of new's mean less old's. Each of the two holds with probability 1 - level / 2, at all times together."""
+    (new_low, new_high), (old_low, old_high) = new.interval(level / 2), old.interval(level / 2)
+    return new_low - old_high, new_high - old_low
+
+
+def _evidence(total: float, count: float, mean: float) -> float:
+    """The logarithm of the mixture's ratio to this mean."""
+    mean = min(max(mean, _EDGE), 1.0 - _EDGE)
+    rest = count - total
+    mixture = lgamma(_PRIOR + total) + lgamma(_PRIOR + rest) - lgamma(2 * _PRIOR + count)
+    prior = 2 * lgamma(_PRIOR) - lgamma(2 * _PRIOR)
+    return mixture - prior - total * log(mean) - rest * log(1.0 - mean)
+
+
+@lru_cache(4096)
+def _interval(total: float, count: float, level: float) -> tuple[float, float]:
+    if not count:
+        return 0.0, 1.0
+    bound, middle = log(1.0 / level), total / count
+    return _end(total, count, middle, 0.0, bound), _end(total, count, middle, 1.0, bound)
+
+
+def _end(total: float, count: float, inside: float, outside: float, bound: float) -> float:
+    """Where the evidence passes the bound between a mean inside of the interval and one outside."""
+    if _evidence(total, count, outside) <= bound:
+        return outside
+    for _ in range(_STEPS):
+        middle = (inside + outside) / 2
+        if _evidence(total, count, middle) > bound:
+            outside = middle
+        else:
+            inside = middle
+    return outside
