@@ -140,9 +140,10 @@ class Resent:
         if len(self._young) >= KEPT:
             self._old, self._young = self._young, set()
         effects: list[Effect] = []
-        for uid, code in zip(batch.uids, batch.codes or (), strict=False):
-            if code == CANCELLED.code:
-                self.note_cancelled(uid)
+        if batch.codes is not None and CANCELLED.code in batch.codes:
+            for uid, code in zip(batch.uids, batch.codes, strict=True):
+                if code == CANCELLED.code:
+                    self.note_cancelled(uid)
         for i, uid in enumerate(batch.uids) if self._lost else ():
             if (taker := self._lost.pop(uid, None)) is not None:
                 codes, items = batch.codes and [batch.codes[i]], batch.items and [batch.items[i]]
