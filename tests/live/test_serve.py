@@ -115,9 +115,10 @@ def test_its_gateway_answers_over_http(served: Served, place: Path) -> None:
         Served(port)
 
 
-def test_queries_whose_callers_have_gone_are_cancelled(served: Served) -> None:
+def test_queries_whose_callers_have_gone_are_cancelled(served: Served, place: Path) -> None:
     x, y = tiny_models.images(100)
-    served.register(tiny_models.convnet(), x, y, app="images")
+    (place / "images.onnx").write_bytes(tiny_models.convnet())
+    served.register(place / "images.onnx", x, y, app="images")
     served.query("images", x[:1])  # it is loaded
 
     def leave(number: int) -> bool:
