@@ -53,7 +53,7 @@ class Gated:
     def __init__(self, whole: Whole, place: Path) -> None:
         self.whole = whole
         self._place = place
-        self._last = 0.0
+        self._last = 100.0  # above what it is measured with
 
     def x(self) -> np.ndarray:
         """The inputs of the next query."""
