@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -53,7 +54,7 @@ class Gated:
     def __init__(self, whole: Whole, place: Path) -> None:
         self.whole = whole
         self._place = place
-        self._last = 100.0  # above what it is measured with
+        self._last = 0.0
 
     def x(self) -> np.ndarray:
         """The inputs of the next query."""
@@ -77,7 +78,7 @@ class Gated:
             (self._place / "busy").touch()
             try:
                 before = self._last
-                asked = asyncio.create_task(client.query(APP, self.x(), timeout=90.0, deadline=None))
+                asked = asyncio.create_task(client.query(APP, self.x(), deadline=time.time() + 300.0))
                 await until(lambda: self.computed(before) == 1)
                 yield client
             finally:
@@ -115,6 +116,7 @@ def gated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         about = ("--app", APP, "--model", "gated", "--validation", "validation.npz")
         with container(place, "classes:Gated", *about, *whole.where, **LONG):
             whole.done("query", APP, "--json-input", "[[0.0, 0.0]]")
+            (place / "computed").write_text("")  # without what it was measured with
             yield Gated(whole, place)
 
 
