@@ -6,7 +6,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -60,6 +60,13 @@ class Gated:
         """The inputs of the next query."""
         self._last += 1.0
         return np.array([[self._last, 0.0]], np.float32)
+
+    def under_way(self, protocol: str) -> int:
+        """Requests that the gateway has."""
+        with urlopen(f"{self.whole.gateway}/metrics", timeout=60) as page:
+            lines = page.read().decode().splitlines()
+        mine = [one for one in lines if one.startswith("infaas_gateway_requests_under_way") and protocol in one]
+        return sum(int(float(one.split()[-1])) for one in mine)
 
     def computed(self, since: float) -> int:
         lines = (self._place / "computed").read_text().splitlines()
@@ -124,26 +131,24 @@ def test_http_clients_that_close_their_connection(gated: Gated) -> None:
     door = urlsplit(gated.whole.gateway)
 
     async def work(_: infaas.Client) -> None:
-        for number in range(CLIENTS):
-            given = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": gated.x()[0].tolist()}
-            body = json.dumps({"id": f"http-{number}", "inputs": [given]})
-            head = f"POST /v2/models/{APP}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-            with socket.create_connection((door.hostname or "", door.port or 0)) as connection:
+        with ExitStack() as waiting:
+            for number in range(CLIENTS):
+                given = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": gated.x()[0].tolist()}
+                body = json.dumps({"id": f"http-{number}", "inputs": [given]})
+                head = f"POST /v2/models/{APP}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+                connection = socket.create_connection((door.hostname or "", door.port or 0))
                 connection.sendall((head + body).encode())
+                if number % 2:
+                    connection.close()  # at once
+                else:
+                    waiting.enter_context(connection)  # until its query waits for its answer
+            await until(lambda: gated.under_way("http") >= CLIENTS // 2)
 
     gated.leave("http-", CLIENTS, work)
 
 
 def test_grpc_calls_that_are_cancelled(gated: Gated) -> None:
     triton = pytest.importorskip("tritonclient.grpc")
-
-    def under_way() -> int:
-        with urlopen(f"{gated.whole.gateway}/metrics", timeout=60) as page:
-            lines = page.read().decode().splitlines()
-        mine = [
-            one for one in lines if one.startswith("infaas_gateway_requests_under_way") and 'protocol="grpc"' in one
-        ]
-        return sum(int(float(one.split()[-1])) for one in mine)
 
     async def work(_: infaas.Client) -> None:
         with triton.InferenceServerClient(gated.whole.gateway_grpc) as door:
@@ -152,10 +157,10 @@ def test_grpc_calls_that_are_cancelled(gated: Gated) -> None:
                 given = triton.InferInput("x", [1, 2], "FP32")
                 given.set_data_from_numpy(gated.x())
                 calls.append(door.async_infer(APP, [given], lambda *_, **__: None, request_id=f"grpc-{number}"))
-            await until(lambda: under_way() == CALLS)
+            await until(lambda: gated.under_way("grpc") == CALLS)
             for call in calls:
                 call.cancel()
-            await until(lambda: under_way() == 0)
+            await until(lambda: gated.under_way("grpc") == 0)
 
     gated.leave("grpc-", CALLS, work)
 
