@@ -11,7 +11,6 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ import pytest
 
 import infaas
 from infaas.client import Client
-from infaas.errors import BadInput, Refused, Timeout
+from infaas.errors import BadInput, Refused
 from infaas.serving import LACKS, Served
 from services.shell.host.process import child_pids, free_port
 from tests.support.clients.responders import until
@@ -113,26 +112,6 @@ def test_its_gateway_answers_over_http(served: Served, place: Path) -> None:
     port = int(served.url.rpartition(":")[2])
     with pytest.raises(BadInput, match=f"port: {port} is in use"):
         Served(port)
-
-
-def test_queries_whose_callers_have_gone_are_cancelled(served: Served, place: Path) -> None:
-    x, y = tiny_models.images(100)
-    (place / "images.onnx").write_bytes(tiny_models.convnet())
-    served.register(place / "images.onnx", x, y, app="images")
-    served.query("images", x[:1])  # it is loaded
-
-    def leave(number: int) -> bool:
-        with pytest.raises(Timeout):
-            served.query("images", x[:1], id=f"gone-{number}", timeout=0.05)
-        return True
-
-    with ThreadPoolExecutor(11) as threads:
-        busy = threads.submit(served.query, "images", x)
-        assert all(threads.map(leave, range(10)))
-        assert busy.result().cost > 0.0
-    rows = lambda: [one for one in served.outcomes("images") if one["id"]]  # noqa: E731
-    assert eventually(lambda: len(rows()) == 10)
-    assert {(one["outcome"], one["cost"]) for one in rows()} == {("cancelled", 0.0)}
 
 
 def test_ensembles_caches_and_pipelines_work_as_the_actors_are_the_same(served: Served, place: Path) -> None:
