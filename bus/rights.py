@@ -108,6 +108,7 @@ _SCALING = _r("dispatcher", "model-autoscaler", "offline")  # who has instances 
 SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     # outsiders
     SubjectRights("query", "{app}", _r("client", "gateway", "dashboard", "operator"), _r("dispatcher")),
+    SubjectRights("cancel", "{app}", _r("client", "gateway", "dashboard", "operator"), _r("dispatcher")),
     SubjectRights("feedback", "{app}", _r("client", "gateway", "operator"), _r("dispatcher")),
     SubjectRights("explain", "{app}", _r("client", "gateway", "dashboard", "operator"), _r("dispatcher")),
     SubjectRights("list", "", _ASKING | {"client"}, _r("dispatcher", "jobs")),
@@ -246,7 +247,7 @@ STORE_RIGHTS: tuple[StoreRights, ...] = (
 # Roles that answer requests: the executor with a query's outputs, the others with what they were asked for.
 ANSWERERS: frozenset[Role] = _r("dispatcher", "executor", "registrar", "jobs")
 _CLIENT_LINES: dict[Verb, tuple[str, ...]] = {
-    "query": ("query",),
+    "query": ("query", "cancel"),
     "feedback": ("feedback",),
     "explain": ("explain",),
     "job": ("job", "job_status", "job_cancel"),
@@ -371,7 +372,7 @@ class ReplyCheck:
     def __init__(self, subjects: Subjects, inbox: str) -> None:
         self._space = f"{subjects.prefix}."
         self._closed = inbox.startswith((f"{OWN}.", f"{SERVICE}."))
-        self._of_app = (subjects.query(), subjects.feedback(), subjects.explain(), subjects.job())
+        self._of_app = (subjects.query(), subjects.cancel(), subjects.feedback(), subjects.explain(), subjects.job())
         self._others = (
             subjects.list(),
             subjects.list("jobs"),

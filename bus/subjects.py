@@ -71,6 +71,7 @@ class Subjects:
 
     # outsiders
     query = _any("query")
+    cancel = _any("cancel")  # of a query
     feedback = _any("feedback")
     explain = _any("explain")
     list = _any("list")

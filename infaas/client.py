@@ -68,7 +68,7 @@ class Client:
         """files: the directory whose files the system's jobs read and write in place."""
         self.subjects = Subjects(prefix)
         self.bus = bus
-        self._exchange = Exchange(bus)
+        self._exchange = Exchange(bus, self.subjects)
         self._owns_bus = owns_bus
         self._inputs: ObjectStore | None = None
         self._files = files

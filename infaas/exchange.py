@@ -7,11 +7,15 @@ own. Sending a query again is safe: each query has a `retry_key`, what is sent a
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from bus.codec import encode
 from bus.messages.public import RESENT
 from bus.port import OTHER_LOOP, Buffer, Bus, BusError, Delivery, PayloadTooLarge, Subscription
+from bus.subjects import Subjects
 from infaas.errors import BadInput, InfaasError, NotConnected, Timeout, denied
+from infaas.queries import KEY_BYTES
 
 FIRST_SILENCE = 1.5  # s without a reply after which a request is sent again; doubles each time
 FIRST_PAUSE = 0.05  # s before the next try if no service listens; doubles each time up to LONGEST_PAUSE
@@ -45,9 +49,12 @@ class Waiting:
 
 
 class Exchange:
-    """Sends requests on `bus` and gives each its first reply. Later replies are ignored."""
+    """Sends requests on `bus` and gives each its first reply. Later replies are ignored. subjects: of the system whose queries are taken back when nobody
+    waits for them any more; their bodies end in the key, or the first piece of them does.
+    """
 
-    def __init__(self, bus: Bus, *, silence: float = FIRST_SILENCE) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects | None = None, *, silence: float = FIRST_SILENCE) -> None:
+        self._query, self._cancel = ("", "") if subjects is None else (subjects.query(""), subjects.cancel(""))
         self.resent = 0
         self._silence = silence
         self._bus = bus
@@ -82,6 +89,7 @@ class Exchange:
             self._timer = None
         waiting, self._waiting = self._waiting, {}
         for one in waiting.values():
+            self._take_back(one)
             one.settle(NotConnected("the connection was closed before the reply came"))
 
     def __len__(self) -> int:
@@ -154,8 +162,18 @@ class Exchange:
             raise NotConnected(OTHER_LOOP)
 
     def forget(self, token: str) -> None:
-        """Ignore the reply to this request."""
-        self._waiting.pop(token, None)
+        """Ignore the reply to this request. A query that has not begun is not computed."""
+        one = self._waiting.pop(token, None)
+        if one is not None:
+            self._take_back(one)
+
+    def _take_back(self, one: Waiting) -> None:
+        """Nobody waits for this request any more. What the system says to that is ignored, too."""
+        if not self._query or not one.subject.startswith(self._query):
+            return
+        body = encode({"retry_key": one.body[-KEY_BYTES:]})
+        with suppress(BusError):  # then it is served, as without this
+            self._publish(self._cancel + one.subject[len(self._query) :], body, one.reply)
 
     # -- events
 
@@ -198,7 +216,7 @@ class Exchange:
         if one is None:
             return
         if one.expires <= now:
-            del self._waiting[token]
+            self.forget(token)
             one.settle(_too_late(one))
         else:
             self._again(one, now)

@@ -33,7 +33,7 @@ class StateEvent(Event, frozen=True, kw_only=True, gc=False):
 class OutcomeEvent(Event, frozen=True, gc=False, omit_defaults=True):
     """The outcome of one query, or of one part of a query.
 
-    time: when the query arrived. outcome: ok, late, refused, error, default. parent, stage: of a part: the uid of its query, and which part
+    time: when the query arrived. outcome: ok, late, refused, error, default, cancelled. parent, stage: of a part: the uid of its query, and which part
     it is. confidence, missing: of a query with parts: the share of the asked members that agree with the answer, 0..1, and how many of
     them are not in it; None for any other. payer: as in the Route. mistake: it asked for what no variant gives. An absent field has its default value.
     """

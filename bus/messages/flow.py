@@ -122,7 +122,8 @@ class Echo(Struct, frozen=True, array_like=True, gc=False):
 class Withdraw(Struct, frozen=True, array_like=True, gc=False):
     """`infaas.executor.<worker>.<device>.withdraw`: the dispatcher has given the first dispatch of these queries to another executor, as this one
     said nothing for too long. This one says that it turns, with a `DoneBatch` without queries. uids may be empty. instance: where they were.
-    again: what it has said of late may be lost; it says it again.
+    again: what it has said of late may be lost; it says it again. cancelled: nobody else has these queries, and their client has taken them back: it ends those
+    that have not begun. reply: where the client waits for `QueryCancelled`.
     """
 
     dispatcher: str
@@ -130,6 +131,8 @@ class Withdraw(Struct, frozen=True, array_like=True, gc=False):
     uids: list[bytes]
     attempt: int = 0
     again: bool = False
+    cancelled: bool = False
+    reply: str = ""
 
 
 class ResentSought(Struct, frozen=True, array_like=True, gc=False):
@@ -138,12 +141,14 @@ class ResentSought(Struct, frozen=True, array_like=True, gc=False):
     uid: of the query. reply: where its client waits. An executor that has replied, and a dispatcher that has ended it itself, says the same again.
     Empty: an executor has handed it on, as its dispatcher died; its client has not asked again.
     again: the same dispatcher has asked before, and waits only for dispatchers: executors say nothing.
+    cancelled: its client has taken it back: who has it ends it, and answers at `reply`. Executors say nothing.
     """
 
     dispatcher: str
     uid: bytes
     reply: str
     again: bool = False
+    cancelled: bool = False
 
 
 class ResentKnown(Struct, frozen=True, array_like=True, gc=False):

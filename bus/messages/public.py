@@ -21,6 +21,7 @@ Code = Literal[
     "too_large",
     "forbidden",
     "internal",
+    "cancelled",
 ]
 
 RESENT = (
@@ -326,6 +327,20 @@ class RegistrationStatus(Struct, frozen=True, kw_only=True):
     signature: Signature | None = None
     accuracy: float | None = None
     samples: int | None = None
+
+
+class CancelQuery(Struct, frozen=True, kw_only=True):
+    """`infaas.cancel.<app>`: the client that sent a query with this `retry_key` (16 bytes) takes it back."""
+
+    retry_key: bytes
+
+
+class QueryCancelled(Struct, frozen=True, kw_only=True):
+    """The reply to `infaas.cancel.<app>`. cancelled: it had not begun, costs nothing, and was refused as `cancelled`. False: it is computed, has ended, or
+    is not known.
+    """
+
+    cancelled: bool
 
 
 class CancelRegistration(Struct, frozen=True, kw_only=True):

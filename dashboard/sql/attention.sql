@@ -2,7 +2,7 @@
 WITH recent AS (
   SELECT app, count(*) AS queries, count(*) FILTER (WHERE outcome = 'ok') AS good
   FROM infaas.query_outcomes
-  WHERE time > now() - interval '5 minutes' AND parent IS NULL AND policy IS DISTINCT FROM 'offline'
+  WHERE time > now() - interval '5 minutes' AND parent IS NULL AND policy IS DISTINCT FROM 'offline' AND outcome <> 'cancelled'
   GROUP BY app
 ), devices AS (
   SELECT worker, device, max(time) AS last FROM infaas.worker_samples
@@ -17,6 +17,7 @@ UNION ALL -- share of answers that lack the model
 SELECT 'member missing', part.app || ' / ' || part.stage, avg((part.outcome NOT IN ('ok', 'late'))::int)
 FROM infaas.query_outcomes query JOIN infaas.query_outcomes part ON part.parent = query.uid AND part.app = query.app
 WHERE query.time > now() - interval '5 minutes' AND part.time > now() - interval '6 minutes' AND query.missing IS NOT NULL
+  AND query.outcome <> 'cancelled'
 GROUP BY part.app, part.stage HAVING count(*) > 30 AND avg((part.outcome NOT IN ('ok', 'late'))::int) > 0.1
 UNION ALL -- seconds since the last sample
 SELECT 'device silent', d.worker || ' ' || d.device, extract(epoch FROM now() - d.last)

@@ -6,6 +6,6 @@ SELECT date_bin(%(step)s, time, %(start)s) AS time, app,
        count(*) FILTER (WHERE outcome = 'refused') AS refused,
        count(*) FILTER (WHERE outcome = 'error') AS errors
 FROM infaas.query_outcomes
-WHERE time >= %(start)s AND time < %(end)s AND parent IS NULL AND policy IS DISTINCT FROM 'offline'
+WHERE time >= %(start)s AND time < %(end)s AND parent IS NULL AND policy IS DISTINCT FROM 'offline' AND outcome <> 'cancelled'
 GROUP BY 1, 2
 ORDER BY 1, 2

@@ -17,6 +17,7 @@ OUTCOMES = {
     "refused": "#d0342c",
     "error": "#b3261e",
     "default": "#7a68c8",
+    "cancelled": "#b8bdc4",
     "mistake": "#8b929b",
 }
 SHOWN = 200  # rows that recent.sql returns
@@ -120,7 +121,10 @@ def details() -> None:
     (reached, required), quality = widgets.quality(asked)
     with st.container(horizontal=True, gap="small"):
         widgets.metric(
-            "Outcome", one["outcome"], one["code"] or "no refusal", bad=one["outcome"] not in ("ok", "default")
+            "Outcome",
+            one["outcome"],
+            one["code"] or "no refusal",
+            bad=one["outcome"] not in ("ok", "default", "cancelled"),
         )
         _need("Latency, ms", one["latency_ms"], one["slo_ms"], "allowed")
         _need(formats.heading(quality["label"]), reached, required, "needed")

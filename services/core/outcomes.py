@@ -13,8 +13,12 @@ from bus.messages.events import CLIENT_ERRORS, Event, OutcomeEvent
 from bus.messages.fleet import DispatcherHeartbeat
 from bus.messages.flow import DoneBatch, Route
 from bus.messages.jobs import OFFLINE
-from bus.messages.public import Answer, Refusal
+from bus.messages.public import Answer, Error, Refusal
 from services.core.actor import Record
+
+CANCELLED = Error(code="cancelled", message="its client has taken it back: ask again with another retry_key")
+
+_WITHOUT_ANSWER = dict.fromkeys(("deadline", "overloaded", "unsatisfiable"), "refused") | {"cancelled": "cancelled"}
 
 
 def answered(
@@ -28,10 +32,10 @@ def answered(
     code: str = "",
     items: int = 0,
 ) -> OutcomeEvent:
-    """The outcome of a query that an executor ended: ok or late. If `code` is set: refused or error. items: 0: as its route says."""
+    """The outcome of a query that an executor ended: ok or late. If `code` is set: refused, cancelled or error. items: 0: as its route says."""
     items = items or route.items
     if code:
-        outcome = "refused" if code in ("deadline", "overloaded", "unsatisfiable") else "error"
+        outcome = _WITHOUT_ANSWER.get(code, "error")
     else:
         late = finished > route.deadline or (
             route.latency_ms is not None and (finished - route.arrived) * 1000.0 > route.latency_ms
@@ -101,7 +105,11 @@ def refused(
     """
     return OutcomeEvent(
         **_asked(route),
-        outcome="default" if default else "error" if code in ("model_error", "internal") else "refused",
+        outcome="default"
+        if default
+        else "error"
+        if code in ("model_error", "internal")
+        else _WITHOUT_ANSWER.get(code, "refused"),
         model=route.model,
         variant=route.variant,
         version=route.version,

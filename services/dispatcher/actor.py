@@ -34,6 +34,7 @@ from services.core.actor import (
 )
 from services.core.deadlines import DeadlineReached
 from services.core.line import ECHO_S
+from services.core.outcomes import CANCELLED
 from services.core.selection.cluster import ClusterView, RefusedLoad
 from services.core.selection.eligibility import Ask
 from services.core.selection.instances import Instance
@@ -41,6 +42,7 @@ from services.core.selection.policy import Decision, SelectionPolicy, note
 from services.core.selection.refusals import LOAD_AGAIN, not_loaded
 from services.core.settings import DispatcherSettings, EnsembleSettings, Settings
 from services.dispatcher.apps import Apps
+from services.dispatcher.cancelling import Cancelling
 from services.dispatcher.central import FULL, LATE, CentralQueues, PullDue
 from services.dispatcher.composites import Composites
 from services.dispatcher.default_output import executor_error, may_wait
@@ -105,6 +107,7 @@ class Dispatcher(TableActor):
         )
         known = (self._admission, self._outcomes.said, self.in_flight, self.composites)
         self.resent = Resent(name, subjects, self.silence, *known, self._begin, self._adopt)
+        self.cancelling = Cancelling(name, subjects, self.resent, self._outcomes, self._refuse)
         self.central = CentralQueues(self.view, self.in_flight, self._dispatch, self._decide, self._refuse)
         self._questions = Questions(
             self.apps, self.view, policy, self.composites, self.central, slo_target, settings.default_deadline_s
@@ -123,6 +126,7 @@ class Dispatcher(TableActor):
             Trying: lambda envelope: self.in_flight.tries(envelope.message),
             **self.silence.handlers,
             **self.resent.handlers,
+            **self.cancelling.handlers,
             ExecutorExited: self._exited,
             LoadReply: self._load_reply,
             **self.composites.handlers,
@@ -147,6 +151,7 @@ class Dispatcher(TableActor):
             Inlet(subject=s.trying(name), message=Trying),
             *self.silence.inlets,
             *self.resent.inlets,
+            *self.cancelling.inlets,
             Inlet(subject=s.loads(name), message=LoadReply),
             Inlet(subject=s.resubmit(name), message=HandBack),
             Inlet(subject=s.resubmit(), message=HandBack, queue=DISPATCHERS),
@@ -176,6 +181,8 @@ class Dispatcher(TableActor):
             return self._outcomes.refused_unadmitted(app_name, envelope, head.id, query, uid)
         if head.retry_key is not None and self.resent.has(query.uid):
             return NOTHING  # the client asks again for a query in flight: it will be answered
+        if query.uid in self.resent.cancelled:
+            return self.cancelling.again(query, now)
         query.arrived -= age
         query.moved = owed
         if (age or envelope.now < now) and now >= query.ask.deadline:
@@ -207,6 +214,8 @@ class Dispatcher(TableActor):
     # -- deciding
 
     def _decide(self, query: Query, now: float) -> Iterable[Effect]:
+        if query.why is CANCELLED:
+            return self._end(query, CANCELLED, now)
         if query.planned is not None and not query.crashes and self.central.serves(query.planned, query.ask):
             if query.attempt >= MOST_DISPATCHES:
                 return self._refuse(query, LATE, now)
@@ -250,6 +259,8 @@ class Dispatcher(TableActor):
     def _refuse(self, query: Query, error: Error, now: float) -> list[Effect]:
         """The query ends here without an answer of a model. If it is a part, its join goes on without it."""
         effects = self._outcomes.refused(query, error, now)
+        if error is CANCELLED:
+            effects += self.cancelling.ended(query)
         if query.part is not None:
             effects.extend(self.composites.refused(query.part, error, now))
         return effects
@@ -298,9 +309,8 @@ class Dispatcher(TableActor):
     def _not_delivered(self, envelope: Envelope) -> Iterable[Effect]:
         """Nobody listened on the subject of the queue: its executor is gone, and this query never reached it."""
         query = self.in_flight.undelivered(envelope.message.reply_subject)
-        if query is None or query.instance is None:
+        if query is None or (instance := query.instance) is None:
             return NOTHING  # it has been dispatched elsewhere since
-        instance = query.instance
         self.in_flight.remove(query.uid)
         self._waiting.back(query.part)
         if self.view.lose_device(instance.worker.name, instance.device):
@@ -335,7 +345,8 @@ class Dispatcher(TableActor):
             if query is None:
                 return self._outcomes.not_adopted(route, self.apps.unknown(route.app, route.model), now)
         self._waiting.back(query.part)
-        if (error := executor_error(back)) is not None:
+        error = CANCELLED if query.why is CANCELLED else executor_error(back)
+        if error is not None:
             return self._end(query, error, now) if query.owed(now) else self._refuse(query, error, now)
         if back.reason == "deadline":
             central = query.planned is not None and self.central.serves(query.planned, query.ask)
@@ -426,9 +437,9 @@ class Dispatcher(TableActor):
         change: Changed = envelope.message
         if change.bucket == self._subjects.control_bucket:
             self.apps.kept.change(change.key, change.value)
-            return NOTHING
-        self.apps.change(change)
-        self.composites.changed()
+        else:
+            self.apps.change(change)
+            self.composites.changed()
         return NOTHING
 
     def _synced(self, envelope: Envelope) -> Iterable[Effect]:

@@ -206,6 +206,10 @@ class Coalescing(Struct, eq=False):
         self._waiting.setdefault(part.uid, (key, []))
         return False
 
+    def followed(self, uid: bytes) -> bool:
+        """Whether others wait for this part."""
+        return uid in self._waiting and bool(self._waiting[uid][1])
+
     def overdue(self, before: float) -> list[bytes]:
         """Leaders whose deadline was before this time, and of which nothing was heard."""
         return [leader.uid for leader in self._leaders.values() if leader.ask.deadline < before]

@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 
 from bus.messages.catalog import AppRecord, Ensemble, PipelineRecord, PlannedStage
 from bus.messages.flow import Origin, Route, TensorRef
-from bus.messages.public import Answer, Error, ObjectRef, QueryHead, Tensor
+from bus.messages.public import Answer, CancelQuery, Error, ObjectRef, QueryHead, Tensor
 from bus.rights import OWN
 from bus.subjects import WITHOUT_APP
 from services.core.actor import Effect, Envelope
@@ -346,12 +346,12 @@ class Admission(Struct, eq=False):
             start_trace(query, envelope.headers)
         return query
 
-    def known_as(self, app: str, head: QueryHead, reply: str) -> bytes | None:
+    def known_as(self, app: str, head: QueryHead | CancelQuery, reply: str) -> bytes | None:
         """The uid of a query that has a retry key, whether it can be admitted or not. None: it has none."""
         key = head.retry_key
         return self._uid(app, head, reply) if key is not None and len(key) == 16 else None
 
-    def _uid(self, app: str, head: QueryHead, reply: str) -> bytes:
+    def _uid(self, app: str, head: QueryHead | CancelQuery, reply: str) -> bytes:
         """A new id, or one made from the client's retry key, the app and the caller, so that no caller can hit another's query."""
         key = head.retry_key
         if key is None:

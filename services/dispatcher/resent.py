@@ -17,7 +17,7 @@ from bus.messages.flow import DoneBatch, Echo, HandBack, ResentKnown, ResentSoug
 from bus.messages.public import RESENT, Error, QueryHead
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Effect, Envelope, Handler, Inlet, Publish, Will
-from services.core.outcomes import GRACE, SILENT, RecentAnswers
+from services.core.outcomes import CANCELLED, GRACE, SILENT, RecentAnswers
 from services.dispatcher.composites import Composites
 from services.dispatcher.inflight import InFlight
 from services.dispatcher.query import Admission
@@ -85,15 +85,16 @@ class Resent:
             ResentKnown: self._known,
         }
         self.ends: Counter[str] = Counter()  # how those that came again went on
+        self.cancelled: dict[bytes, None] = {}  # the last ones that their clients have taken back
         self._name = name
         self._subjects = subjects
         self._prefix = len(subjects.query(""))
-        self._silence = silence
+        self.silence = silence
         self._line = silence.line
-        self._known_as = admission.known_as
-        self._said = said
-        self._in_flight = in_flight
-        self._composites = composites
+        self.known_as = admission.known_as
+        self.said = said
+        self.in_flight = in_flight
+        self.composites = composites
         self._take = take
         self._adopt = adopt
         self._own = subjects.resubmit(name)
@@ -114,24 +115,24 @@ class Resent:
 
     def has(self, uid: bytes) -> bool:
         """Whether this query is under way here."""
-        flight = self._in_flight
+        flight = self.in_flight
         return (
             uid in flight.dispatched
             or uid in flight.waiting
             or uid in flight.retries
-            or uid in self._composites.joins.open
+            or uid in self.composites.joins.open
         )
 
     def forget(self, uid: bytes, now: float, taker: str = "") -> Iterable[Effect]:
         """Another process ends this query. taker: a dispatcher, which does not know the executor that has it from here."""
-        query = self._in_flight.forget(uid)
+        query = self.in_flight.forget(uid)
         if taker and query is not None and query.sent is not None:
             if len(self._lost) >= KEPT:
                 del self._lost[next(iter(self._lost))]
             self._lost[uid] = taker
         if (sought := self._asked.get(uid)) is not None and type(sought.envelope.message) is HandBack:
             del self._asked[uid]  # its dispatcher was only silent, and has answered it
-        return self._composites.joins.taken(uid, now)
+        return self.composites.joins.taken(uid, now)
 
     def ended(self, batch: DoneBatch) -> list[Effect]:
         """Executors have replied to these. Who has taken one from here hears of it: else it would refuse what is answered."""
@@ -139,6 +140,10 @@ class Resent:
         if len(self._young) >= KEPT:
             self._old, self._young = self._young, set()
         effects: list[Effect] = []
+        if batch.codes is not None and CANCELLED.code in batch.codes:
+            for uid, code in zip(batch.uids, batch.codes, strict=True):
+                if code == CANCELLED.code:
+                    self.note_cancelled(uid)
         for i, uid in enumerate(batch.uids) if self._lost else ():
             if (taker := self._lost.pop(uid, None)) is not None:
                 codes, items = batch.codes and [batch.codes[i]], batch.items and [batch.items[i]]
@@ -146,9 +151,23 @@ class Resent:
                 effects.append(Publish(self._subjects.done(taker), told))
         return effects
 
-    def _ended(self, uid: bytes) -> bool:
+    def others(self, now: float) -> set[str]:
+        """The other dispatchers that live."""
+        return {name for name, seen in self._others.items() if seen + self._patience >= now}
+
+    def sought(self, uid: bytes) -> bool:
+        """Whether others are asked for it."""
+        return uid in self._asked
+
+    def note_cancelled(self, uid: bytes) -> None:
+        """Its client has taken it back: whoever asks for it again hears so."""
+        if len(self.cancelled) >= KEPT:
+            del self.cancelled[next(iter(self.cancelled))]
+        self.cancelled[uid] = None
+
+    def has_ended(self, uid: bytes) -> bool:
         """Whether it has ended here."""
-        return uid in self._young or uid in self._old or self._said.get((uid, 0)) is not None
+        return uid in self._young or uid in self._old or self.said.get((uid, 0)) is not None
 
     def _query(self, envelope: Envelope) -> Iterable[Effect]:
         """A query arrives."""
@@ -158,7 +177,7 @@ class Resent:
         if now <= self._line.fresh_until and (headers is None or RESENT not in headers):
             since = self._line.waited_since(now)  # the dispatcher may have more to read than it can
             return self._take(envelope if since == now else replace(envelope, now=since), now, 0.0)
-        uid = self._known_as(envelope.subject[self._prefix :], envelope.message, envelope.reply)
+        uid = self.known_as(envelope.subject[self._prefix :], envelope.message, envelope.reply)
         if uid is not None:
             return self._comes(uid, envelope)
         return self._take(replace(envelope, now=self._line.reached(now)), now, 0.0)
@@ -169,11 +188,11 @@ class Resent:
         reached = self._line.reached(now)
         if self.has(uid) or uid in self._asked:
             return NOTHING
-        known = self._said.get((uid, 0))
+        known = self.said.get((uid, 0))
         if known is not None:
             self.ends["said"] += 1
             return (Publish(envelope.reply, known.body),)
-        answered, waited = self._ended(uid) or (handed is not None and handed.text == "answered"), age is None
+        answered, waited = self.has_ended(uid) or (handed is not None and handed.text == "answered"), age is None
         alone = not self._others and self._line.came_once
         if waited and not answered and (alone or now < reached + SEEK_S):
             return self._take(replace(envelope, now=reached), now, 0.0)
@@ -221,7 +240,7 @@ class Resent:
         uid, now = back.route.uid, envelope.now
         if back.reason == "sought":
             return self._asked_again(back, envelope.headers, now)
-        if self.has(uid) or uid in self._asked or self._said.get((uid, 0)) is not None:
+        if self.has(uid) or uid in self._asked or self.said.get((uid, 0)) is not None:
             return NOTHING
         if self._at.get(back.route.dispatcher, 0.0) > back.route.deadline + GRACE + SILENT:
             return NOTHING  # it has ended it, which this executor did not hear
@@ -337,11 +356,11 @@ class Resent:
         sought = self._asked.get(uid)
         if self.has(uid) or (sought is not None and (self._name < asked.dispatcher or not sought.asked)):
             what = "has"  # of two that ask, one goes on
-        elif (known := self._said.get((uid, 0))) is not None:
+        elif (known := self.said.get((uid, 0))) is not None:
             what = "has"
             if asked.reply:
                 effects.append(Publish(asked.reply, known.body))
-        elif self._ended(uid):
+        elif self.has_ended(uid):
             what = "answered"
         effects.append(Publish(self._subjects.resent(asked.dispatcher), ResentKnown(self._name, uid, what)))
         return effects
@@ -353,14 +372,14 @@ class Resent:
             if sought is not None or (known.uid in self._told and self._name < known.dispatcher):
                 # Of two that have begun it at the same time, as neither heard the other, one goes on.
                 return self._found(known.uid)
-            if not self.has(known.uid) and self._ended(known.uid):
+            if not self.has(known.uid) and self.has_ended(known.uid):
                 return (
                     Publish(self._subjects.resent(known.dispatcher), ResentKnown(self._name, known.uid, "answered")),
                 )
             return self.forget(known.uid, envelope.now, known.dispatcher)
         if sought is None:
-            query = self._in_flight.find(known.uid) if known.what == "answered" and known.uid in self._told else None
-            return self._silence.called_off(query) if query is not None and query.moved else NOTHING
+            query = self.in_flight.find(known.uid) if known.what == "answered" and known.uid in self._told else None
+            return self.silence.called_off(query) if query is not None and query.moved else NOTHING
         if known.what == "has":
             self.ends["had"] += 1
             return self._found(known.uid)

@@ -19,6 +19,7 @@ from bus.port import ECHO
 from bus.subjects import Subjects
 from services.core.actor import After, Effect, Envelope, Handler, Inlet, Publish, PublishBehind
 from services.core.line import ECHO_S, EchoDue, Hold, Line
+from services.core.outcomes import CANCELLED
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
 from services.core.selection.instances import Instance, SharedCores
@@ -225,7 +226,7 @@ class Silence:
         for old in instances:
             uids: list[bytes] = []
             for query in sorted(had[old.id], key=urgency)[max(1, old.running) :]:
-                if query.attempt or query.crashes or query.planned is not None:
+                if query.attempt or query.crashes or query.planned is not None or query.why is CANCELLED:
                     continue
                 if query.ask.deadline > now + HURRY * self.patience:
                     continue  # it can wait until that executor goes on, or is taken for dead
@@ -269,6 +270,13 @@ class Silence:
         return (
             [] if held is None else [self._withdraw(held.worker.name, held.device, held.id, [query.uid], query.attempt)]
         )
+
+    def cancelled(self, query: Query, reply: str) -> Publish:
+        """Its client has taken it back: its executor ends it if it has not begun, and says which at this reply subject."""
+        on = query.instance
+        assert on is not None, "it is dispatched"
+        subject = self.subjects.executor(on.worker.name, on.device, "withdraw")
+        return Publish(subject, Withdraw(self.name, on.id, [query.uid], query.attempt, cancelled=True, reply=reply))
 
     def _withdraw(self, worker: str, device: str, instance: str, uids: list[bytes], attempt: int = 0) -> Publish:
         subject = self.subjects.executor(worker, device, "withdraw")

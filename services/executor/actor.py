@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from bus.messages.fleet import DispatcherHeartbeat, HeldInstances
-from bus.messages.flow import Execute, PartsEnded, ResentSought, Trying, Withdraw
+from bus.messages.flow import Execute, PartsEnded, ResentSought, Trying
 from bus.messages.public import Answer, Refusal
 from bus.subjects import EXECUTORS, Subjects
 from services.core.actor import (
@@ -82,16 +82,17 @@ class Executor:
         self._failure_timeout = dispatchers.failure_timeout_s
         silence_s = self._failure_timeout + REPORT
         self.dispatchers = KnownDispatchers(subjects, f"{worker}/{name}/{life}", worker, silence_s)
-        self._endings = endings = Endings(worker, name, subjects, self.dispatchers, self.answers, self.instances)
-        self._leaves, self._again = endings.leaves, endings.again
-        self._tell, self._reply = endings.tell, endings.reply
-        self._refuse, self._hand_back, self._back = endings.refuse, endings.hand_back, endings.back
         self._runs = BatchRuns(device, settings)
         self._rules = BatchingRules()
         self._max_inline = dispatchers.max_inline
         self._scheduled = False
         self._reporter = MonitorReporter(worker, name, incarnation, subjects)
         self.pending = PendingQueries()
+        here = (self.dispatchers, self.answers, self.instances, self.pending, self._runs)
+        self._endings = endings = Endings(worker, name, subjects, *here, self._manager.settle, self._schedule)
+        self._leaves, self._again = endings.leaves, endings.again
+        self._tell, self._reply = endings.tell, endings.reply
+        self._refuse, self._hand_back, self._back = endings.refuse, endings.hand_back, endings.back
         busy = lambda: bool(self.pending)  # noqa: E731
         self._stillness = Stillness(worker, name, subjects, self.handle, busy, self._was_still)
         self._on: dict[type, Handler] = {
@@ -106,7 +107,6 @@ class Executor:
             PartsEnded: lambda e: self.dispatchers.parts_ended(e.subject.rpartition(".")[2], e.message),
             **self._manager.handlers,
             ReportDue: self._report,
-            Withdraw: self._withdraw,
             **endings.handlers,
             **self._stillness.handlers,
             **self.succession.handlers,
@@ -124,7 +124,6 @@ class Executor:
             Inlet(subject=s.ended(), message=PartsEnded),
             Inlet(subject=s.resent(), message=ResentSought),
             *self._manager.inlets,
-            Inlet(subject=s.executor(w, d, "withdraw"), message=Withdraw),
             *self._endings.inlets,
             *self._stillness.inlets,
             *self.succession.inlets,
@@ -223,8 +222,8 @@ class Executor:
     def _start_batches(self, envelope: Envelope) -> Iterable[Effect]:
         """Start the next batch of each ready instance that has cores, in the order of the setting."""
         self._scheduled = False
-        effects: list[Effect] = []
         now = envelope.now
+        effects = self._endings.end_cancelled(now)
         if self._stillness.rests and self.pending:
             effects.extend(self._stillness.wake(now))
         for loaded in self._runs.ready(self.instances.values()):
@@ -444,30 +443,7 @@ class Executor:
             return NOTHING
         self.dispatchers.stood_still(now)
         left = [*self.pending.values()]
-        return [*self._forget(left), *self._back(left, "stopped")]
-
-    def _withdraw(self, envelope: Envelope) -> Iterable[Effect]:
-        """Another executor has these queries: nothing is said about them here."""
-        order: Withdraw = envelope.message
-        asked = [query for uid in order.uids if (query := self.pending.get((uid, 0))) is not None]
-        effects = self._forget([query for query in asked if query.only_of(order.dispatcher, order.attempt)])
-        loaded, now = self.instances.get(order.instance), envelope.now
-        if order.again:
-            effects.extend(self.dispatchers.say_again(order.dispatcher))
-        elif loaded is not None:
-            effects += self.dispatchers.report_done(order.dispatcher, loaded, [], 0, (now, now), 0.0, None, now)
-        return effects
-
-    def _forget(self, queries: list[QueuedQuery]) -> list[Effect]:
-        """These queries end without a word, wherever they are."""
-        for query in queries:
-            query.abandoned = True
-            del self.pending[query.route.uid, query.route.part]
-        gone = {query.route.uid for query in queries}
-        for loaded in self.instances.values():
-            loaded.queue.forget(gone)
-        leaving = [loaded for loaded in self.instances.values() if loaded.leaving and gone]
-        return [effect for loaded in leaving for effect in self._manager.settle(loaded)]
+        return [*self._endings.forget(left), *self._back(left, "stopped")]
 
     def _drop(self, loaded: HeldInstance) -> list[QueuedQuery]:
         """Empty an instance's queue; returns the queries without an end."""

@@ -1,20 +1,20 @@
 """The queries that an executor has taken, and how each ends there: answered, refused, handed back, or left to its dispatcher. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from bus.messages.fleet import DispatcherHeartbeat
-from bus.messages.flow import HandBack, ResentKnown, ResentSought, Route
-from bus.messages.public import Answer, Error, Refusal
+from bus.messages.flow import HandBack, ResentKnown, ResentSought, Route, Withdraw
+from bus.messages.public import Answer, Error, QueryCancelled, Refusal
 from bus.subjects import Subjects
 from services.core.actor import Effect, Envelope, Handler, Inlet, Publish, Undelivered
 from services.core.deadlines import EarliestDeadline
-from services.core.outcomes import GRACE, PART_GRACE, SPEAKS, RecentAnswers, SentAnswer, default_at
+from services.core.outcomes import CANCELLED, GRACE, PART_GRACE, SPEAKS, RecentAnswers, SentAnswer, default_at
 from services.executor.answers import answer_headers
 from services.executor.dispatchers import KnownDispatchers
-from services.executor.instances import HeldInstance
+from services.executor.instances import BatchRuns, HeldInstance
 from services.executor.queue import QueuedQuery
 
 Key = tuple[bytes, int]  # uid, part
@@ -71,7 +71,7 @@ _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 class Endings:
-    """What one executor says about its queries, and to whom. instances: by id."""
+    """What one executor says about its queries, and to whom. instances: by id. settle: of one that may be idle now. schedule: has batches formed soon."""
 
     def __init__(
         self,
@@ -81,10 +81,21 @@ class Endings:
         dispatchers: KnownDispatchers,
         answers: RecentAnswers,
         instances: Mapping[str, HeldInstance],
+        pending: PendingQueries,
+        runs: BatchRuns,
+        settle: Callable[[HeldInstance], Iterable[Effect]],
+        schedule: Callable[[], Iterable[Effect]],
     ) -> None:
         unheard = subjects.executor(worker, device, "unheard.*")
-        self.inlets = (Inlet(subject=unheard, message=HandBack),)
-        self.handlers: dict[type, Handler] = {Undelivered: self._not_heard, DispatcherHeartbeat: self._heartbeat}
+        self.inlets = (
+            Inlet(subject=subjects.executor(worker, device, "withdraw"), message=Withdraw),
+            Inlet(subject=unheard, message=HandBack),
+        )
+        self.handlers: dict[type, Handler] = {
+            Withdraw: self._withdraw,
+            Undelivered: self._not_heard,
+            DispatcherHeartbeat: self._heartbeat,
+        }
         self._subjects = subjects
         self._unheard = unheard.removesuffix("*")
         self._handed: dict[str, tuple[HandBack, Any]] = {}
@@ -92,6 +103,11 @@ class Endings:
         self._dispatchers = dispatchers
         self._answers = answers
         self._instances = instances
+        self._pending = pending
+        self._runs = runs
+        self._settle = settle
+        self._schedule = schedule
+        self._cancelled: list[tuple[bytes, str]] = []  # uids, and where their clients wait
 
     def leaves(self, route: Route, now: float, *, comes: bool = False) -> bool:
         """Whether its dispatcher ends this query, which is so late that it may have done so: nothing is said about it here. comes: it is read only now;
@@ -193,3 +209,57 @@ class Endings:
             for route in query.routes
             for effect in self.hand_back(route, reason, query.body, query.headers, text)
         ]
+
+    # -- taken back, by a dispatcher or by the client
+
+    def _withdraw(self, envelope: Envelope) -> Iterable[Effect]:
+        """Another executor has these queries: nothing is said about them here. Or their clients have taken them back."""
+        order: Withdraw = envelope.message
+        if order.cancelled:
+            self._cancelled.extend((uid, order.reply) for uid in order.uids)
+            return self._schedule()  # many may come together
+        asked = [query for uid in order.uids if (query := self._pending.get((uid, 0))) is not None]
+        effects = self.forget([query for query in asked if query.only_of(order.dispatcher, order.attempt)])
+        loaded, now = self._instances.get(order.instance), envelope.now
+        if order.again:
+            effects.extend(self._dispatchers.say_again(order.dispatcher))
+        elif loaded is not None:
+            effects += self._dispatchers.report_done(order.dispatcher, loaded, [], 0, (now, now), 0.0, None, now)
+        return effects
+
+    def forget(self, queries: list[QueuedQuery]) -> list[Effect]:
+        """These queries end without a word, wherever they are."""
+        for query in queries:
+            query.abandoned = True
+            del self._pending[query.route.uid, query.route.part]
+        gone = {query.route.uid for query in queries}
+        for loaded in self._instances.values():
+            loaded.queue.forget(gone)
+        leaving = [loaded for loaded in self._instances.values() if loaded.leaving and gone]
+        return [effect for loaded in leaving for effect in self._settle(loaded)]
+
+    def end_cancelled(self, now: float) -> list[Effect]:
+        """End the queries that their clients have taken back, if they have not begun."""
+        if not self._cancelled:
+            return []
+        asked, self._cancelled = self._cancelled, []
+        begun = {query.route.uid for _, run, _ in self._runs.running.values() for query in run.queries}
+        here = {uid: query for uid, _ in asked if (query := self._pending.get((uid, 0))) is not None}
+        gone = [
+            (self._instances.get(query.route.instance), query)
+            for uid, query in here.items()
+            if uid not in begun and not query.storing
+        ]
+        effects = self.forget([query for _, query in gone])
+        for loaded, query in gone:
+            if loaded is None or self.leaves(query.route, now):
+                effects += self.back([query], "gone")  # its dispatcher ends it
+                continue
+            refusal = Refusal(id=query.route.id, error=CANCELLED)
+            effects += (*self.tell(query, refusal), *self._dispatchers.report_ended(loaded, query, refusal, now))
+        for uid, reply in asked:
+            known = self._answers.get((uid, 0))
+            if reply and (known is not None or uid in here):  # what was never here, its dispatcher hears of, and ends
+                said = QueryCancelled(cancelled=known is not None and known.code == CANCELLED.code)
+                effects.append(Publish(reply, said))
+        return effects

@@ -152,6 +152,10 @@ class GatewayService:
             failure = failure_from(error)
             code = failure.code
             raise self._ended(app, protocol, time.perf_counter_ns() - began, failure) from None
+        except asyncio.CancelledError:
+            code = "cancelled"
+            self.counts.queries[protocol, code] += 1  # the client has left, and the query is taken back
+            raise
         finally:
             if trace is not None and trace.recorded:
                 self.span(

@@ -28,6 +28,7 @@ CODES = {
     "too_large": StatusCodes(413, "RESOURCE_EXHAUSTED"),
     "forbidden": StatusCodes(403, "PERMISSION_DENIED"),
     "internal": StatusCodes(500, "INTERNAL"),
+    "cancelled": StatusCodes(499, "CANCELLED"),
     # The gateway's own: the request has not reached the system.
     "unavailable": StatusCodes(503, "UNAVAILABLE"),
     "unauthenticated": StatusCodes(401, "UNAUTHENTICATED"),

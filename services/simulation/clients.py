@@ -8,7 +8,7 @@ import numpy as np
 
 from bus.codec import decode, encode
 from bus.messages.catalog import Signature
-from bus.messages.public import RESENT, Answer, QueryHead, Refusal, Requirements, Tensor
+from bus.messages.public import RESENT, Answer, CancelQuery, QueryCancelled, QueryHead, Refusal, Requirements, Tensor
 from bus.subjects import Subjects
 from services.core.actor import Publish, Undelivered
 from services.core.emulation import zeros
@@ -21,6 +21,7 @@ from services.simulation.workload import arrivals
 PRIMING = 1.0  # s between two queries to each app before the scenario begins
 PATIENCE = 2 * NETWORK + 1e-6  # s beyond the objective that an answer may take, because it travels to the client
 INBOX = "_INBOX.c."
+LEFT = "_INBOX.left."  # before a query's inbox: where its client hears whether it was taken back
 PRIMED = "_INBOX.primed"
 NOBODY = "no_responders"  # in place of a refusal's code, where no dispatcher listened
 
@@ -90,11 +91,13 @@ class ArrivalStream:
 class Clients:
     """Of a scenario. begins: the environment's time at which it begins.
 
-    named: whether each query has an id, its number, and a retry key, as those of infaas.client have. asked: called with each query's inbox.
+    named: whether each query has an id, its number, and a retry key, as those of infaas.client have. asked: called with each query's inbox. left: with that of
+    one that is taken back, and with the answer to that.
     """
 
     named = False
     asked: Callable[[str, QueryTemplate], None] = staticmethod(lambda _inbox, _kind: None)
+    left: Callable[[str, QueryCancelled | None], None] = staticmethod(lambda _inbox, _answer: None)
 
     def __init__(
         self, environment: Environment, scenario: Scenario, subjects: Subjects, report: RunReport, begins: float
@@ -102,6 +105,7 @@ class Clients:
         self.open: dict[str, tuple[float, QueryTemplate]] = {}
         self.others: dict[str, Callable[[Any], None]] = {}  # other inboxes, and what takes their messages
         self.resent: Callable[[str], float | None] | None = None  # s after which a query of this app is sent again
+        self.leaves: Callable[[str], float | None] | None = None  # s after which a query of this app is taken back
         self._environment = environment
         self._subjects = subjects
         self._report = report
@@ -160,7 +164,8 @@ class Clients:
         self.open[inbox] = (now, kind)
         again = None if self.resent is None else self.resent(kind.app)
         names: dict[str, Any] = {"id": str(number)} if self.named else {}
-        if self.named or again is not None:
+        leaves = None if self.leaves is None else self.leaves(kind.app)
+        if self.named or again is not None or leaves is not None:
             names["retry_key"] = number.to_bytes(16, "little")
         if kind.within is not None:
             names["deadline"] = now + kind.within
@@ -168,6 +173,8 @@ class Clients:
         self.asked(inbox, kind)
         if again is not None:
             self._environment.at(again, self._send_again, (kind, head, inbox, body, now))
+        if leaves is not None:
+            self._environment.at(leaves, self._take_back, (kind, inbox, names["retry_key"]))
         self._environment.publish(kind.subject, head, inbox, body)
         self._report.offered(kind.app, now - self._begins)
         due = stream.next()
@@ -181,6 +188,14 @@ class Clients:
         self.asked(inbox, kind)
         mark = {RESENT: str(round(1000.0 * (self._environment.now - sent)))}
         self._environment.publish(kind.subject, head, inbox, body, headers=mark)
+
+    def _take_back(self, query: tuple[QueryTemplate, str, bytes]) -> None:
+        """Its client has gone, though it still listens here."""
+        kind, inbox, key = query
+        answer = f"{LEFT}{inbox}"
+        self.others[answer] = lambda said: self.left(inbox, said)
+        self.left(inbox, None)
+        self._environment.publish(self._subjects.cancel(kind.app), CancelQuery(retry_key=key), answer)
 
     def received(self, reply: Publish) -> None:
         """Take a reply. The first reply to a query counts, as in infaas.client: an answer may follow the refusal of a query that seemed lost."""

@@ -71,7 +71,8 @@ class Faults:
         system.booted = self._booted
         system.skew = self._skew
         if clients is not None:
-            clients.resent = self._resent
+            clients.resent = lambda app: self._delay_of("query-resent", app)
+            clients.leaves = lambda app: self._delay_of("query-cancelled", app)
         for number, fault in enumerate(faults):
             kernel.at(begins + fault.at_s - kernel.now, self._begin, (number, fault))
             if fault.until_s < inf and fault.kind not in AT_ONCE:
@@ -268,8 +269,8 @@ class Faults:
 
     # -- clients
 
-    def _resent(self, app: str) -> float | None:
-        return next((fault.delay_s for fault in self._all("query-resent") if fault.app in ("", app)), None)
+    def _delay_of(self, kind: FaultKind, app: str) -> float | None:
+        return next((fault.delay_s for fault in self._all(kind) if fault.app in ("", app)), None)
 
     def _all(self, kind: FaultKind) -> list[FaultSpec]:
         return [fault for fault in self._present if fault.kind == kind]

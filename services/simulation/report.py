@@ -210,7 +210,7 @@ class RunReport:
         }
 
     def _app(self, app: str, tally: AppCounts) -> dict[str, Any]:
-        attained = ratio(tally.answered - tally.late, tally.offered)
+        attained = ratio(tally.answered - tally.late, tally.offered - tally.cancelled)
         found = {**_counts(tally), "slo_target": self._targets.get(app), "attainment": attained}
         ensemble = self._ensembles.get(app)
         if ensemble is not None:
@@ -257,7 +257,8 @@ class RunReport:
 def _counts(tally: AppCounts) -> dict[str, Any]:
     """What became of the queries of one app, or of all."""
     p50, p99 = tally.latency.quantiles(0.5, 0.99)
-    failed = tally.offered - tally.answered - tally.refused
+    counted = tally.offered - tally.cancelled
+    failed = counted - tally.answered - tally.refused
     return {
         "queries": tally.offered,
         "answered": tally.answered,
@@ -265,7 +266,7 @@ def _counts(tally: AppCounts) -> dict[str, Any]:
         "late": tally.late,
         "failed": failed,
         "refusals": dict(sorted(tally.refusals.items())),
-        "slo_violation_ratio": ratio(tally.late + tally.refused + failed, tally.offered) or 0.0,
+        "slo_violation_ratio": ratio(tally.late + tally.refused + failed, counted) or 0.0,
         "effective_accuracy": ratio(tally.accuracy, UNITS * tally.rated),
         "max_accuracy_drop": tally.drop.most,
         "p50_ms": _times(p50, _MS),

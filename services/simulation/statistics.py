@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from services.core.outcomes import CANCELLED
+
 STEPS = 64  # buckets of each power of two
 RELATIVE_ERROR = 0.5 / STEPS  # of a quantile, at most: half a bucket's width over the bucket's lower end
 
@@ -130,8 +132,13 @@ class AppCounts:
 
     @property
     def refused(self) -> int:
-        """Number of refusals with any code."""
-        return sum(self.refusals.values())
+        """Number of refusals with any code, without queries that their clients took back."""
+        return sum(self.refusals.values()) - self.cancelled
+
+    @property
+    def cancelled(self) -> int:
+        """Number of queries that their clients took back: they are in no objective."""
+        return self.refusals.get(CANCELLED.code, 0)
 
     @property
     def totals(self) -> "Totals":

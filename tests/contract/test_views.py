@@ -297,8 +297,10 @@ def test_objectives_by_the_minute(db: Recorder) -> None:
     minute = HOUR + 60
     kinds = ["ok"] * 5 + ["default"] + ["late"] + ["refused", "error", "error"]
     rows = [outcome(time=minute + i, outcome=kind, latency_ms=float(i + 1)) for i, kind in enumerate(kinds)]
+    rows += [outcome(time=minute + at, outcome="cancelled") for at in (1, 2, 120)]  # they are in no objective
     db.ledger.write([message(*rows), message(outcome(time=minute + 60, app="other"))])
     found = db.ask("SELECT * FROM slo_by_app_minutely ORDER BY minute")
+    assert len(found) == 2
     assert found[0] == (datetime.fromtimestamp(minute, UTC), "digits", 10, 1, 1, 2, 0.6, 4.0, pytest.approx(6.94), None)
     assert found[1][:3] == (datetime.fromtimestamp(minute + 60, UTC), "other", 1)
 

@@ -106,7 +106,7 @@ rate = 20
 """
 
 
-# -- Ten planted bugs, each of which a search of 60 seeds finds (docs/reliability.md has the number of seeds that each took).
+# -- Eleven planted bugs, each of which a search of 60 seeds finds (docs/reliability.md has the number of seeds that each took).
 SEARCHED = range(1, 61)
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 

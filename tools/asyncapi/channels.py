@@ -34,6 +34,14 @@ def public_channels() -> list[Channel]:
             (public.Answer, refusal),
         ),
         Channel(
+            "cancel",
+            NAMES.cancel("{app}"),
+            (public.CancelQuery,),
+            "receive",
+            "A client takes a query back: it is not computed if it has not begun.",
+            (public.QueryCancelled, refusal),
+        ),
+        Channel(
             "feedback",
             NAMES.feedback("{app}"),
             (public.Feedback,),

@@ -131,7 +131,7 @@ class HttpConnection(asyncio.Protocol):
             request = self._ahead.popleft()
             request.left = True
             if request.endpoint.query:  # nobody else waits for it
-                self._task.cancel()
+                self._loop.call_soon(self._task.cancel)  # once it has begun: else it would not even end
         self._drop()
 
     def _leave(self) -> None:

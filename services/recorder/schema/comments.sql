@@ -171,7 +171,7 @@ BEGIN
       ('query_outcomes', 'worker', 'where; null: nowhere, or more than one was asked'),
       ('query_outcomes', 'hardware', 'kind of device; null: none, or more than one was asked'),
       ('query_outcomes', 'version', 'version that answered; null: none, or more than one was asked'),
-      ('query_outcomes', 'outcome', 'ok, late, refused, error, or default (the app''s default output was sent)'),
+      ('query_outcomes', 'outcome', 'ok, late, refused, error, default (the app''s default output was sent), or cancelled (taken back by its client, in no objective)'),
       ('query_outcomes', 'code', 'code of the refusal, also the one that a default output replaced; null: answered'),
       ('query_outcomes', 'latency_ms', 'arrival to answer in ms; null: no answer'),
       ('query_outcomes', 'slo_ms', 'latency asked for in ms; null: none'),

@@ -24,12 +24,13 @@ FROM infaas.cost_by_variant_hourly
 GROUP BY hour, app;
 
 -- attainment: the share of all queries that were answered in time; latencies of those that were answered at all. Offline work
--- has no objective: its queries wait for spare capacity and are left out. slo_target: what attainment should be now; null if the app
+-- has no objective: its queries wait for spare capacity and are left out, and so are queries that their clients took back. slo_target: what attainment should be now; null if the app
 -- is no longer there.
 CREATE OR REPLACE VIEW infaas.slo_by_app_minutely AS
-SELECT s.minute, s.app, s.queries, s.late, s.refused, s.errors, s.good::double precision / s.queries AS attainment,
-       s.p50_ms, s.p99_ms, a.slo_target
-FROM infaas_internal.slo_minutely s LEFT JOIN infaas_internal.apps a USING (app);
+SELECT s.minute, s.app, s.good + s.late + s.refused + s.errors AS queries, s.late, s.refused, s.errors,
+       s.good::double precision / (s.good + s.late + s.refused + s.errors) AS attainment, s.p50_ms, s.p99_ms, a.slo_target
+FROM infaas_internal.slo_minutely s LEFT JOIN infaas_internal.apps a USING (app)
+WHERE s.good + s.late + s.refused + s.errors > 0;
 
 -- The same for pipelines. cost: of the instances that are kept for the pipeline; null where no such row is left.
 CREATE OR REPLACE VIEW infaas.slo_by_pipeline_minutely AS

@@ -27,7 +27,7 @@ from bus.messages.events import (
 )
 from bus.messages.jobs import OFFLINE
 from services.core.metric import SECONDS, Histogram, MetricFamily, MetricKind
-from services.core.outcomes import is_client_error
+from services.core.outcomes import CANCELLED, is_client_error
 
 OTHER, IDLE = "_other", "_idle"
 MINUTE = 60.0
@@ -79,7 +79,7 @@ class EventTotals:
         counter = self._counter
         self._ends = counter(
             "infaas_queries_total",
-            "Queries that ended: ok (answered in time), late, refused, error or default.",
+            "Queries that ended: ok (answered in time), late, refused, error, default, or cancelled (in no objective).",
             "app",
             "outcome",
         )
@@ -187,6 +187,8 @@ class EventTotals:
                 self._offline[(outcome,)] += len(group)
             elif outcome in ANSWERED:
                 self._answered(app, outcome, variant or "", group)
+            elif outcome == CANCELLED.code:
+                self._ends[self._app(app), outcome] += len(group)
             else:
                 for code, count in Counter(map(_code, group)).items():
                     self._refused(app, outcome, code or "", count)

@@ -9,10 +9,11 @@ from math import ceil
 from random import Random
 from typing import Any
 
-from services.simulation.fuzz.kinds import fault_of, faults_beside
+from services.simulation.fuzz.kinds import cancels_of, fault_of, faults_beside
 
 RECOVERS_S = 20.0  # after the last fault until all is well
 SERVED_S = 8.0  # then, in which queries must be answered in time
+CANCELS = 0.4  # share of the systems whose clients take queries back
 BUSY = 0.3  # of a system's cores that the load takes, at most
 
 Document = dict[str, Any]
@@ -58,6 +59,9 @@ def document_of(seed: int) -> Document:
     }  # fmt: skip
     faults = [fault_of(draw, document, faulty_s) for _ in range(draw.choice([1, 2, 3, 4, 6, 9]))]
     document["fault"] = sorted(faults + faults_beside(beside, document, faulty_s), key=lambda one: one["at_s"])
+    apart = Random(f"{seed} cancels")  # noqa: S311
+    if apart.random() < CANCELS:
+        document["fault"].append(cancels_of(apart, document, faulty_s))
     last = max(one.get("until_s", one["at_s"]) + max(0.0, one.get("delay_s", 0.0)) for one in document["fault"])
     document["scenario"]["duration_s"] = round(max(faulty_s, last) + RECOVERS_S + SERVED_S, 1)
     return {key: value for key, value in document.items() if value}

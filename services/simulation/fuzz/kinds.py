@@ -22,6 +22,12 @@ def faults_beside(draw: Random, system: Document, faulty_s: float) -> list[Docum
     return [_fault(draw, kind, one, system, faulty_s) for kind, one in drawn]
 
 
+def cancels_of(draw: Random, system: Document, faulty_s: float) -> Document:
+    """A time in which clients take their queries back: at once, while those wait or are computed, or when they may have been answered."""
+    kind = KindDrawn(1.0, lambda draw, _: {"delay_s": draw.choice([0.0, 0.0005, 0.005, 0.02, 0.1, 1.0])})
+    return _fault(draw, "query-cancelled", kind, system, faulty_s)
+
+
 def _fault(draw: Random, kind: str, drawn: "KindDrawn", system: Document, faulty_s: float) -> Document:
     lasts = min(round(draw.choice([0.3, 0.7, 1.5, 3.0, 6.0]) * draw.uniform(0.8, 1.2), 2), faulty_s - 1.0)
     at = round(draw.uniform(0.5, faulty_s - lasts), 2)

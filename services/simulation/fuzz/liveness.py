@@ -201,7 +201,11 @@ class Liveness:
 
     def served(self, since: float, until: float) -> None:
         """The queries of this time were answered in time."""
-        asked = [one for one in self.asked.values() if since <= one.sent < until and self._easy(one.kind)]
+        asked = [
+            one
+            for one in self.asked.values()
+            if since <= one.sent < until and one.left is None and self._easy(one.kind)
+        ]
         missed = [one for one in asked if not _in_time(one)]
         if len(missed) > max(FEW, (1.0 - SERVED) * len(asked)):
             one = missed[0]

@@ -7,8 +7,9 @@ from typing import Any
 from bus.codec import encode
 from bus.messages.events import CLIENT_ERRORS, OutcomeEvent
 from bus.messages.flow import Route
-from bus.messages.public import Answer, Refusal
+from bus.messages.public import Answer, QueryCancelled, Refusal
 from services.core.line import ECHO_S
+from services.core.outcomes import CANCELLED
 from services.dispatcher.actor import HEARTBEAT
 from services.dispatcher.silence import STALE
 from services.simulation.clients import QueryTemplate
@@ -22,10 +23,23 @@ _SAME = 1e-9  # of US$ and s
 
 class AskedQuery:
     """A client's query. last, times: when it was last sent, and how often. replies: what its client got. row: the first of its uid that was stored. unheard: once nobody
-    listened. said: when each reply was sent, with its meaning. held: by dispatcher, when it, or each part of it, was last given to which executor.
+    listened. left: when its client took it back; cancelled: what it was told of that. said: when each reply was sent, with its meaning. held: by dispatcher, when it, or each part of it, was last given to which executor.
     """
 
-    __slots__ = ("held", "kind", "last", "number", "replies", "row", "said", "sent", "times", "unheard")
+    __slots__ = (
+        "cancelled",
+        "held",
+        "kind",
+        "last",
+        "left",
+        "number",
+        "replies",
+        "row",
+        "said",
+        "sent",
+        "times",
+        "unheard",
+    )
 
     def __init__(self, number: str, kind: QueryTemplate, sent: float) -> None:
         self.number = number
@@ -35,6 +49,8 @@ class AskedQuery:
         self.replies: list[tuple[float, Any]] = []
         self.row: OutcomeEvent | None = None
         self.unheard = False
+        self.left: float | None = None
+        self.cancelled: bool | None = None
         self.said: list[tuple[float, tuple[Any, ...]]] = []
         self.held: dict[str, dict[bytes, tuple[float, str]]] = {}
 
@@ -88,6 +104,13 @@ class QueryChecks:
         else:
             self.asked[number] = AskedQuery(number, kind, now)
 
+    def left(self, number: str, said: QueryCancelled | None, now: float) -> None:
+        """A client takes its query back, or hears what became of that."""
+        if number in self.asked:
+            query = self.asked[number]
+            query.left = now if query.left is None else query.left
+            query.cancelled = None if said is None else said.cancelled
+
     def unheard(self, number: str) -> None:
         """Nobody listened: the client knows at once that its query was not taken."""
         if number in self.asked:
@@ -134,6 +157,8 @@ class QueryChecks:
             return
         if isinstance(reply, Refusal) or reply.default is True:
             self._not_answered(query, reply, now)
+        if _meaning(reply) == ("refusal", CANCELLED.code) and query.left is None:
+            self._violations.add("cancelled", now, "nobody has taken it back", query.number)
         if isinstance(reply, Answer):
             self._answered(query, reply, now)
         if query.row is not None:
@@ -159,6 +184,9 @@ class QueryChecks:
         for query in self.asked.values():
             if not query.replies and query.unheard:
                 continue
+            if query.cancelled and query.row is not None and query.row.outcome != CANCELLED.code:
+                words = f"{query.kind.app}: its client was told that it is cancelled, the row says {_said(query.row)}"
+                self._violations.add("cancelled", now, words, query.number)
             if (not query.replies or query.row is None) and self._left_alone(query):
                 continue
             if not query.replies:
@@ -253,7 +281,7 @@ class QueryChecks:
 def _says(row: OutcomeEvent, meaning: tuple[Any, ...]) -> bool:
     """Whether a row says what a reply of this meaning does."""
     if meaning[0] == "refusal":
-        return row.outcome in ("refused", "error") and row.code == meaning[1]
+        return row.outcome in ("refused", "error", CANCELLED.code) and row.code == meaning[1]
     return (
         row.outcome == "default" if meaning[2] else row.outcome in ("ok", "late") and (row.variant or "") == meaning[1]
     )

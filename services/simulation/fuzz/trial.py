@@ -143,6 +143,7 @@ class FaultTrial(Run):
         self._batches: set[str] = set()
         self.clients.named = True
         self.clients.asked = self._asked
+        self.clients.left = lambda inbox, said: self.queries.left(inbox.removeprefix(INBOX), said, kernel.now)
         self._take = kernel.received
         kernel.received = self._received
         publish = kernel.publish

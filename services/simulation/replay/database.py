@@ -75,7 +75,7 @@ def _head(connection: Connection, span: TimeRange) -> RecordingHead:
     count = _one(
         connection,
         "SELECT count(*) FROM query_outcomes WHERE time >= %(begins)s AND time < %(ends)s AND policy IS DISTINCT FROM 'offline'"
-        " AND parent IS NULL AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s))",
+        " AND outcome <> 'cancelled' AND parent IS NULL AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s))",
         _bounds(begins, ends, only),
     )[0]
     every = _every(ends - begins)
@@ -120,7 +120,7 @@ def _queries(connection: Connection, head: RecordingHead) -> Iterator[RecordedQu
         "queries",
         "SELECT extract(epoch FROM time)::float8, app, items, slo_ms, accuracy_required, cost_limit, outcome, latency_ms,"
         " accuracy, variant, code, model FROM query_outcomes WHERE time >= %(begins)s AND time < %(ends)s AND policy IS DISTINCT FROM 'offline'"
-        " AND parent IS NULL AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s)) ORDER BY time, uid",
+        " AND outcome <> 'cancelled' AND parent IS NULL AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s)) ORDER BY time, uid",
         _bounds(head.begins, head.ends, head.only),
     ):
         at, app, *fields, model = row
@@ -143,7 +143,7 @@ def _clipped(connection: Connection, span: TimeRange) -> tuple[float, float]:
         connection,
         "SELECT extract(epoch FROM min(time))::float8, extract(epoch FROM max(time))::float8, count(*) FROM query_outcomes"
         " WHERE time >= %(begins)s AND time < %(ends)s AND policy IS DISTINCT FROM 'offline'"
-        " AND parent IS NULL AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s))",
+        " AND outcome <> 'cancelled' AND parent IS NULL AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s))",
         bounds,
     )
     if not count:

@@ -37,6 +37,7 @@ FAULTS: Mapping[str, tuple[str, ...]] = {
     "boot-twice": ("hardware", "delay_s"),
     "lease-late": ("process",),
     "query-resent": ("app", "delay_s"),
+    "query-cancelled": ("app", "delay_s"),
     "change": ("what", "app", "model", "factor"),
 }
 assert set(FAULTS) == set(get_args(FaultKind))
@@ -52,7 +53,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {  # keys without a default, with the k
     "worker": ("clock-off",),
     "model": ("model-errs",),
     "factor": ("device-slow", "load-slow", "profile-wrong"),
-    "delay_s": ("messages-delayed", "watch-late", "clock-off", "boot-late", "query-resent"),
+    "delay_s": ("messages-delayed", "watch-late", "clock-off", "boot-late", "query-resent", "query-cancelled"),
     "process": tuple(kind for kind, takes in FAULTS.items() if "process" in takes),
 }
 _CHANGES: Mapping[str, tuple[str, ...]] = {  # what each change needs

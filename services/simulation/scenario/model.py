@@ -19,7 +19,8 @@ Arrivals = Literal["poisson", "gamma", "uniform", "mmpp", "trace", "times"]
 FaultKind = Literal[
     "worker-dies", "worker-joins", "device-slow", "load-fails", "load-hangs", "load-slow", "profile-wrong", "model-errs",
     "messages-delayed", "link-clogged", "link-lost", "process-stopped", "process-dies", "watch-late", "events-twice", "ack-lost",
-    "stream-down", "clock-off", "boot-late", "boot-never", "boot-twice", "lease-late", "query-resent", "change",
+    "stream-down", "clock-off", "boot-late", "boot-never", "boot-twice", "lease-late", "query-resent",
+    "query-cancelled", "change",
 ]  # fmt: skip
 Direction = Literal["in", "out", "both"]
 Change = Literal["app-deleted", "model-deleted", "version", "target", "plan", "setting"]
@@ -107,7 +108,7 @@ class FaultSpec(Struct, frozen=True, kw_only=True):
     it delay_s later, each twice. events-twice: its batches of events are stored twice. ack-lost: it does not hear that they are.
     stream-down: they are not stored before until_s.
     lease-late: its claims of the lease are answered at until_s.
-    query-resent: clients send each query (of `app`, if named) again after delay_s, with the same key.
+    query-resent: clients send each query (of `app`, if named) again after delay_s, with the same key. query-cancelled: they take it back then.
     change: `what` happens to `app` or `model` in the catalogue, until until_s: it is deleted, another version of it is linked ("version"), its
     slo_target ("target") or its largest batch ("setting") becomes `factor`, its plan is withdrawn ("plan").
     """

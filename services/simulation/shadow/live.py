@@ -75,7 +75,7 @@ class LiveSystem(Struct, eq=False):
 
     def ended(self, outcomes: LiveOutcomes) -> None:
         for one in outcomes.rows:
-            if one.policy != OFFLINE and one.parent is None:
+            if one.policy != OFFLINE and one.parent is None and one.outcome != "cancelled":
                 self.items += one.items
                 self.in_time += one.items * (one.outcome == "ok")
 

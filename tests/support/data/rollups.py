@@ -39,7 +39,7 @@ TRUTH = {
                avg((outcome IN ('ok', 'default'))::int)::float8,
                percentile_cont(0.5) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default')),
                percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default'))
-        FROM infaas.query_outcomes WHERE policy IS DISTINCT FROM 'offline' AND parent IS NULL GROUP BY 1, 2""",
+        FROM infaas.query_outcomes WHERE policy IS DISTINCT FROM 'offline' AND parent IS NULL AND outcome <> 'cancelled' GROUP BY 1, 2""",
 }
 
 Shown = dict[str, list[tuple[Any, ...]]]
@@ -68,7 +68,7 @@ def some(rng: random.Random, count: int, begin: float, end: float) -> list[Event
     outcomes: list[Event] = []
     costs: list[Event] = []
     for _ in range(count):
-        kind = rng.choice(["ok"] * 6 + ["late", "default", "refused", "error"])
+        kind = rng.choice(["ok"] * 6 + ["late", "default", "refused", "error", "cancelled"])
         nobodys: dict[str, Any] = {"variant": None, "model": None, "hardware": None}
         unserved = nobodys | {"latency_ms": None} if kind == "refused" else {}
         part = {"parent": rng.randbytes(16), "stage": "mlp"}

@@ -1,4 +1,4 @@
-"""Ten bugs, put around the services' actors from outside: what a search for faults must find."""
+"""Eleven bugs, put around the services' actors from outside: what a search for faults must find."""
 
 from collections.abc import Callable, Iterable
 from math import inf
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from bus.messages.events import OutcomeEvent, SelectionEvent
 from bus.messages.flow import DoneBatch, Execute, Route
-from bus.messages.public import Error, QueryHead, Refusal
+from bus.messages.public import Error, QueryCancelled, QueryHead, Refusal
 from services.autoscaler.vms.actor import Controller
 from services.autoscaler.vms.commands import LEADER, ClaimLease, LeaseClaimed
 from services.core.actor import Actor, After, Changed, Do, Done, Effect, Envelope, Publish, Record
@@ -181,7 +181,18 @@ def never_lets_go(actor: Controller) -> Handle:
     return handle
 
 
+def computed_though_cancelled(actor: Executor) -> Handle:
+    """A client is told that its query is cancelled, though it is computed and charged."""
+
+    def told(effect: Effect) -> Effect:
+        said = type(effect) is Publish and type(effect.message) is QueryCancelled
+        return replace(effect, message=QueryCancelled(cancelled=True)) if said else effect
+
+    return lambda envelope: [told(one) for one in actor.handle(envelope)]
+
+
 PLANTED: dict[str, PlantedBug] = {
+    "a query computed though cancelled": PlantedBug(frozenset({"cancelled"}), Executor, computed_though_cancelled),
     "double reply after a crossing notice": PlantedBug(
         frozenset({"one-meaning", "one-reply"}), Dispatcher, double_reply
     ),

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from bus.codec import encode
 from bus.memory import Broker
 from bus.messages.public import RESENT
 from bus.port import Delivery
+from bus.subjects import Subjects
 from infaas.connecting import DEFAULT_NATS, DEFAULT_SQL, connect, locate
 from infaas.errors import BadInput, NotConnected, Timeout
 from infaas.exchange import Exchange
@@ -120,6 +122,39 @@ async def test_a_request_given_up_is_not_sent_again():
     await asyncio.sleep(0.15)
     assert len(peer.heard) == before
     assert len(exchange) == 0
+
+
+async def test_a_query_that_nobody_waits_for_any_more_is_taken_back() -> None:
+    broker, subjects, key = Broker(), Subjects("t"), b"k" * 16
+    system = await Responder(broker.connect(), lambda body, n: None).listen(subjects.query())
+    gone = list[tuple[str, bytes]]()
+    await broker.connect().subscribe(subjects.cancel(), lambda one: gone.append((one.subject, bytes(one.data))))
+    exchange = Exchange(broker.connect("client"), subjects)
+    await exchange.open()
+    body = encode({"inputs": [1], "retry_key": key})
+    tasks = [asyncio.create_task(exchange.ask(subject, body, 600.0)) for subject in ("t.query.a", "t.explain.a")]
+    await until(lambda: len(system.heard) == 1)
+    for task in tasks:
+        task.cancel()
+    with pytest.raises(Timeout):
+        await exchange.ask("t.query.b", body, 0.01)
+    settled: list[object] = []
+    exchange.send("t.query.c", body, 600.0, settled.append)
+    await exchange.stop()
+    await until(lambda: len(gone) == 3)
+    assert gone == [(f"t.cancel.{app}", encode({"retry_key": key})) for app in "abc"]
+    assert len(settled) == 1
+
+
+async def test_what_was_answered_is_not_taken_back() -> None:
+    broker, subjects = Broker(), Subjects("t")
+    await Responder(broker.connect(), lambda body, n: {"got": n}).listen(subjects.query())
+    gone = await Responder(broker.connect(), lambda body, n: None).listen(subjects.cancel())
+    exchange = Exchange(broker.connect("client"), subjects)
+    await exchange.open()
+    await exchange.ask("t.query.a", encode({"retry_key": b"k" * 16}), 600.0)
+    await exchange.stop()
+    assert gone.heard == []
 
 
 async def test_closing_settles_what_waits_and_refuses_what_comes():

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from bus.codec import decode
 from bus.messages.catalog import AppRecord
+from bus.messages.events import OutcomeEvent
 from bus.messages.fleet import ExecutorExited
 from bus.messages.flow import DoneBatch
 from bus.messages.scaling import LeaderRecord, StartMachine
@@ -323,6 +324,16 @@ def test_queries_are_sent_again_and_answered_alike() -> None:
     twice = [both for both in told.values() if len(both) == 2]
     assert len(twice) > 50
     assert all(type(first) is type(second) for first, second in twice)
+
+
+def test_queries_are_taken_back_and_are_in_no_objective() -> None:
+    run = Told(given(FaultSpec(kind="query-cancelled", at_s=1.0, until_s=7.0, app="a")))
+    result = run.result()["apps"]["a"]
+    gone = [event for _, event in run.log if isinstance(event, OutcomeEvent) and event.outcome == "cancelled"]
+    assert {event.cost for event in gone} == {0.0}
+    assert result["refusals"]["cancelled"] == len(gone) > 5
+    assert result["refused"] == 0
+    assert result["attainment"] == (result["answered"] - result["late"]) / (result["queries"] - len(gone))
 
 
 @pytest.mark.parametrize(

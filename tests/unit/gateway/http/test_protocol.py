@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import socket
 import time
 
 import pytest
 
 from services.core.settings import GatewaySettings
 from services.gateway.http.messages import HttpReply, HttpRequest
+from services.gateway.http.protocol import HttpConnection
 from tests.support.clients.responders import until
 from tests.support.gateways.web_application import Echo, Reply, read, served, shut
 from tests.support.servers.nats import run
@@ -313,6 +315,24 @@ async def test_a_client_that_leaves_early() -> None:
             writer.transport.abort()
         assert [reply.status for reply in await server.say(GET)] == [200]
         await until(lambda: not server.connections.all)
+
+
+async def test_a_client_that_has_gone_before_its_query_begins() -> None:
+    """The request and the end of its connection may be read in one turn of the loop."""
+    app = Echo()
+    app._endpoints[0].query = True
+    async with served(app) as server:
+        for path in (b"/a", b"/slow"):
+            connection = HttpConnection(server.connections)
+            ours, theirs = socket.socketpair()
+            await asyncio.get_running_loop().create_connection(lambda made=connection: made, sock=ours)
+            connection.data_received(GET.replace(b"/a", path))
+            connection.connection_lost(None)
+            await until(lambda: not server.connections.tasks)
+            connection.transport.abort()
+            theirs.close()
+        assert app.limits.running == 0
+        assert [reply.status for reply in await server.say(GET)] == [200]
 
 
 async def test_bytes_in_pieces_are_the_same_requests() -> None:

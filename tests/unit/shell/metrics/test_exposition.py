@@ -154,8 +154,10 @@ def values(tally: EventTotals, name: str) -> dict[tuple[str, ...], float | Histo
 def test_outcomes() -> None:
     tally = EventTotals(Clock())
     refused = outcome(outcome="refused", variant=None, code="deadline", accuracy=None, cost=0.0)
-    tally.fold("outcome", [outcome(), outcome(accuracy=0.7, variant="w"), outcome(outcome="late"), refused])
-    assert values(tally, "infaas_queries_total") == {("a", "ok"): 2, ("a", "late"): 1, ("a", "refused"): 1}
+    gone = outcome(outcome="cancelled", code="cancelled", cost=0.0)  # in no ratio
+    tally.fold("outcome", [outcome(), outcome(accuracy=0.7, variant="w"), outcome(outcome="late"), refused, gone])
+    ended = {("a", "ok"): 2, ("a", "late"): 1, ("a", "refused"): 1, ("a", "cancelled"): 1}
+    assert values(tally, "infaas_queries_total") == ended
     assert values(tally, "infaas_refusals_total") == {("a", "deadline"): 1}
     assert values(tally, "infaas_answers_total") == {("a", "v"): 2, ("a", "w"): 1}
     assert values(tally, "infaas_query_cost_dollars_total") == {("a", "v"): 1.0, ("a", "w"): 0.5}
