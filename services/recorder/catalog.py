@@ -1,4 +1,7 @@
-"""The records of the catalogue bucket as rows, for people who ask in SQL. The bucket is the authority; the rows are overwritten."""
+"""The records of the catalogue bucket as rows, for people who ask in SQL. The bucket is the authority; the rows are overwritten.
+
+Beside them the mirror: each record as it is, which stays when NATS has lost its disk, since only what was deleted goes from it.
+"""
 
 import hashlib
 import logging
@@ -34,8 +37,9 @@ class CatalogWriter:
         self._prices = prices
         self._slo_target = slo_target
 
-    def write(self, changes: Mapping[str, bytes | None], present: frozenset[str] | None) -> None:
-        """Write these entries in one transaction (None: deleted). With `present`, delete rows of all other keys, and write the prices.
+    def write(self, changes: Mapping[tuple[str, str], bytes | None], present: frozenset[str] | None) -> None:
+        """Write these entries, by bucket and key, in one transaction (None: deleted). With `present`, delete rows of all other keys of the
+        catalogue, and write the prices.
 
         An entry that is no record is set aside and counts as deleted. Raises psycopg.Error.
         """
@@ -43,8 +47,10 @@ class CatalogWriter:
             if present is not None:
                 self._delete_others(connection, present)
                 self._write_prices(connection)
-            for key, value in changes.items():
-                self._entry(connection, key, value)
+            _mirror(connection, changes)
+            for (bucket, key), value in changes.items():
+                if bucket == "catalog":
+                    self._entry(connection, key, value)
 
     def _entry(self, connection: Connection, key: str, value: bytes | None) -> None:
         kind, _, name = key.partition(".")
@@ -138,6 +144,19 @@ class CatalogWriter:
             for (key,) in connection.execute(statement).fetchall():
                 if key not in present:
                     self._entry(connection, key, None)
+
+
+def _mirror(connection: Connection, changes: Mapping[tuple[str, str], bytes | None]) -> None:
+    rows = connection.cursor()
+    rows.executemany(
+        "DELETE FROM infaas.catalog WHERE bucket = %s AND key = %s",
+        [entry for entry, value in changes.items() if value is None],
+    )
+    rows.executemany(
+        "INSERT INTO infaas.catalog AS known (bucket, key, body, digest) VALUES (%s, %s, %s, %s) ON CONFLICT (bucket, key) DO UPDATE"
+        " SET body = excluded.body, digest = excluded.digest, updated = now() WHERE known.digest <> excluded.digest",
+        [(*entry, value, hashlib.sha256(value).digest()) for entry, value in changes.items() if value is not None],
+    )
 
 
 def _app(connection: Connection, name: str, record: AppRecord | None, slo_target: float) -> None:
