@@ -37,20 +37,24 @@ class CatalogWriter:
         self._prices = prices
         self._slo_target = slo_target
 
-    def write(self, changes: Mapping[tuple[str, str], bytes | None], present: frozenset[str] | None) -> None:
-        """Write these entries, by bucket and key, in one transaction (None: deleted). With `present`, delete rows of all other keys of the
-        catalogue, and write the prices.
+    def write(
+        self,
+        changes: Mapping[str, bytes | None],
+        present: frozenset[str] | None,
+        others: Mapping[tuple[str, str], bytes | None] = {},
+    ) -> None:
+        """Write these entries in one transaction (None: deleted). With `present`, delete rows of all other keys, and write the prices.
 
-        An entry that is no record is set aside and counts as deleted. Raises psycopg.Error.
+        An entry that is no record is set aside and counts as deleted. others: entries of other buckets, by bucket and key, for the mirror
+        alone. Raises psycopg.Error.
         """
         with self._store.transaction() as connection:
             if present is not None:
                 self._delete_others(connection, present)
                 self._write_prices(connection)
-            _mirror(connection, changes)
-            for (bucket, key), value in changes.items():
-                if bucket == "catalog":
-                    self._entry(connection, key, value)
+            for key, value in changes.items():
+                self._entry(connection, key, value)
+            _mirror(connection, {**{("catalog", key): value for key, value in changes.items()}, **others})
 
     def _entry(self, connection: Connection, key: str, value: bytes | None) -> None:
         kind, _, name = key.partition(".")
@@ -147,6 +151,7 @@ class CatalogWriter:
 
 
 def _mirror(connection: Connection, changes: Mapping[tuple[str, str], bytes | None]) -> None:
+    """Also what is set aside, since another release may read it."""
     rows = connection.cursor()
     rows.executemany(
         "DELETE FROM infaas.catalog WHERE bucket = %s AND key = %s",

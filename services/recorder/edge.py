@@ -11,8 +11,8 @@ from bus.messages.scaling import DemandHistory
 from bus.port import Bus, BusError, Consumer, Stored, StreamSpec
 from services.recorder.actor import MOST, Ingest, Ingested, KeepFiles, Maintain, ReadDemand, Tidy, WriteCatalog
 from services.recorder.catalog import CatalogWriter
+from services.recorder.edge_files import FileCopies
 from services.recorder.events import EventMessage, EventWriter, Maintenance, demand_history
-from services.recorder.files import FileCopies
 from services.shell.store import Store, StoreError, one_line
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,9 @@ class RecorderEdge:
         return messages
 
     async def _write_catalog(self, command: WriteCatalog) -> None:
-        await self._in_database(self._catalog.write, command.changes, command.present)
+        others = dict(command.changes)
+        catalogue = {entry[1]: others.pop(entry) for entry in command.changes if entry[0] == "catalog"}
+        await self._in_database(self._catalog.write, catalogue, command.present, others)
 
     async def _keep_files(self, command: KeepFiles) -> int:
         try:
