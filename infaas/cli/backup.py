@@ -1,7 +1,7 @@
 """`infaas backup`, `infaas restore` and `infaas catalog restore`: what took months, in a folder or in SQL, and back on NATS.
 
 A backup is a folder: `catalogue` (the lasting records of the buckets), `files` (models and validation sets, named by SHA-256), `history` (a file of COPY a
-table), `settings.json`, with --keys `keys`, and `manifest.json`, which is written last and has the digest of each file.
+table), `settings.json` without what is secret, with --keys `keys`, and `manifest.json`, which is written last and has the digest of each file.
 """
 
 import asyncio
@@ -68,7 +68,9 @@ def backup(
     folder: Path,
     /,
     *,
-    keys: Annotated[bool, Parameter(negative="", help="Also copy the passwords in the data directory.")] = False,
+    keys: Annotated[
+        bool, Parameter(negative="", help="Also copy the passwords of the data directory, and the file of --config.")
+    ] = False,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
@@ -93,7 +95,11 @@ def backup(
         raise Failure(f"{folder} is there already: name a folder that is not there yet") from None
     except OSError as error:
         raise Failure(f"{folder} cannot be made: {error.strerror}; choose another one") from None
-    made = _backup(folder, data_dir, keys)
+    try:
+        made = _backup(folder, data_dir, keys)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
     size = sum(size for size, _ in made.files.values())
     told = {
         "folder": str(folder), "records": made.records, "files": sum(one.startswith(FILES) for one in made.files),
@@ -157,13 +163,11 @@ def _backup(folder: Path, data_dir: Path | None, keys: bool) -> Manifest:
         tables = save(connection, folder / HISTORY, progress)
         schema = sorted(migrations(connection))
     place = locate(data_dir)
-    settings: dict[str, Any] = {"prefix": place.prefix, "given": place.given, "config": None}
-    if place.config is not None and Path(place.config).exists():
-        settings["config"] = Path(place.config).read_text()
-    (folder / SETTINGS).write_text(jsonlib.dumps(settings, indent=1))
+    (folder / SETTINGS).write_text(jsonlib.dumps({"prefix": place.prefix, "given": place.given}, indent=1))
     if keys and place.data_dir is not None:
         (folder / KEYS).mkdir(mode=0o700)
-        for secret in place.data_dir.glob("*.secret"):
+        config = [Path(place.config)] if place.config is not None and Path(place.config).exists() else []
+        for secret in [*place.data_dir.glob("*.secret"), *config]:
             shutil.copy(secret, folder / KEYS / secret.name)  # with its mode
     there = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     manifest = Manifest(
