@@ -28,12 +28,13 @@ Role = Literal[
     "jobs",
     "offline",
     "container",
+    "backup",
 ]
 ROLES: tuple[Role, ...] = get_args(Role)
 Verb = Literal["query", "feedback", "explain", "job", "list"]
 VERBS: tuple[Verb, ...] = get_args(Verb)  # what an app's client may be allowed
 USUAL: tuple[Verb, ...] = ("query", "feedback", "explain", "job")  # `list` shows every app's names
-ASKERS: frozenset[Role] = frozenset({"client", "gateway", "dashboard", "operator", "supervisor", "container"})
+ASKERS: frozenset[Role] = frozenset({"client", "gateway", "dashboard", "operator", "supervisor", "container", "backup"})
 OWN = "_INBOX_"  # first token of inboxes whose owner is known
 SERVICE = "_SERVICE_"
 ANY_APP = "@"  # instead of an app's name
@@ -197,7 +198,10 @@ _BUCKETS: dict[
     str, tuple[frozenset[Role], frozenset[Role]]
 ] = {  # of objects that the registrar makes: who reads, who writes
     "uploads_bucket": (_r("registrar", "executor", "operator", "jobs"), _r("registrar", "operator", "jobs")),
-    "artifacts_bucket": (_r("registrar", "executor"), _r("registrar", "executor")),
+    "artifacts_bucket": (
+        _r("registrar", "executor", "recorder", "backup"),
+        _r("registrar", "executor", "recorder", "backup"),
+    ),
     "inputs_bucket": (
         _r("executor", "dispatcher", "gateway", "dashboard", "operator"),
         _r("gateway", "dashboard", "operator"),
@@ -212,15 +216,25 @@ STORE_RIGHTS: tuple[StoreRights, ...] = (
         "catalog_bucket",
         "kv",
         creates=_r("registrar"),
-        reads=_SERVICES | {"gateway", "operator"},
-        writes=_r("registrar"),
+        reads=_SERVICES | {"gateway", "operator", "backup"},
+        writes=_r("registrar", "backup"),
     ),
     StoreRights(
         "control_bucket",
         "kv",
         creates=_r("registrar"),
-        reads=_r("registrar", "vm-autoscaler", "monitor", "supervisor", "recorder", "jobs", "executor", "dispatcher"),
-        writes=_r("registrar", "vm-autoscaler", "supervisor"),
+        reads=_r(
+            "registrar",
+            "vm-autoscaler",
+            "monitor",
+            "supervisor",
+            "recorder",
+            "jobs",
+            "executor",
+            "dispatcher",
+            "backup",
+        ),
+        writes=_r("registrar", "vm-autoscaler", "supervisor", "backup"),
         puts=_r("monitor"),
         keys="quarantine.>",
     ),
@@ -228,11 +242,15 @@ STORE_RIGHTS: tuple[StoreRights, ...] = (
         "selection_bucket",
         "kv",
         creates=_r("registrar"),
-        reads=_r("dispatcher", "registrar", "operator"),
-        writes=_r("dispatcher", "registrar"),
+        reads=_r("dispatcher", "registrar", "recorder", "operator", "backup"),
+        writes=_r("dispatcher", "registrar", "backup"),
     ),
     StoreRights(
-        "status_bucket", "kv", creates=_r("registrar"), reads=_r("registrar", "operator"), writes=_r("registrar")
+        "status_bucket",
+        "kv",
+        creates=_r("registrar"),
+        reads=_r("registrar", "recorder", "operator", "backup"),
+        writes=_r("registrar", "backup"),
     ),
     StoreRights("jobs_bucket", "kv", creates=_r("jobs"), reads=_r("jobs", "offline", "operator"), writes=_r("jobs")),
     *(StoreRights(name, "objects", _r("registrar"), reads, writes) for name, (reads, writes) in _BUCKETS.items()),

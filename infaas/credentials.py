@@ -43,6 +43,7 @@ FIRST: dict[str, tuple[Role, ...]] = {
     "gateway": ("gateway",),
     "dashboard": ("dashboard",),
     "supervisor": ("supervisor",),
+    "backup": ("backup",),
     "container": ("executor", "monitor", "container"),
 }
 

@@ -90,6 +90,11 @@ _MORE = {
     "restart": Command(
         "infaas.cli.parts:restart", "Restart a service of a system on this machine without losing a query."
     ),
+    "backup": Command(
+        "infaas.cli.backup:backup", "Copy a running system into a folder: catalogue, files, history, settings."
+    ),
+    "restore": Command("infaas.cli.backup:restore", "Bring a backup into a running, empty system."),
+    "catalog": Command("infaas.cli.backup:catalog", "Write the catalogue back from SQL after NATS has lost its disk."),
     "prune": Command("infaas.cli.parts:prune", "Delete the files that no registered version has."),
     "run": Command("infaas.cli.run:run", "Run one service, or several in one process."),
     "settings": Command("infaas.cli.settings:settings", "Print every setting with its default, bounds and meaning."),

@@ -31,6 +31,25 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 DEEPEST = 4  # pipelines within pipelines that are looked into
+# What a system must not lose, in the order in which it is written back, so that nothing serves before it is whole: the ends of buckets'
+# names, and how their keys begin.
+LASTING = (
+    ("selection", ""),
+    ("control", "batching."),
+    ("control", "quarantine."),
+    ("status", "version."),
+    ("status", "registration."),
+    ("catalog", "variant."),
+    ("catalog", "model."),
+    ("catalog", "app."),
+)
+LASTING_BUCKETS = tuple(dict.fromkeys(bucket for bucket, _ in LASTING))
+
+
+def lasting(bucket: str, key: str) -> int | None:
+    """The place of a key in LASTING; None: it may be lost."""
+    found = (place for place, (name, begin) in enumerate(LASTING) if name == bucket and key.startswith(begin))
+    return next(found, None)
 
 
 def app_key(app: str) -> str:
@@ -67,6 +86,15 @@ def key_of(record: AppRecord | ModelRecord | VariantRecord) -> str:
 def target_of(app: AppRecord | None, default: float) -> float:
     """The share of an app's queries to be answered in time, above 0 and below 1. default: that of the settings."""
     return default if app is None or app.slo_target is None else app.slo_target
+
+
+def files_of(key: str, value: bytes) -> set[str]:
+    """The objects of the artifacts bucket that an entry of the catalogue bucket needs."""
+    if key.startswith(variant_key("")) and (variant := decode_kept(VariantRecord, value)) is not None:
+        return {variant.artifact} - {""}
+    if key.startswith("model.") and (model := decode_kept(ModelRecord, value)) is not None:
+        return {model.source, model.validation} - {""}
+    return set()
 
 
 class Catalog:

@@ -196,9 +196,9 @@ class DeviceModels:
             model.threads.shutdown(wait=False)
 
     async def _fetch(self, record: VariantRecord) -> Path:
-        """The artifact on this machine's disk, fetched once and checked against its digest."""
+        """The artifact on this machine's disk, fetched once and checked against its digest each time."""
         path = self._cache / f"{record.artifact}.{record.format}"
-        if not path.exists():
+        if not path.exists() or await asyncio.to_thread(_digest, path) != record.artifact:
             if self._artifacts is None:
                 self._artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)
             self._cache.mkdir(parents=True, exist_ok=True)

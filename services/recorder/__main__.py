@@ -12,6 +12,7 @@ from services.recorder import actor
 from services.recorder.actor import make_recorder
 from services.recorder.catalog import CatalogWriter
 from services.recorder.edge import DatabaseProbe, RecorderEdge
+from services.recorder.edge_files import FileCopies
 from services.shell.prices import load_prices
 from services.shell.runtime.runtime import Runtime
 from services.shell.settings import SettingsError, load
@@ -47,7 +48,8 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     subjects = Subjects(settings.prefix)
     store = Store(settings.store.dsn, "infaas recorder")
     catalog = CatalogWriter(store, load_prices(settings.prices), settings.autoscaler.slo_target)
-    edge = RecorderEdge(bus, store, streams(subjects, settings.bus), catalog)
+    files = FileCopies(bus, subjects, Store(settings.store.dsn, "infaas recorder files"))
+    edge = RecorderEdge(bus, store, streams(subjects, settings.bus), catalog, files)
     reachable = DatabaseProbe(settings.store.dsn).missing
     make = partial(make_recorder, subjects)
     return [Runtime("recorder", make, bus, subjects, edge, insight=actor, reachable=reachable)]

@@ -1,10 +1,11 @@
-"""The recorder: copies events from the streams, and records from the catalogue, into the database.
+"""The recorder: copies events from the streams, and records and files of the catalogue, into the database.
 
 The actor only says what comes next. Each stream has one command under way or one timer running, never both: batches are written in
 order, and a database that is away is tried at a bounded rate. Nothing is acknowledged before it is committed.
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -31,6 +32,7 @@ from services.core.actor import (
     TimedOut,
     Watch,
 )
+from services.core.catalog import LASTING_BUCKETS, lasting
 from services.core.metric import MetricFamily
 
 TIDY_EVERY = 3600.0  # s
@@ -40,6 +42,8 @@ CATCH_UP = 0.2  # s between pieces of maintenance while there is more: events ar
 MOST = 32  # messages of a fetch; at the outbox's 512 rows each, about 16,000 rows a transaction
 GATHER = 0.4  # s to let messages gather after a fetch that emptied the stream: fewer, larger transactions
 FIRST_PAUSE = 0.25  # s before the first repeat after a failure, then doubled
+RECORDS = 5000  # of a command
+DAY_S, NIGHT_S = 24 * 3600.0, 3.5 * 3600.0  # s after midnight UTC at which files are read through
 READING = 20.0  # s that reading the history of an app's demand may take
 LONGEST_PAUSE = 2.0  # s; well within the 5 s after which events are in SQL once the database is back
 
@@ -58,10 +62,22 @@ class Ingested(NamedTuple):
 
 
 class WriteCatalog(Struct, frozen=True):
-    """Write these catalogue entries (None: deleted). present: all keys of the catalogue, if known; rows of other keys are deleted."""
+    """Write these entries, by bucket and key (None: deleted).
 
-    changes: dict[str, bytes | None]
+    present: all keys of the catalogue, if known; rows of other keys are deleted, but not from the mirror that `infaas catalog restore` reads.
+    """
+
+    changes: dict[tuple[str, str], bytes | None]
     present: frozenset[str] | None
+
+
+class KeepFiles(Struct, frozen=True):
+    """Copy the files that the mirrored records name. Result: how many cannot be read.
+
+    check: keys of the catalogue whose files are to be read through, on both sides; what is damaged on one is mended from the other.
+    """
+
+    check: frozenset[str] = frozenset()
 
 
 class Tidy(Struct, frozen=True):
@@ -81,6 +97,8 @@ class ReadDemand(Struct, frozen=True):
 STREAMS = ("outcomes", "events")
 CATALOG = "mirror"  # the name that metrics show
 TIDY = "tidy"
+FILES = "files"
+NIGHT = "night"
 MAINTAIN = "maintain"
 _COMMANDS = {TIDY: Tidy(), MAINTAIN: Maintain(), **{stream: Ingest(stream) for stream in STREAMS}}
 
@@ -88,18 +106,21 @@ _COMMANDS = {TIDY: Tidy(), MAINTAIN: Maintain(), **{stream: Ingest(stream) for s
 class Recorder(TableActor):
     """Keeps both streams flowing and the database's copy of the catalogue up to date, and tells the controller of earlier demand.
 
-    written: messages by stream. differing: as of `Ingested`.
+    written: messages by stream. differing: as of `Ingested`. damaged: files that could not be read in the last night.
     """
 
     def __init__(self, subjects: Subjects) -> None:
         self.inlets = (Inlet(subject=subjects.recorder("demand"), message=AskForHistory, queue=RECORDERS),)
-        self.watches = (Watch(bucket=subjects.catalog_bucket),)
+        self._buckets: dict[str, str] = {getattr(subjects, f"{name}_bucket"): name for name in LASTING_BUCKETS}
+        self.watches = tuple(Watch(bucket=bucket) for bucket in self._buckets)
         self.written = dict.fromkeys(STREAMS, 0)
-        self.differing = 0
+        self.differing = self.damaged = 0
         self._failures: dict[str, int] = {}  # in a row
-        self._changes: dict[str, bytes | None] = {}
+        self._changes: dict[tuple[str, str], bytes | None] = {}
         self._keys: set[str] = set()
-        self._synced = False
+        self._unsynced = set(self._buckets)
+        self._files: KeepFiles | None = None  # under way, or to be done again
+        self._files_due = False
         self._all_keys_due = False  # whether the next command says all keys
         self._under_way: WriteCatalog | None = None
         self._catalog_paused = False
@@ -107,7 +128,7 @@ class Recorder(TableActor):
         self._on: dict[type, Handler] = {
             AskForHistory: self._asked,
             Changed: self._changed,
-            Synced: self._catalog_synced,
+            Synced: self._bucket_synced,
             Done: self._done,
             Failed: self._failed,
             TimedOut: self._failed,
@@ -116,9 +137,9 @@ class Recorder(TableActor):
             Stopping: self._stop,
         }
 
-    def _started(self, _: Envelope) -> Iterable[Effect]:
+    def _started(self, envelope: Envelope) -> Iterable[Effect]:
         timers = (After(TIDY, TIDY_FIRST, Tick(TIDY)), After(MAINTAIN, MAINTAIN_EVERY, Tick(MAINTAIN)))
-        return (*map(_command, STREAMS), *timers)
+        return (*map(_command, STREAMS), *timers, _next_night(envelope.now))
 
     def _stop(self, _: Envelope) -> Iterable[Effect]:
         self._stopping = True
@@ -128,26 +149,56 @@ class Recorder(TableActor):
 
     def _changed(self, envelope: Envelope) -> Iterable[Effect]:
         changed: Changed = envelope.message
-        self._changes[changed.key] = changed.value
-        if changed.value is None:
-            self._keys.discard(changed.key)
-        else:
-            self._keys.add(changed.key)
+        bucket = self._buckets[changed.bucket]
+        if lasting(bucket, changed.key) is None:
+            return NOTHING
+        self._changes[bucket, changed.key] = changed.value
+        if bucket == "catalog":
+            (self._keys.discard if changed.value is None else self._keys.add)(changed.key)
         return self._write_catalog()
 
-    def _catalog_synced(self, _: Envelope) -> Iterable[Effect]:
-        self._synced = self._all_keys_due = True
+    def _bucket_synced(self, envelope: Envelope) -> Iterable[Effect]:
+        self._unsynced.discard(envelope.message.bucket)
+        self._all_keys_due = True
         return self._write_catalog()
 
     def _write_catalog(self) -> Iterable[Effect]:
         """One command at a time, because a later one may hold a newer value of the same key."""
-        if not self._synced or self._under_way is not None or self._catalog_paused or self._stopping:
+        if self._unsynced or self._under_way is not None or self._catalog_paused or self._stopping:
             return NOTHING
         if not self._changes and not self._all_keys_due:
             return NOTHING
-        self._under_way = WriteCatalog(self._changes, frozenset(self._keys) if self._all_keys_due else None)
-        self._changes, self._all_keys_due = {}, False
+        some = dict(islice(self._changes.items(), RECORDS))
+        for key in some:
+            del self._changes[key]
+        self._under_way = WriteCatalog(some, frozenset(self._keys) if self._all_keys_due else None)
+        self._all_keys_due = False
         return (Do(CATALOG, self._under_way),)
+
+    def _written(self) -> Iterable[Effect]:
+        """What is learnt changes often: the next command waits for more of it."""
+        written, self._under_way = self._under_way, None
+        if self._stopping:
+            return NOTHING
+        self._catalog_paused = True
+        of_files = written is not None and any(bucket == "catalog" for bucket, _ in written.changes)
+        return (After(CATALOG, GATHER, Tick(CATALOG)), *(self._keep_files(KeepFiles()) if of_files else NOTHING))
+
+    def _keep_files(self, command: KeepFiles) -> Iterable[Effect]:
+        if self._files is not None:
+            self._files_due = True
+            return NOTHING
+        self._files = command
+        return (Do(FILES, command),)
+
+    def _files_kept(self, damaged: int) -> Iterable[Effect]:
+        done, self._files = self._files, None
+        if done is not None and done.check:
+            self.damaged = damaged
+        if not self._files_due or self._stopping:
+            return NOTHING
+        self._files_due = False
+        return self._keep_files(KeepFiles())
 
     # -- questions
 
@@ -165,8 +216,9 @@ class Recorder(TableActor):
             return (Publish(what[0], result),)
         self._failures.pop(what, None)
         if what == CATALOG:
-            self._under_way = None
-            return self._write_catalog()
+            return self._written()
+        if what == FILES:
+            return self._files_kept(result)
         if what == TIDY:
             return (After(TIDY, TIDY_EVERY, Tick(TIDY)),)
         if what == MAINTAIN:
@@ -191,7 +243,7 @@ class Recorder(TableActor):
             self._all_keys_due = self._all_keys_due or self._under_way.present is not None
             self._under_way = None
             self._catalog_paused = True
-        pause = MAINTAIN_EVERY if what == MAINTAIN else pause_after_failure(failures)  # nobody waits for maintenance
+        pause = MAINTAIN_EVERY if what in (MAINTAIN, FILES) else pause_after_failure(failures)  # nobody waits for these
         return (After(what, pause, Tick(what)),)
 
     def _due(self, envelope: Envelope) -> Iterable[Effect]:
@@ -201,11 +253,17 @@ class Recorder(TableActor):
         if what == CATALOG:
             self._catalog_paused = False
             return self._write_catalog()
-        return (_command(what),)
+        if what == NIGHT:
+            return (_next_night(envelope.now), *self._keep_files(KeepFiles(frozenset(self._keys))))
+        return (Do(FILES, self._files),) if what == FILES else (_command(what),)
 
 
 def _command(what: str) -> Do:
     return Do(what, _COMMANDS[what])
+
+
+def _next_night(now: float) -> After:
+    return After(NIGHT, (NIGHT_S - now) % DAY_S or DAY_S, Tick(NIGHT))
 
 
 def pause_after_fetch(messages: int) -> float:
@@ -240,6 +298,11 @@ def families(actor: Recorder) -> Iterable[MetricFamily]:
             "counter",
             "Outcomes that say something else than the one of the same query that is in the database, which stays.",
         ).add(actor.differing),
+        MetricFamily(
+            "infaas_damaged_files",
+            "gauge",
+            "Files of models that can be read neither on NATS nor from their copy in the database, of the last night.",
+        ).add(actor.damaged),
     )
 
 

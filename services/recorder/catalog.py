@@ -1,4 +1,7 @@
-"""The records of the catalogue bucket as rows, for people who ask in SQL. The bucket is the authority; the rows are overwritten."""
+"""The records of the catalogue bucket as rows, for people who ask in SQL. The bucket is the authority; the rows are overwritten.
+
+Beside them the mirror: each record as it is, which stays when NATS has lost its disk, since only what was deleted goes from it.
+"""
 
 import hashlib
 import logging
@@ -34,10 +37,16 @@ class CatalogWriter:
         self._prices = prices
         self._slo_target = slo_target
 
-    def write(self, changes: Mapping[str, bytes | None], present: frozenset[str] | None) -> None:
+    def write(
+        self,
+        changes: Mapping[str, bytes | None],
+        present: frozenset[str] | None,
+        others: Mapping[tuple[str, str], bytes | None] = {},
+    ) -> None:
         """Write these entries in one transaction (None: deleted). With `present`, delete rows of all other keys, and write the prices.
 
-        An entry that is no record is set aside and counts as deleted. Raises psycopg.Error.
+        An entry that is no record is set aside and counts as deleted. others: entries of other buckets, by bucket and key, for the mirror
+        alone. Raises psycopg.Error.
         """
         with self._store.transaction() as connection:
             if present is not None:
@@ -45,6 +54,7 @@ class CatalogWriter:
                 self._write_prices(connection)
             for key, value in changes.items():
                 self._entry(connection, key, value)
+            _mirror(connection, {**{("catalog", key): value for key, value in changes.items()}, **others})
 
     def _entry(self, connection: Connection, key: str, value: bytes | None) -> None:
         kind, _, name = key.partition(".")
@@ -138,6 +148,20 @@ class CatalogWriter:
             for (key,) in connection.execute(statement).fetchall():
                 if key not in present:
                     self._entry(connection, key, None)
+
+
+def _mirror(connection: Connection, changes: Mapping[tuple[str, str], bytes | None]) -> None:
+    """Also what is set aside, since another release may read it."""
+    rows = connection.cursor()
+    rows.executemany(
+        "DELETE FROM infaas.catalog WHERE bucket = %s AND key = %s",
+        [entry for entry, value in changes.items() if value is None],
+    )
+    rows.executemany(
+        "INSERT INTO infaas.catalog AS known (bucket, key, body, digest) VALUES (%s, %s, %s, %s) ON CONFLICT (bucket, key) DO UPDATE"
+        " SET body = excluded.body, digest = excluded.digest, updated = now() WHERE known.digest <> excluded.digest",
+        [(*entry, value, hashlib.sha256(value).digest()) for entry, value in changes.items() if value is not None],
+    )
 
 
 def _app(connection: Connection, name: str, record: AppRecord | None, slo_target: float) -> None:

@@ -9,8 +9,9 @@ import psycopg
 
 from bus.messages.scaling import DemandHistory
 from bus.port import Bus, BusError, Consumer, Stored, StreamSpec
-from services.recorder.actor import MOST, Ingest, Ingested, Maintain, ReadDemand, Tidy, WriteCatalog
+from services.recorder.actor import MOST, Ingest, Ingested, KeepFiles, Maintain, ReadDemand, Tidy, WriteCatalog
 from services.recorder.catalog import CatalogWriter
+from services.recorder.edge_files import FileCopies
 from services.recorder.events import EventMessage, EventWriter, Maintenance, demand_history
 from services.shell.store import Store, StoreError, one_line
 
@@ -28,18 +29,21 @@ CHECK = 5.0  # s without a message, after which the edge makes sure that the str
 
 
 class RecorderEdge:
-    """Carries out `Ingest`, `WriteCatalog`, `Tidy`, `Maintain` and `ReadDemand`.
+    """Carries out `Ingest`, `WriteCatalog`, `KeepFiles`, `Tidy`, `Maintain` and `ReadDemand`.
 
     streams: by the names that `Ingest` uses. Messages that were fetched and could not be written are kept and written first next time. They
     are not acknowledged before that, so the stream keeps them, too. The database does one thing at a time.
     """
 
-    def __init__(self, bus: Bus, store: Store, streams: Mapping[str, StreamSpec], catalog: CatalogWriter) -> None:
+    def __init__(
+        self, bus: Bus, store: Store, streams: Mapping[str, StreamSpec], catalog: CatalogWriter, files: FileCopies
+    ) -> None:
         self._bus = bus
         self._store = store
         self._events = EventWriter(store)
         self._maintenance = Maintenance(store)
         self._catalog = catalog
+        self._files = files
         self._streams = streams
         self._consumers: dict[str, Consumer] = {}
         self._check_at: dict[str, float] = {}
@@ -48,6 +52,7 @@ class RecorderEdge:
         self._commands: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Ingest: self._ingest,
             WriteCatalog: self._write_catalog,
+            KeepFiles: self._keep_files,
             Tidy: self._tidy,
             Maintain: self._maintain,
             ReadDemand: self._read_demand,
@@ -88,7 +93,15 @@ class RecorderEdge:
         return messages
 
     async def _write_catalog(self, command: WriteCatalog) -> None:
-        await self._in_database(self._catalog.write, command.changes, command.present)
+        others = dict(command.changes)
+        catalogue = {entry[1]: others.pop(entry) for entry in command.changes if entry[0] == "catalog"}
+        await self._in_database(self._catalog.write, catalogue, command.present, others)
+
+    async def _keep_files(self, command: KeepFiles) -> int:
+        try:
+            return await self._files.keep(command.check)
+        except psycopg.Error as error:
+            raise StoreError(f"the database is away or not ready: {one_line(error)}") from None
 
     async def _tidy(self, _: Tidy) -> None:
         await self._in_database(self._events.tidy)

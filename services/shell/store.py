@@ -25,12 +25,12 @@ from psycopg.adapt import Dumper
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Format
 
+from services.shell.host.endpoints import SCHEMA, newest_schema
 from services.shell.settings import SettingsError, load
 from services.shell.timescale import KEEP_DAYS, Level, LevelError, detect, shape
 
 WRITER = "infaas_writer"
 READER = "infaas_reader"
-SCHEMA = Path(__file__).parent.parent / "recorder" / "schema"
 OLDEST = 160000  # server_version_num
 _UUID, _UUID_ARRAY = 2950, 2951  # pg_type.oid
 _LOCK = 0x1FAA5  # advisory lock of a database: one migrator at a time
@@ -73,6 +73,7 @@ def prepare(
             if connection.info.server_version < OLDEST:
                 version = connection.info.server_version // 10000
                 raise StoreError(f"the database server is PostgreSQL {version}; 16 or newer is needed")
+            _check_version(connection, schema)
             connection.execute("SET lock_timeout = '60s'")
             connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
             for role, password in ((WRITER, writer_password), (READER, reader_password)):
@@ -85,6 +86,23 @@ def prepare(
         raise StoreError(str(error)) from error
     except psycopg.Error as error:
         raise StoreError(f"cannot prepare the database: {one_line(error)}") from error
+
+
+def migrations(connection: psycopg.Connection[Any]) -> dict[int, str]:
+    """Names of the SQL files that this database has seen, by number."""
+    if connection.execute("SELECT to_regclass('infaas_internal.migrations')").fetchone() == (None,):
+        return {}
+    return dict(connection.execute("SELECT number, name FROM infaas_internal.migrations").fetchall())
+
+
+def _check_version(connection: psycopg.Connection[Any], directory: Path) -> None:
+    """Refuse a database of a newer version, before anything is changed. Raises StoreError."""
+    applied, known = migrations(connection), newest_schema(directory)
+    if applied and max(applied) > known:
+        raise StoreError(
+            f"the database is of a newer version, with {applied[max(applied)]}, and this one knows up to {known:04}: start that version"
+            " again, or restore a backup of this one into another database"
+        )
 
 
 def migrate(connection: psycopg.Connection[Any], directory: Path) -> list[str]:

@@ -166,8 +166,8 @@ MAY = {
     **{subject: {"operator"} for subject in ADMIN},
     SUBJECTS.register(): {"operator", "container"},
     SUBJECTS.registration_cancel("r1"): {"operator", "dashboard"},
-    CATALOG: {"registrar"},
-    "$KV.infaas-control.controller": {"registrar", "vm-autoscaler", "supervisor"},
+    CATALOG: {"registrar", "backup"},
+    "$KV.infaas-control.controller": {"registrar", "vm-autoscaler", "supervisor", "backup"},
     SUBJECTS.execute("w1", "cpu"): {"dispatcher", "monitor"},  # the runner of offline jobs is beside the monitor
     SUBJECTS.executor("w1", "cpu", "load"): {"monitor", "container"},  # a container is a worker of its own
     SUBJECTS.executor("w1", "gpu-0", "demote"): {"monitor", "container"},

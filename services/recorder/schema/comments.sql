@@ -66,6 +66,12 @@ BEGIN
       ('apps', 'plan', 'of a pipeline, the plan that is deployed; null: none is'),
       ('apps', 'selection', 'how several models answer together; null: one variant answers'),
 
+      ('catalog', '', 'Every record of the catalogue and what was learnt, as on NATS: `infaas catalog restore` writes them back'),
+      ('catalog', 'bucket', 'end of the bucket''s name: catalog, selection, control or status'),
+      ('catalog', 'key', 'key in the bucket'),
+      ('catalog', 'body', 'the record as MessagePack'),
+      ('catalog', 'digest', 'SHA-256 of body'),
+
       ('client_errors', '', 'Requests with a mistake of the client, counted by the second, in no other relation; a second may have several rows: take sum(count)'),
       ('client_errors', 'time', 'start of the second'),
       ('client_errors', 'app', 'app that was asked, at most 64 characters; it need not exist; null: none, or too many unknown names in that minute'),

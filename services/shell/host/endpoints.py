@@ -17,6 +17,7 @@ from services.shell.host.process import ServerError, write_private
 
 FILE = "endpoints.json"
 PARTS = "parts.json"
+SCHEMA = Path(__file__).parents[2] / "recorder" / "schema"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +46,24 @@ class SystemEndpoints:
         return {name: shown[name] for name in ("nats", "sql", "dashboard", "gateway", "gateway_grpc", "metrics")}
 
 
+def newest_schema(directory: Path = SCHEMA) -> int:
+    """The number of the last change of the database's schema that this version knows."""
+    return max((int(file.name[:4]) for file in directory.glob("[0-9][0-9][0-9][0-9]_*.sql")), default=0)
+
+
+def check_version(data_dir: Path) -> None:
+    """Refuse a data directory that a newer version has used, before anything is changed. Raises ServerError."""
+    used = recorded(data_dir, "schema")
+    if isinstance(used, int) and used > newest_schema():
+        raise ServerError(
+            f"{data_dir} was used by a newer version (schema {used}, and this one knows up to {newest_schema()}): start that version again, or"
+            " restore a backup of this one into another --data-dir"
+        )
+
+
 def write_endpoints(data_dir: Path, endpoints: SystemEndpoints, ports: dict[str, int]) -> None:
     """Say that the system runs, and where."""
-    content = {**asdict(endpoints), "ports": ports, "pid": os.getpid(), "running": True}
+    content = {**asdict(endpoints), "ports": ports, "pid": os.getpid(), "running": True, "schema": newest_schema()}
     write_private(data_dir / FILE, json.dumps(content, indent=1) + "\n")
 
 

@@ -23,6 +23,7 @@ from services.shell.host.endpoints import (
     PORT_OFFSETS,
     PortClaims,
     SystemEndpoints,
+    check_version,
     choose_ports,
     mark_stopped,
     recorded,
@@ -140,6 +141,7 @@ class Stack:
             raise ServerError(
                 f"a system runs in {spec.data_dir} already: {how}, or choose another --data-dir"
             ) from None
+        check_version(spec.data_dir)
         self._log = telemetry.to_file(self._logs / f"{LOG}.log", LOG)
         self._memory.open(self._spec.data_dir)
         kept = recorded_ports(spec.data_dir)

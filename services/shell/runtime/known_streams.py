@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 PATIENCE = 30.0  # s for a cluster to elect its leader, and for a database to come back
 REMEDY = (
     "restore NATS's store from a backup or its volume; or set bus.adopt (INFAAS_BUS__ADOPT=true) for one start to go on with what is "
-    "there: what was in the lost ones, the catalogue of models among it, has to be registered again"
+    "there, then `infaas catalog restore` brings the catalogue back from SQL"
 )
 
 

@@ -34,21 +34,25 @@ from services.recorder.__main__ import streams
 from services.recorder.actor import (
     CATALOG,
     CATCH_UP,
+    FILES,
     FIRST_PAUSE,
     GATHER,
     LONGEST_PAUSE,
     MAINTAIN,
     MAINTAIN_EVERY,
     MOST,
+    NIGHT,
     STREAMS,
     TIDY,
     Ingest,
     Ingested,
+    KeepFiles,
     Maintain,
     ReadDemand,
     Recorder,
     Tidy,
     WriteCatalog,
+    families,
     pause_after_failure,
     pause_after_fetch,
 )
@@ -58,6 +62,10 @@ from tests.support.data.events import event, outcome
 from tests.support.data.examples import examples
 
 BUCKET = Subjects().catalog_bucket
+OTHERS = (Subjects().selection_bucket, Subjects().control_bucket, Subjects().status_bucket)
+
+
+PAUSED = After(CATALOG, GATHER, Tick(CATALOG))
 
 
 def _tell(actor: Recorder, message: Any) -> list[Any]:
@@ -65,7 +73,10 @@ def _tell(actor: Recorder, message: Any) -> list[Any]:
 
 
 def _started() -> Recorder:
+    """Of the buckets it has read all but the catalogue."""
     actor = Recorder(Subjects())
+    for bucket in OTHERS:
+        assert _tell(actor, Synced(bucket)) == []
     effects = _tell(actor, Started())
     assert [e for e in effects if isinstance(e, Do)] == [Do(stream, Ingest(stream)) for stream in STREAMS]
     return actor
@@ -73,7 +84,9 @@ def _started() -> Recorder:
 
 def test_it_follows_the_catalogue_hears_demand_and_maintains_soon_again() -> None:
     actor = Recorder(Subjects("other"))
-    assert [watch.bucket for watch in actor.watches] == ["other-catalog"]
+    assert {watch.bucket for watch in actor.watches} == {
+        f"other-{name}" for name in ("catalog", "control", "selection", "status")
+    }
     assert [inlet.subject for inlet in actor.inlets] == ["other.recorder.demand"]
     actor = _started()
     assert _tell(actor, Tick(MAINTAIN)) == [Do(MAINTAIN, Maintain())]
@@ -126,11 +139,31 @@ def test_the_first_write_waits_for_the_whole_catalogue_and_says_which_keys_there
     assert _tell(actor, Changed(BUCKET, "app.a", b"1")) == []
     assert _tell(actor, Changed(BUCKET, "app.b", b"2")) == []
     assert _tell(actor, Changed(BUCKET, "app.b", None)) == []
-    order = WriteCatalog({"app.a": b"1", "app.b": None}, frozenset({"app.a"}))
-    assert _tell(actor, Synced(BUCKET)) == [Do(CATALOG, order)]
+    assert _tell(actor, Changed(OTHERS[0], "a._", b"4")) == []
+    for bucket, key in ((OTHERS[1], "controller"), (OTHERS[2], "work.r")):
+        assert _tell(actor, Changed(bucket, key, b"5")) == []  # that may be lost
+    changes = {("catalog", "app.a"): b"1", ("catalog", "app.b"): None, ("selection", "a._"): b"4"}
+    assert _tell(actor, Synced(BUCKET)) == [Do(CATALOG, WriteCatalog(changes, frozenset({"app.a"})))]
     assert _tell(actor, Changed(BUCKET, "app.a", b"3")) == []  # one order at a time
-    assert _tell(actor, Done(CATALOG, None)) == [Do(CATALOG, WriteCatalog({"app.a": b"3"}, None))]
-    assert _tell(actor, Done(CATALOG, None)) == []
+    assert _tell(actor, Done(CATALOG, None)) == [PAUSED, Do(FILES, KeepFiles())]
+    assert _tell(actor, Tick(CATALOG)) == [Do(CATALOG, WriteCatalog({("catalog", "app.a"): b"3"}, None))]
+    assert _tell(actor, Done(CATALOG, None)) == [PAUSED]  # files are looked at again when they have been
+    assert _tell(actor, Done(FILES, 0)) == [Do(FILES, KeepFiles())]
+    assert _tell(actor, Tick(CATALOG)) == []
+
+
+def test_files_are_tried_again_and_read_through_in_the_night() -> None:
+    actor = _started()
+    assert isinstance(_tell(actor, Changed(BUCKET, "app.a", b"1")), list)
+    assert _tell(actor, Tick(NIGHT)) == [
+        After(NIGHT, 3.5 * 3600 - 1, Tick(NIGHT)),
+        Do(FILES, KeepFiles(frozenset({"app.a"}))),
+    ]
+    assert _tell(actor, Failed(FILES, "away")) == [After(FILES, MAINTAIN_EVERY, Tick(FILES))]
+    assert _tell(actor, Tick(FILES)) == [Do(FILES, KeepFiles(frozenset({"app.a"})))]
+    assert _tell(actor, Done(FILES, 2)) == []
+    assert actor.damaged == 2
+    assert "infaas_damaged_files" in {family.name for family in families(actor)}
 
 
 def test_tidying_comes_back_and_an_empty_catalogue_empties_the_tables() -> None:
@@ -171,7 +204,7 @@ class Mirroring(RuleBasedStateMachine):
 
     def _take(self, effects: list[Any]) -> None:
         for effect in effects:
-            if isinstance(effect, Do):
+            if isinstance(effect, Do) and effect.id == CATALOG:
                 assert self.order is None, "two orders at a time"
                 self.order = effect.command
             elif isinstance(effect, After):
@@ -200,7 +233,7 @@ class Mirroring(RuleBasedStateMachine):
             return
         if order.present is not None:
             self.written = {key: value for key, value in self.written.items() if key in order.present}
-        for key, value in order.changes.items():
+        for (_, key), value in order.changes.items():
             before = self.written.get(key)
             assert before is None or value is None or int(before) <= int(value), "an older value came later"
             self.written[key] = value

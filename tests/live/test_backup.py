@@ -1,0 +1,155 @@
+"""A whole system in a folder and back, and what is left when NATS has lost its disk: the same queries, the same variants."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from infaas.errors import Refused
+from tests.support.models import tiny_models
+from tests.support.servers.processes import eventually, infaas
+from tests.support.servers.system import QUICK, Whole, running, talk
+
+MODELS = {"first": tiny_models.mlp(seed=1), "second": tiny_models.mlp(seed=2)}
+X, _ = tiny_models.digits(3)
+OPTIONS = ("--no-dashboard", "--no-gateway")
+PAUSE = 0.01  # s between queries
+FIGURES = ("app", "model", "version", "variant", "accuracy", "latency_ms", "saturation_qps", "memory_mb", "load_ms")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("backup")
+
+
+@pytest.fixture(scope="module")
+def settings(place: Path) -> tuple[str, ...]:
+    (place / "infaas.toml").write_text(QUICK)
+    return (*OPTIONS, "--config", str(place / "infaas.toml"))
+
+
+@pytest.fixture(scope="module")
+def saved(place: Path, settings: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """A backup that was taken under load, and what its system had and answered."""
+    with running(place / "old", *settings) as old:
+        for app, model in MODELS.items():
+            old.register(app, model)
+        old.done("admin", "set-batching", "--app", "first", "--policy", "fixed", "--batch", "4")
+        old.done("admin", "set-target", "first", "--slo-target", "0.8")
+        said = talk(old, lambda client: _under_load(client, old, place / "copy"))
+        files = {path.name for path in (place / "copy" / "files").iterdir()}
+        yield {**said, "variants": _variants(old), "files": files, "old": place / "old"}
+
+
+async def _under_load(client: Any, old: Whole, folder: Path) -> dict[str, Any]:
+    """Queries go on from before a backup until after it."""
+    answers, refused, done = list[Any](), list[Refused](), asyncio.Event()
+
+    async def one() -> None:
+        try:
+            answers.append(await client.query("first", X[:1], latency_ms=20_000))
+        except Refused as error:
+            refused.append(error)
+
+    async def load() -> None:
+        async with asyncio.TaskGroup() as group:
+            while not done.is_set():
+                group.create_task(one())
+                await asyncio.sleep(PAUSE)
+
+    loading = asyncio.create_task(load())
+    while not (answers or refused):  # noqa: ASYNC110
+        await asyncio.sleep(PAUSE)
+    backup = await asyncio.to_thread(old.command, "backup", str(folder), "--keys", "--json")
+    done.set()
+    await loading
+    assert backup.returncode == 0, backup.stderr
+    assert "file 1 of" in backup.stderr
+    assert not refused
+    return {"answers": await _ask(client), "during": len(answers)}
+
+
+async def _ask(client: Any) -> list[tuple[str, Any]]:
+    found = []
+    for app in MODELS:
+        for accuracy in (0.0, 0.05):
+            answer = await client.query(app, X[:3], accuracy=accuracy, latency_ms=20_000)
+            found.append((answer.variant, answer.output.tolist()))
+    return found
+
+
+def _variants(system: Whole) -> list[dict[str, Any]]:
+    return sorted(({name: one[name] for name in FIGURES} for one in system.told("variants")), key=str)
+
+
+def test_a_backup_under_load_is_restored_into_an_empty_system_once(
+    saved: dict[str, Any], place: Path, settings: tuple[str, ...]
+) -> None:
+    assert saved["during"] > 0
+    assert (place / "copy" / "keys" / "writer.secret").stat().st_mode & 0o077 == 0
+    with running(place / "new", *settings) as new:
+        restored = new.told("restore", str(place / "copy"))
+        assert restored["files"] == len(saved["files"]) > 0
+        assert _variants(new) == saved["variants"]
+        assert talk(new, _ask) == saved["answers"]
+        assert new.rows("SELECT own_target, slo_target FROM infaas.apps WHERE app = 'first'") == [(True, 0.8)]
+        [(rows,)] = new.rows("SELECT count(*) FROM infaas.query_outcomes WHERE app = 'first'")
+        [(counted,)] = new.rows("SELECT sum(queries) FROM infaas.slo_by_app_minutely WHERE app = 'first'")
+        assert rows == counted > 0
+        assert new.rows("SELECT count(*) FROM infaas.registrations WHERE state = 'done'") == [(2,)]
+        again = new.command("restore", str(place / "copy"))
+        assert again.returncode == 1
+        assert "is not empty: its catalogue has" in again.stderr
+        assert "infaas up --data-dir NEW" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda copy: (copy / "manifest.json").unlink(), "has no manifest.json"),
+        (lambda copy: (copy / "catalogue").write_bytes(b"?"), "catalogue is not as it was"),
+        (lambda copy: shutil.rmtree(copy / "history"), "history/infaas.client_errors is not there"),
+    ],
+)
+def test_a_damaged_backup_is_refused_before_anything_is_looked_at(
+    harm: Any, told: str, saved: dict[str, Any], place: Path, tmp_path: Path
+) -> None:
+    del saved
+    shutil.copytree(place / "copy", tmp_path / "copy")
+    harm(tmp_path / "copy")
+    done = infaas("restore", str(tmp_path / "copy"), "--data-dir", str(tmp_path / "nothing runs here"))
+    assert done.returncode == 1
+    assert told in done.stderr
+
+
+def test_a_nats_that_lost_its_disk_gets_back_all_that_was_registered(
+    place: Path, settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    directory = tmp_path / "data"
+    with running(directory, *settings) as system:
+        for app, model in MODELS.items():
+            system.register(app, model)
+        variants, answers = _variants(system), talk(system, _ask)
+        written = json.loads((directory / "endpoints.json").read_text())["writer"]
+        with psycopg.connect(written, autocommit=True) as connection:
+            files = "SELECT count(DISTINCT digest) >= 4 FROM infaas_internal.files"
+            assert eventually(lambda: connection.execute(files.encode()).fetchone() == (True,))
+        records = "SELECT count(*) FROM infaas.catalog WHERE key LIKE 'app.%%'"
+        assert eventually(lambda: system.rows(records) == [(len(MODELS),)])
+        early = system.command("catalog", "restore")
+        assert early.returncode == 1
+        assert "--missing writes those that are not there" in early.stderr
+    shutil.rmtree(directory / "nats")
+    refused = infaas("up", "--data-dir", str(directory), *settings)
+    assert refused.returncode == 1
+    assert "infaas catalog restore" in refused.stderr
+    with running(directory, *settings, INFAAS_BUS__ADOPT="true") as system:
+        assert system.told("models") == []
+        assert system.told("catalog", "restore")["damaged"] == []
+        assert _variants(system) == variants
+        assert talk(system, _ask) == answers
