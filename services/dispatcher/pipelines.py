@@ -161,7 +161,8 @@ class Pipelines(Struct, eq=False):
         except BadTensor as error:
             code: Code = "too_large" if isinstance(error, TooManyItems) else "model_error"
             return self._refuse(join, Error(code=code, message=f"vertex {stage.fan.source}: {error}"), now)
-        run.asked[name] = run.left[name] = len(found)
+        self._asked(run, name, len(found))
+        run.left[name] = len(found)
         run.fans[name] = []
         if not found:
             return self._together(join, stage, {}, now)
@@ -172,6 +173,11 @@ class Pipelines(Struct, eq=False):
             if join.ended:
                 break
         return effects
+
+    def _asked(self, run: PipelineRun, name: str, items: int) -> None:
+        run.asked[name] = items
+        if run.served.rows[name] and run.served.app.plan is not None:
+            self.arrivals.asked(run.served.app.app, name, items)
 
     def _ask_once(
         self,
@@ -201,7 +207,7 @@ class Pipelines(Struct, eq=False):
         except (WrongField, BadTensor) as error:
             return self._refuse(join, Error(code="model_error", message=f"vertex {name}: {error}"), now)
         if item is None:
-            run.asked[name] = items
+            self._asked(run, name, items)
             cost = run.cost_of(name, query.ask.cost, 1000.0 * join.cost, items if run.served.rows[name] else 1)
         ask = needs_of_stage(query.ask, stage, items, length, cost, now)
         body = encode({"inputs": inputs, **unrouted(ask)})

@@ -66,7 +66,9 @@ class Questions(Struct, eq=False):
             return NOTHING  # their coordinator answers
         apps = self.apps
         known = (apps.catalog, self.view, self.slo_target, apps.kept, self.central.hops)
-        found = listing(about, asked, now, *known, lambda app: unserved_app(app, apps))
+        found = listing(
+            about, asked, now, *known, lambda app: unserved_app(app, apps), self.composites.pipelines.items.of
+        )
         return (Publish(envelope.reply, found),)
 
     # -- why this variant: the decision that a query would get now, with a reason for every candidate

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bus.messages.catalog import Ensemble, PipelineRecord, PipelineVertex, Signature, TensorSpec
-from services.core.settings import DispatcherSettings, Settings
+from bus.messages.catalog import PipelineRecord, Signature, TensorSpec
 from tests.support.simulated.fleet import SIGNATURE, refused
-from tests.unit.dispatcher.test_pipelines import Staged, alone, edge, nested, numbers, vertex
+from tests.unit.dispatcher.test_pipelines import Staged, edge, numbers, vertex
 
 BOXES = Signature(inputs=SIGNATURE.inputs, outputs=[TensorSpec(name="y", datatype="FP32", shape=[-1, 2])])
 FAN = PipelineRecord(
@@ -18,11 +17,12 @@ FAN = PipelineRecord(
 )
 
 
-def fanned(
-    record: PipelineRecord = FAN, boxes: dict[str, int] = {"find": 3}, kind: type[Staged] = Staged, **options: Any
-) -> Staged:
+THREE = {"find": 3}
+
+
+def fanned(record: PipelineRecord = FAN, boxes: dict[str, int] = THREE, **options: Any) -> Staged:
     """A fleet in which these models give so many boxes of two numbers, and the others what they are asked."""
-    fleet = kind(record, **options)
+    fleet = Staged(record, **options)
     for name in boxes:
         fleet.change(name, signature=BOXES)
     for device in fleet.devices.values():
