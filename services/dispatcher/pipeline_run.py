@@ -55,7 +55,7 @@ class PipelineRun(Struct, eq=False):
             return INFINITE
         if (one := self.least[name]) is not None:
             self.least = {**self.least, name: one * items / self.served.stages[name].items}
-        left = limit - spent - sum(self.costs[each] for each, part in self.parts.items() if part.reply is None)
+        left = limit - spent - sum(cost for each, cost in self.costs.items() if self.parts[each].reply is None)
         to_come = {each: least for each, least in self.least.items() if each == name or each not in self.visited}
         visited = [each for each, goes in self.visited.items() if goes]
         self.costs[name] = share(max(0.0, left), self.least[name], dearest(to_come, self.served, visited))
