@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from bus.messages.catalog import PipelineEdge, PipelineRecord, PipelineVertex
 from services.core.pipelines.estimator import LatencyEstimator, at_percentile
@@ -79,6 +80,37 @@ def test_the_plan_predicts_the_slowest_hundredth_within_a_tenth(tmp_path: Path, 
     assert all(len(set(one["instances"])) == 1 for one in found["pipeline"]["vertices"].values()), (
         "no replica more or less"
     )
+
+
+@pytest.mark.parametrize(
+    ("mean", "dispersion", "rate"),
+    [(2.6, 1.0, 30.0), pytest.param(18.9, 2.0, 8.0, marks=pytest.mark.slow)],
+)
+def test_the_plan_predicts_it_where_a_stage_is_asked_for_many_items(
+    tmp_path: Path, mean: float, dispersion: float, rate: float
+) -> None:
+    """B is asked for each box that a finds, c once for all of them."""
+    asked = problem(CHAIN, latency_ms=400.0)
+    record = PipelineRecord(
+        vertices=[
+            PipelineVertex(name=name, app=name, inputs={"x": text})
+            for name, text in (("a", "$.x"), ("b", "a.boxes"), ("c", "b.y"))
+        ],
+        edges=[
+            PipelineEdge(source="a", target="b", items="boxes", items_mean=mean, items_dispersion=dispersion),
+            PipelineEdge(source="b", target="c"),
+        ],
+    )
+    load = {"arrivals": "gamma", "cv": 1.0, "rate": rate}
+    workers = {"cpu": 24, "gpu": 24}
+    file = write_scenario(tmp_path, replace(asked, pipeline=record), load, workers, duration_s=120.0, patient=True)
+    scenario = read_scenario(file, policies=["inferline"], seed=2)
+    plan, found = scenario.policies[0].plans["p"], run(scenario)
+    visits = found["pipeline"]["vertices"]
+    assert plan.vertices["b"].scale == pytest.approx(mean, rel=0.05)
+    assert visits["b"]["share"] == pytest.approx(mean, rel=0.1)
+    assert visits["c"]["visits"] <= found["queries"], "of a query without a box nobody asks it"
+    assert found["p99_ms"] == pytest.approx(plan.p99_ms, rel=0.1)
 
 
 def test_for_the_same_arrivals_estimator_and_dispatchers_agree(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ Apps = Mapping[str, AppRecord]
 Counts = NDArray[np.int64]
 
 MOST = 100  # items of an answer, where its edge does not say it
-MOST_ASKED = 4096  # items for which one query may ask a stage
+MOST_ASKED = 10_000  # items for which one query may ask a stage
 _ALIKE = 1e-6  # dispersions that differ less from Poisson's are it
 
 
