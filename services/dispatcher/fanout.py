@@ -13,7 +13,7 @@ from bus.messages.public import Tensor
 from bus.tensors import BadTensor, from_array, to_array
 from services.core.emulation import zeros
 from services.core.pipelines.branching import draw, items_key
-from services.core.pipelines.items import drawn_items, joined, split
+from services.core.pipelines.items import drawn_items, joined, rows, split
 from services.dispatcher.pipeline_run import PipelineRun
 from services.dispatcher.query import PartReply, QueryPart
 from services.dispatcher.stages import Stage
@@ -62,11 +62,11 @@ def plain(value: Raw | Tensor, name: str) -> Tensor:
 
 
 def away(run: PipelineRun, stage: Stage) -> list[TensorRef]:
-    """What must be fetched from the object store before items can be told apart, named "answer/tensor"."""
-    fan = stage.fan
-    assert fan is not None, "it is asked for items"
-    wanted = {ref.tensor for refs in stage.inputs.values() for ref in refs if ref.vertex == fan.source}
-    return stored(run.replies(fan.source), wanted)
+    """What must be fetched from the object store before items can be told apart, named "answer/tensor", or as the input. Raises BadTensor."""
+    if stage.fan is None:
+        given = [run.find(refs, field) for field, refs in stage.inputs.items() if field in stage.rows]
+        return [one for one in given if isinstance(one, TensorRef)]
+    return stored(run.replies(stage.fan.source), {tensor for tensor, _ in stage.split.values()})
 
 
 def stored(replies: Sequence[PartReply], wanted: set[str]) -> list[TensorRef]:
@@ -86,7 +86,8 @@ class SeveralItems(BadTensor):
 def items_of(run: PipelineRun, stage: Stage, uid: bytes, fetched: Fetched, seen: ItemCounts) -> list[dict[str, Tensor]]:
     """Of each item, the inputs that differ from item to item. Made up where the answer was. Raises BadTensor."""
     fan = stage.fan
-    assert fan is not None, "it is asked for items"
+    if fan is None:
+        return _zipped({name: rows(_input(run, stage, name, fetched)) for name in stage.rows})
     replies = run.replies(fan.source)
     if any(reply.zeros for reply in replies):
         answers = np.array([run.asked[fan.source]])
@@ -101,14 +102,25 @@ def items_of(run: PipelineRun, stage: Stage, uid: bytes, fetched: Fetched, seen:
         plain_source = run.served.stages[fan.source].app.app.pipeline is None
         if run.by_ref and run.asked[fan.source] == 1 and plain_source and any(several):
             raise SeveralItems
-        columns = {field: split(one, stage.split[field][1], fan) for field, one in given.items()}
-        sizes = {len(items) for items in columns.values()}
-        if len(sizes) > 1:
-            told = ", ".join(f"{stage.split[field][0]} {len(items)}" for field, items in columns.items())
-            raise BadTensor(f"its outputs have different numbers of items: {told}")
-        seen.add(run.served.app.app, stage.vertex.name, *sizes)
-        found += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        items = _zipped({field: split(one, stage.split[field][1], fan) for field, one in given.items()})
+        seen.add(run.served.app.app, stage.vertex.name, len(items))
+        found += items
     return found
+
+
+def _zipped(columns: Mapping[str, list[Tensor]]) -> list[dict[str, Tensor]]:
+    """By item, what is there by input. Raises BadTensor."""
+    if len({len(items) for items in columns.values()}) > 1:
+        told = ", ".join(f"{field} {len(items)}" for field, items in columns.items())
+        raise BadTensor(f"inputs have different numbers of items: {told}")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _input(run: PipelineRun, stage: Stage, field: str, fetched: Fetched) -> Tensor:
+    found = fetched.get(field) or run.find(stage.inputs[field], field)
+    if isinstance(found, TensorRef):
+        raise BadTensor(f"{field} is in the object store")
+    return plain(found, field)
 
 
 def _tensor(reply: PartReply, i: int, name: str, fetched: Fetched) -> Tensor:

@@ -143,24 +143,27 @@ class Pipelines(Struct, eq=False):
     def _ask(self, join: Join, stage: Stage, now: float) -> Iterable[Effect]:
         """Ask a stage: once, or for each item of an answer."""
         run, name = join.plan, stage.vertex.name
-        if stage.fan is None:
+        if stage.fan is None and not stage.rows:
             return self._ask_once(join, stage, now)
         run.parts[name] = QueryPart(join, b"", name, None)
-        refs = away(run, stage)
+        try:
+            refs = away(run, stage)
+        except BadTensor as error:
+            return self._refuse(join, Error(code="model_error", message=f"vertex {name}: {error}"), now)
         if refs:
             return (Do(("items", join, name), FetchTensors(tuple(refs)), GATHER),)
         return self._ask_each(join, stage, {}, now)
 
     def _ask_each(self, join: Join, stage: Stage, fetched: Fetched, now: float) -> Iterable[Effect]:
         run, name, query = join.plan, stage.vertex.name, join.query
-        assert stage.fan is not None, "it is asked for items"
         try:
             found = items_of(run, stage, query.uid, fetched, self.items)
         except SeveralItems:
             return self._refuse(join, ONE_ITEM, now)
         except BadTensor as error:
             code: Code = "too_large" if isinstance(error, TooManyItems) else "model_error"
-            return self._refuse(join, Error(code=code, message=f"vertex {stage.fan.source}: {error}"), now)
+            whose = name if stage.fan is None else stage.fan.source
+            return self._refuse(join, Error(code=code, message=f"vertex {whose}: {error}"), now)
         self._asked(run, name, len(found))
         run.left[name] = len(found)
         run.fans[name] = []
@@ -176,7 +179,7 @@ class Pipelines(Struct, eq=False):
 
     def _asked(self, run: PipelineRun, name: str, items: int) -> None:
         run.asked[name] = items
-        if run.served.rows[name] and run.served.app.plan is not None:
+        if run.served.app.plan is not None:
             self.arrivals.asked(run.served.app.app, name, items)
 
     def _ask_once(
@@ -193,9 +196,6 @@ class Pipelines(Struct, eq=False):
         app, name = stage.app, stage.vertex.name
         try:
             here, refs = run.inputs(stage, own)
-            if item is None and any(isinstance(one, Tensor) and not one.shape[0] for one in here.values()):
-                run.parts[name], run.fans[name] = QueryPart(join, b"", name, None), []
-                return self._together(join, stage, {}, now)  # there was no item to ask for
             # One tensor by itself may share a batch with those of clients.
             inputs = Raw(encode(next(iter(here.values())) if len(here) == 1 and not refs else here))
             head = QueryHead(inputs=inputs)
@@ -207,8 +207,8 @@ class Pipelines(Struct, eq=False):
         except (WrongField, BadTensor) as error:
             return self._refuse(join, Error(code="model_error", message=f"vertex {name}: {error}"), now)
         if item is None:
-            self._asked(run, name, items)
-            cost = run.cost_of(name, query.ask.cost, 1000.0 * join.cost, items if run.served.rows[name] else 1)
+            run.asked[name] = items
+            cost = run.cost_of(name, query.ask.cost, 1000.0 * join.cost, 1)
         ask = needs_of_stage(query.ask, stage, items, length, cost, now)
         body = encode({"inputs": inputs, **unrouted(ask)})
         place = stage.position if item is None else stage.position + (item + 1) * len(run.served.stages)

@@ -24,7 +24,8 @@ class Stage(NamedTuple):
     would be chosen without a limit of latency. before, behind: the same of the longest path of stages before and behind it.
 
     fan: the edge for whose items it is asked, each by itself; split: of its inputs that differ from item to item, the source's output and the
-    axes of an item. items: how many a query asks it for, as far as the pipeline says. taken: its outputs that anything takes.
+    axes of an item. rows: behind such a stage, inputs that have a row for each item, for each of which it is asked. items: how many a query asks it
+    for, as far as the pipeline says. taken: its outputs that anything takes.
     """
 
     vertex: PipelineVertex
@@ -38,6 +39,7 @@ class Stage(NamedTuple):
     behind: float
     fan: PipelineEdge | None
     split: dict[str, tuple[str, int]]
+    rows: frozenset[str]
     items: float
     taken: set[str]
 
@@ -81,7 +83,8 @@ class ServedPipeline:
         assert record is not None, "the app is a pipeline"
         self.app = app
         self.graph = PipelineGraph(record)
-        self.rows = Rows(self.graph, {}).own
+        rows = Rows(self.graph, {one: view.app for one, view in apps.view.apps.items()})
+        self.rows = rows.own
         self.outputs = {name: references(text) for name, text in record.output.items()}
         self.drawn = {name: drawn_edges(edges) for name, edges in self.graph.out.items()}
         self.ways = ways(self.graph, {one.name for one in record.vertices if _simulated(one.app, apps)})
@@ -117,6 +120,7 @@ class ServedPipeline:
                 behind[name],
                 fan := fan_of(self.graph, name),
                 {} if fan is None else _split(vertex, fan, view, apps.view.apps[self.graph.vertices[fan.source].app]),
+                frozenset(field for field, own in rows.taken(vertex).items() if own and fan is None),
                 self._items(name),
                 {ref.tensor for refs in self._taken() for ref in refs if ref.vertex == name},
             )
@@ -124,7 +128,7 @@ class ServedPipeline:
     def _items(self, name: str) -> float:
         fan, own = fan_of(self.graph, name), self.rows[name]
         if fan is None:
-            return self._items(own) if own else 1.0
+            return self._items(own) if own in self.graph.vertices else 1.0
         return (fan.items_mean or 1.0) * self._items(fan.source)
 
     def _taken(self) -> Iterator[list[Reference]]:

@@ -109,7 +109,7 @@ def test_the_plan_predicts_it_where_a_stage_is_asked_for_many_items(
     visits = found["pipeline"]["vertices"]
     assert plan.vertices["b"].scale == pytest.approx(mean, rel=0.05)
     assert visits["b"]["share"] == pytest.approx(mean, rel=0.1)
-    assert visits["c"]["visits"] <= found["queries"], "of a query without a box nobody asks it"
+    assert visits["c"]["visits"] == visits["b"]["visits"]
     assert found["p99_ms"] == pytest.approx(plan.p99_ms, rel=0.1)
 
 

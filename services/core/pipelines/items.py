@@ -97,14 +97,19 @@ def split(tensor: Tensor, rank: int, edge: PipelineEdge) -> list[Tensor]:
         raise BadTensor(f"{edge.items} has shape {shape}, and one of its items must have {rank} axes")
     if each > most and not edge.items_cut:
         raise TooManyItems(f"{edge.items} has {each} items, and items_max is {most}: send less, or raise it")
-    tail = list(shape[-rank:]) if rank else []
-    taken = [answer * each + i for answer in range(answers) for i in range(min(each, most))]
+    found = rows(Tensor(tensor.datatype, [answers * each, *(shape[-rank:] if rank else [])], tensor.data))
+    return [found[answer * each + i] for answer in range(answers) for i in range(min(each, most))]
+
+
+def rows(tensor: Tensor) -> list[Tensor]:
+    """Each row as an input of one item. Raises BadTensor."""
+    count, *tail = tensor.shape
     size = SIZES[tensor.datatype]
     if not size:  # texts differ in length
-        rows = to_array(tensor, edge.items or "", empty=True).reshape(answers * each, *tail)
-        return [from_array(rows[i : i + 1]) for i in taken]
+        array = to_array(tensor, "rows", empty=True)
+        return [from_array(array[i : i + 1]) for i in range(count)]
     width = size * prod(tail)
-    return [Tensor(tensor.datatype, [1, *tail], tensor.data[i * width : (i + 1) * width]) for i in taken]
+    return [Tensor(tensor.datatype, [1, *tail], tensor.data[i * width : (i + 1) * width]) for i in range(count)]
 
 
 def joined(tensors: Sequence[Tensor], spec: TensorSpec) -> Tensor:
@@ -211,15 +216,12 @@ def row_errors(graph: PipelineGraph, record: PipelineRecord, apps: Apps) -> Iter
                 if taken[key] and not set(references(one)) & _of_source(graph, fan):
                     yield f"{at}.inputs.{key}: {one} has rows of its own; ask {name} for those, or name what each query has once"
             continue
-        if own and any(one != own for one in taken.values()):
-            alone = next(key for key, one in taken.items() if one != own)
+        other = next((key for key, one in taken.items() if one not in ("", own)), None)
+        if other is not None:
             yield (
-                f"{at}.inputs.{alone}: has other rows than the other inputs, which have one for each item that {own} was asked for;"
-                f" add items to the edge into {name}, or leave this input out"
+                f"{at}.inputs.{other}: has rows for items of {taken[other]}, and other inputs for those of {own};"
+                f" make {name} an output for each, or leave one out"
             )
-        inner = apps[vertex.app].pipeline if vertex.app in apps else None
-        if own and inner is not None and any(edge.when or edge.items for edge in inner.edges):
-            yield f"{at}.app: {vertex.app} takes one item a query, and would get one for each item of {own}: add items to the edge into {name}"
     for edge in record.edges:
         if edge.when is not None and (own := rows.of(Reference(edge.source, edge.when.output))):
             yield (
@@ -227,7 +229,7 @@ def row_errors(graph: PipelineGraph, record: PipelineRecord, apps: Apps) -> Iter
                 f" query; make a pipeline of {edge.source} and {edge.target}, and ask that for items"
             )
     for where, ref in _whole(graph, record):
-        if rows.own.get(ref.vertex) == ref.vertex:
+        if rows.own.get(ref.vertex):
             spec = _outputs(apps, graph.vertices[ref.vertex]).get(ref.tensor)
             if spec is not None and -1 in spec.shape:
                 yield (

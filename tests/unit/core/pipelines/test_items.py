@@ -142,20 +142,22 @@ def test_what_is_behind_items_has_their_rows_alone() -> None:
         edges=[edge("find", "name"), edge("name", "both", "")],
         output={"y": "both.y"},
     )
-    [error] = errors(mixed, pair=pair)
-    assert error.startswith(
-        "vertex[both].inputs.whole: has other rows than the other inputs, which have one for each item"
+    assert errors(mixed, pair=pair) == [], "an input without rows is the same for each"
+    apart = PipelineRecord(
+        vertices=[FIND, NAME, replace(NAME, name="other"), vertex("both", "pair", "name.y", whole="other.y")],
+        edges=[edge("find", "name"), edge("find", "other"), edge("name", "both", ""), edge("other", "both", "")],
+        output={"y": "both.y"},
     )
-    handed = replace(mixed, edges=[edge("find", "name"), edge("name", "both", "y")])
-    assert errors(handed, pair=pair) == [], "then it gets the same for each"
+    [error] = errors(apart, pair=pair)
+    assert error.startswith(
+        "vertex[both].inputs.whole: has rows for items of other, and other inputs for those of name;"
+    )
     inner = PipelineRecord(
         vertices=[FIND, NAME, vertex("in", "inner", "name.y")],
         edges=[edge("find", "name"), edge("name", "in", "")],
         output={"y": "in.y"},
     )
-    [error] = errors(inner, inner=INNER)
-    assert error.startswith("vertex[in].app: inner takes one item a query, and would get one for each item of name")
-    assert errors(replace(inner, edges=[edge("find", "name"), edge("name", "in", "y")]), inner=INNER) == []
+    assert errors(inner, inner=INNER) == [], "a pipeline with items of its own is asked for each"
 
 
 @pytest.mark.parametrize(("mean", "dispersion"), [(2.6, 1.0), (18.9, 1.0), (18.9, 3.0), (2.6, 0.5), (3.0, 0.0)])
