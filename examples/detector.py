@@ -54,4 +54,5 @@ with infaas.connect_blocking() as system:
     asked = [form() for _ in range(20)]
     found = [system.query("forms", one, latency_ms=10_000).output.argmax(axis=1) for one, _ in asked]
 right = sum(int((a == b).sum()) for a, (_, b) in zip(found, asked, strict=True))
-print(f"{right} of {sum(len(b) for _, b in asked)} digits right, {min(map(len, found))} to {max(map(len, found))} a form")
+sizes = sorted(map(len, found))
+print(f"{right} of {sum(len(b) for _, b in asked)} digits right, {sizes[0]} to {sizes[-1]} a form")
