@@ -172,3 +172,17 @@ def test_explain_and_the_list_say_how_many_items_there_were() -> None:
     assert stage["when"] == [
         "find: for each item of y, at most 8: an answer with more is refused; 3 in the mean of 3 answers, dispersion 0"
     ]
+
+
+def test_when_its_dispatcher_dies_another_one_goes_on_with_the_items() -> None:
+    fleet = fanned(dispatchers=2, workers=2)
+    fleet.change("p", latency_ms=20_000.0)
+    for device in fleet.devices.values():
+        device.late = {"name": 200.0}
+    label = fleet.ask("p", seconds=0.1)
+    for name, member in fleet.stage.members.items():
+        if name.startswith("d") and member.actor.composites.joins.open:
+            fleet.stage.kill(name, seconds=10.0)
+            break
+    assert [numbers(reply) for reply in fleet.replies(label)] == [(0, 0, 1, 1, 2, 2)]
+    assert len([one for one in fleet.outcomes() if one.parent is None]) == 1
