@@ -1,4 +1,4 @@
-"""The estimator, the planners and the tuner of pipelines: `python benches/pipelines.py [--seconds N] [--only estimator|planner|tuner|kernel|live]`.
+"""The estimator, the planners and the tuner of pipelines: `python benches/pipelines.py [--seconds N] [--only estimator|planner|tuner|kernel|items|live]`.
 
 The pipelines and profiles are those of benches/paper/inferline_pipelines.py. cv is σ/μ of the gaps; the paper's CV is its square, so that 2
 here is 4 there. Seconds are of one core's processor time.
@@ -8,6 +8,7 @@ planner: cost and run time of each policy, and the share of late queries on traf
 the sample as it is.
 kernel: P99 as planned beside what the real dispatchers and executors have on virtual time, where queries wait however long it takes; and the share
 that misses the objective where they do not. The run's seed is another than the plan's.
+items: the same of a stage that is asked for each item of an answer, and of one behind it, beside the estimate for the same arrivals.
 live: P99 of a chain of three stages on a running system over what the estimator says of the queries as they were sent, at three loads (--seconds each, at most 12).
 Devices are simulated, so that a batch takes what its profile says; dispatcher, executors, NATS and client are real. The way between stages is the
 one that is measured meanwhile (beside it: 0.5 ms). Not in the default run.
@@ -46,6 +47,7 @@ from services.core.pipelines.tuner import PipelineTuner, TunerDecision
 from services.simulation.run import simulate_all
 from services.simulation.scenario.pipelines import PipelineFile
 from services.simulation.scenario.read import read_scenario
+from tests.simulation.test_pipelines import estimated, handing_on
 from tests.support.data.pipeline_scenarios import write_scenario
 from tests.support.data.pipelines import chain, gamma_arrivals
 
@@ -159,6 +161,29 @@ def kernel(seconds: float) -> None:
                 )
 
 
+ITEMS = ((2.6, 1.0, 30.0), (2.6, 2.0, 30.0), (18.9, 1.0, 8.0), (18.9, 2.0, 8.0))  # mean, dispersion, queries/s
+
+
+def items(seconds: float) -> None:
+    print("\na stage that is asked for items, and one behind it, in the simulator\n")
+    print(
+        "| items, mean | dispersion | queries/s | p99 estimated | p99 | error | p50 | error |\n|---|---|---|---|---|---|---|---|"
+    )
+    for mean, dispersion, rate in ITEMS:
+        asked, load = handing_on(mean, dispersion), {"arrivals": "gamma", "cv": 1.0, "rate": rate}
+        with TemporaryDirectory() as folder:
+            file = write_scenario(Path(folder), asked, load, {"cpu": 24, "gpu": 24}, duration_s=seconds, patient=True)
+            scenario = read_scenario(file, policies=["inferline"], seed=2)
+        [run] = simulate_all(scenario)["policies"]
+        latencies, found = estimated(scenario, asked), run["apps"]["p"]
+        p50, p99 = (1000 * at_percentile(latencies, share) for share in (0.5, 0.99))
+        print(
+            f"| {mean} | {dispersion:g} | {rate:g} | {p99:.0f} | {found['p99_ms']:.0f} | {100 * (p99 / found['p99_ms'] - 1):+.1f} % |"
+            f" {found['p50_ms']:.0f} | {100 * (p50 / found['p50_ms'] - 1):+.1f} % |",
+            flush=True,
+        )
+
+
 LIVE_APPS = ("first", "second", "third")
 LIVE_QPS = (40.0, 60.0, 120.0)
 LIVE_MS, SKIPPED_S, LONGEST_LIVE_S = 400.0, 3.0, 12.0
@@ -250,7 +275,7 @@ async def live_row(client: infaas.Client, file: PipelineFile, rate: float, secon
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0, help="of the planners' sample traces")
-    parser.add_argument("--only", choices=("estimator", "planner", "tuner", "kernel", "live"))
+    parser.add_argument("--only", choices=("estimator", "planner", "tuner", "kernel", "items", "live"))
     options = parser.parse_args()
     if options.only in (None, "estimator"):
         estimator()
@@ -260,6 +285,8 @@ def main() -> None:
         tuner()
     if options.only == "kernel":
         kernel(options.seconds)
+    if options.only == "items":
+        items(options.seconds)
     if options.only == "live":
         asyncio.run(live(min(options.seconds, LONGEST_LIVE_S)))
 

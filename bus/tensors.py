@@ -31,12 +31,22 @@ class BadTensor(ValueError):
 # -- arrays from the wire, and back
 
 
-def to_array(tensor: TensorView | Tensor | list[Any], where: str, *, binary: bool = False) -> "Array":
+def to_array(
+    tensor: TensorView | Tensor | list[Any], where: str, *, binary: bool = False, empty: bool = False
+) -> "Array":
     """A read-only array on the tensor's own bytes (no copy), or a new array from a nested list of numbers.
 
     where: the name of the field for the error text ("inputs", "inputs.x"). BF16 is converted to float32. BYTES becomes an object array
-    of str, or of bytes if they are `binary`. Raises BadTensor.
+    of str, or of bytes if they are `binary`. empty: axes may have no length, as those of an answer without a box. Raises BadTensor.
     """
+    if (
+        empty
+        and not isinstance(tensor, list)
+        and tensor.datatype in DATATYPES
+        and tensor.shape
+        and min(tensor.shape) == len(tensor.data) == 0
+    ):
+        return _numpy().zeros(tensor.shape, dtype_of(tensor.datatype))  # type: ignore[no-any-return]
     if isinstance(tensor, list):
         return _from_list(tensor, where)
     row = DATATYPES.get(tensor.datatype)

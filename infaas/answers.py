@@ -160,7 +160,7 @@ def _array(tensor: Any, where: str) -> "Array":
     try:
         if isinstance(tensor, Mapping):
             tensor = msgspec.convert(tensor, Tensor)
-        return to_array(tensor, where).copy()
+        return to_array(tensor, where, empty=True).copy()
     except (BadTensor, msgspec.ValidationError) as error:
         raise InfaasError(f"the answer's {where} is no tensor: {error}") from error
 

@@ -6,7 +6,7 @@ Keys: `app.<app>`, `model.<model>.<version>`, `variant.<variant>`. A variant's n
 from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from bus.fields import PART, SHARE, TOKEN, Number
 
@@ -149,6 +149,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
 
 MOST_SOURCE = 64 * 1024  # bytes of a file of functions
 LARGEST_BATCH = 1024  # items
+MOST_FANNED = 1024  # items of an answer that go on, each as a query
 MOST_REPLICAS = 10_000  # of a stage
 LONGEST_MS = 600_000  # that a batch may take, or wait
 MOST_CONTEXTS = 64  # batches that an instance computes at a time
@@ -354,12 +355,21 @@ class PipelineEdge(Struct, frozen=True, kw_only=True):
 
     when: only if this holds for the source's answer. probability: the share of queries that follow it, above 0; for planning, and without
     `when` a hash of the query decides by it.
+
+    items: an output of the source. The target is asked once for each of its items, none or many, and its answers are put together in their
+    order. items_max: that one answer may have; what has more is refused, with `items_cut` asked for the first ones. items_mean,
+    items_dispersion: mean number of an answer's items, and variance over mean (1: Poisson's), for planning.
     """
 
     source: str = field(name="from")
     target: str = field(name="to")
     when: EdgeCondition | None = None
     probability: float | None = None
+    items: str | UnsetType = UNSET
+    items_mean: Annotated[float | UnsetType, Number(above=0, most=MOST_FANNED)] = UNSET
+    items_dispersion: Annotated[float | UnsetType, Number(most=MOST_FANNED)] = UNSET
+    items_max: Annotated[int | UnsetType, Number(1, MOST_FANNED)] = UNSET
+    items_cut: bool | UnsetType = UNSET
 
 
 Outputs = Annotated[dict[str, str], "Where each output comes from: [output] in the file."]

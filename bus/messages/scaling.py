@@ -48,13 +48,15 @@ class DemandReport(Struct, frozen=True, kw_only=True, gc=False):
 class PipelineArrivals(Struct, frozen=True, array_like=True):
     """`infaas.pipeline.arrivals`, every 0.1 s in which there were some: the queries that came to a pipeline with a plan.
 
-    start: of the first bin, Unix seconds. counts: of bins of 10 ms, one after the other.
+    start: of the first bin, Unix seconds. counts: of bins of 10 ms, one after the other. asked: of each vertex that is asked for items of answers,
+    for how many since the last report, and the sum of the squares of each query's.
     """
 
     dispatcher: str
     pipeline: str
     start: float
     counts: list[int]
+    asked: dict[str, tuple[int, int]] = {}
 
 
 class PipelineReplicas(Struct, frozen=True, kw_only=True):

@@ -184,6 +184,9 @@ def _when(edge: dict[str, Any]) -> list[str]:
         told.append(f"{left} {when['op']} {when['value']}")
     if share is not None and share < 1:
         told.append(f"{100 * share:g} %")
+    if items := edge.get("items"):
+        seen = edge.get("items_seen")
+        told.append(f"each of {items}" + (f", {seen['mean']:.3g} a query" if seen else ""))
     return told
 
 

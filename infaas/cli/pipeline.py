@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 import msgspec
 from cyclopts import Parameter
 from cyclopts.validators import Number
+from msgspec.structs import replace
 
 from bus.port import BusError
 from infaas.cli.options import DataDir, Json, Verbs, Whole, Wide, check_verb, imported
@@ -23,7 +24,7 @@ from infaas.connecting import connect, with_client
 from infaas.errors import InfaasError
 
 if TYPE_CHECKING:
-    from bus.messages.catalog import PipelinePlan
+    from bus.messages.catalog import PipelineEdge, PipelinePlan
     from infaas.client import Client
     from infaas.pipelines import Driver
     from services.core.pipelines.estimator import MeasuredHop
@@ -229,7 +230,8 @@ def _plan(path: Path, policy: str, data_dir: Path | None, wide: bool, json: bool
     missing = {vertex.app for vertex in file.pipeline.vertices if vertex.name not in offered}
     options, hop, target = file.options, HOP, TARGET
     if missing:
-        rows, target = asyncio.run(_asked(file, offered, data_dir))
+        rows, target, seen = asyncio.run(_asked(file, offered, data_dir))
+        file = with_items(file, seen)
         options = (*options, *(option for vertex, mine in rows.items() for option in options_of(vertex, mine)))
         hop = hop_of(row for mine in rows.values() for row in mine)
     problem = _refusing(lambda: problem_of(file, options, hop, target))
@@ -245,8 +247,10 @@ def _plan(path: Path, policy: str, data_dir: Path | None, wide: bool, json: bool
     return 0
 
 
-async def _asked(file: "PipelineFile", offered: set[str], data_dir: Path | None) -> tuple[dict[str, list[Item]], float]:
-    """The variants of the running system that could serve the other vertices, and the pipeline's target there.
+async def _asked(
+    file: "PipelineFile", offered: set[str], data_dir: Path | None
+) -> tuple[dict[str, list[Item]], float, list[Item]]:
+    """The variants of the running system that could serve the other vertices, and the pipeline's target and edges there.
 
     Ends the command if there are no variants for one of them.
     """
@@ -266,7 +270,20 @@ async def _asked(file: "PipelineFile", offered: set[str], data_dir: Path | None)
                     f"{file.location.file}: vertex {vertex.name}, app {vertex.app}: {what} in the running system;"
                     f' add [[option]] with vertex = "{vertex.name}", hardware, price_per_hour and batch_latency_ms'
                 )
-    return found, registered[0]["slo_target"] if registered else TARGET
+    return (found, registered[0]["slo_target"], registered[0]["edges"]) if registered else (found, TARGET, [])
+
+
+def with_items(file: "PipelineFile", edges: Iterable[Item]) -> "PipelineFile":
+    """The file with mean and dispersion of items as the system has seen them, where it does not say the mean. edges: of the list of pipelines."""
+    seen = {(one["from"], one["to"]): one.get("items_seen") for one in edges}
+
+    def measured(edge: "PipelineEdge") -> "PipelineEdge":
+        found = seen.get((edge.source, edge.target))
+        if not edge.items or edge.items_mean or not found or not found["mean"]:
+            return edge
+        return replace(edge, items_mean=found["mean"], items_dispersion=found["dispersion"])
+
+    return replace(file, pipeline=replace(file.pipeline, edges=[measured(edge) for edge in file.pipeline.edges]))
 
 
 def hop_of(rows: Iterable[Item]) -> "MeasuredHop":

@@ -52,11 +52,12 @@ class Budgets:
         return {one.model: self.least(needs_of_member(ask, one, INFINITE)) for one in members}
 
     def of_stages(self, ask: Ask, served: ServedPipeline, depth: int = 0) -> dict[str, float | None]:
-        """`least` of each vertex of a pipeline."""
-        return {
+        """`least` of each vertex of a pipeline, for as many items as a query is said to ask it for."""
+        each = {
             name: self.least(needs_of_stage(ask, stage, ask.items, None, INFINITE, ask.deadline), depth)
             for name, stage in served.stages.items()
         }
+        return {name: None if one is None else one * served.stages[name].items for name, one in each.items()}
 
     def too_dear(self, ask: Ask, members: Sequence[Member], least: Least) -> Error:
         """The refusal where no member is within the limit."""

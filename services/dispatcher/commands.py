@@ -46,6 +46,12 @@ class GatherOutputs(Struct, frozen=True):
     refs: tuple[TensorRef, ...]
 
 
+class FetchTensors(Struct, frozen=True):
+    """Read tensors from the object store; comes back as a map of encoded tensors, by the names that the refs give them."""
+
+    refs: tuple[TensorRef, ...]
+
+
 class DeleteResults(Struct, frozen=True):
     """Delete these objects from the bucket of outputs; comes back as None. Those that are gone already do not matter."""
 

@@ -155,6 +155,8 @@ class Composites:
             return self.pipelines.gathered(done, envelope.now)
         if kind == "inputs":
             return self.pipelines.stored(done, envelope.now)
+        if kind in ("items", "rows"):
+            return self.pipelines.fetched(done, envelope.now)
         if kind == RESULTS:
             return ()  # what could not be deleted goes when its time is up
         if kind == "policy":

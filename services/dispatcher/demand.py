@@ -32,6 +32,13 @@ class ArrivalsCounter:
         self._name = name
         self._subject = subjects.pipeline("arrivals")
         self._bins: dict[str, Counter[int]] = {}
+        self._asked: dict[str, dict[str, tuple[int, int]]] = {}
+
+    def asked(self, pipeline: str, vertex: str, items: int) -> None:
+        """A query asks a vertex for so many items. It is told with the next arrivals."""
+        stages = self._asked.setdefault(pipeline, {})
+        total, squares = stages.get(vertex, (0, 0))
+        stages[vertex] = (total + items, squares + items * items)
 
     def count(self, pipeline: str, arrived: float) -> tuple[Effect, ...]:
         """A query came. arrived: Unix seconds."""
@@ -45,7 +52,8 @@ class ArrivalsCounter:
         for pipeline, bins in self._bins.items():
             start, end = min(bins), max(bins)
             counts = [bins[i] for i in range(start, end + 1)]
-            reports.append(Publish(self._subject, PipelineArrivals(self._name, pipeline, start * BIN_S, counts)))
+            asked = self._asked.pop(pipeline, {})
+            reports.append(Publish(self._subject, PipelineArrivals(self._name, pipeline, start * BIN_S, counts, asked)))
         self._bins = {}
         return reports
 

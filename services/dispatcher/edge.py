@@ -10,6 +10,7 @@ from bus.subjects import Subjects
 from services.dispatcher.commands import (
     ContextWritten,
     DeleteResults,
+    FetchTensors,
     GatherOutputs,
     ReadContext,
     RunPolicy,
@@ -38,6 +39,8 @@ class DispatcherEdge:
             return await store_outputs(
                 self._bus, self._subjects.outputs_bucket, command.key, {**command.outputs, **found}
             )
+        if type(command) is FetchTensors:
+            return await fetch_tensors(self._bus, command.refs)
         if type(command) is DeleteResults:
             return await delete_all(self._bus, self._subjects.outputs_bucket, command.keys)
         if self._bucket is None:  # most dispatchers serve no app that needs it

@@ -446,7 +446,9 @@ def prediction_of(join: Join, predictions: Predictions, now: float) -> Predictio
     of: Prediction | str | None = (
         f"{' and '.join(made)} made this answer together" if made else "no stage made this answer"
     )
-    if len(made) == 1:
+    if len(made) == 1 and made[0] in run.fans:
+        of = f"{made[0]} answered for each item"
+    elif len(made) == 1:
         app = run.served.stages[made[0]].vertex.app
         found = predictions.by_query(app, run.parts[made[0]].uid)
         of = f"{made[0]} made this answer, and its app {app} has no policy" if found is None else found.of or found

@@ -18,6 +18,7 @@ from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView, VariantInstances
 from services.core.selection.instances import Worker
 from services.core.validation import WrongField, check_name
+from services.dispatcher.fanout import SeenItems
 from services.dispatcher.stages import service_seconds
 
 # Fields that an item has as its record does.
@@ -52,11 +53,12 @@ def listing(
     kept: Mapping[str, PipelineReplicas] = {},
     hops: Mapping[str, MeasuredHop] = {},
     unserved: Callable[[str], str] = lambda _: "",
+    seen: Callable[[str, str], SeenItems | None] = lambda *_: None,
 ) -> Listing | Refusal:
     """The items of one kind. An unknown kind is a bad_request that names the known ones.
 
     kept: replicas of deployed pipelines. hops: by planned variant, what a batch was measured to take beyond its profile. unserved: why nobody can serve
-    an app.
+    an app. seen: items of answers, by pipeline and the vertex that is asked for them.
     """
     try:
         check_name(ask.app, "app")
@@ -72,7 +74,7 @@ def listing(
     if what == "workers":
         return Listing(items=_workers(now, view))
     if what == "pipelines":
-        return Listing(items=_pipelines(ask, catalog, view, slo_target, kept))
+        return Listing(items=_pipelines(ask, catalog, view, slo_target, kept, seen))
     text = f"there is no list of {what!r}: ask for apps, models, variants, workers or pipelines"
     return Refusal(error=Error(code="bad_request", message=text))
 
@@ -185,8 +187,14 @@ def _by_batch(group: VariantInstances) -> dict[str, float]:
 
 
 def _pipelines(
-    ask: ListRequest, catalog: Catalog, view: ClusterView, slo_target: float, kept: Mapping[str, PipelineReplicas]
+    ask: ListRequest,
+    catalog: Catalog,
+    view: ClusterView,
+    slo_target: float,
+    kept: Mapping[str, PipelineReplicas],
+    seen: Callable[[str, str], SeenItems | None],
 ) -> list[dict[str, Any]]:
+    """edges: with `items_seen`, of the last answers that this dispatcher had: answers, mean, dispersion (null: it had none)."""
     found = []
     for app in sorted(catalog.apps, key=lambda app: app.app):
         if app.pipeline is None or ask.app not in (None, app.app):
@@ -200,7 +208,11 @@ def _pipelines(
                 "plan": None if plan is None else _of(plan, PLAN),
                 "plan_ended": app.plan_ended or None,
                 "vertices": _stages(app, app.pipeline, view, kept.get(app.app)),
-                "edges": msgspec.to_builtins(app.pipeline.edges),
+                "edges": [
+                    msgspec.to_builtins(edge)
+                    | ({"items_seen": _asdict(seen(app.app, edge.target))} if edge.items else {})
+                    for edge in app.pipeline.edges
+                ],
                 "output": app.pipeline.output,
                 "inputs": _specs(app.signature.inputs) if app.signature else [],
                 "outputs": _specs(app.signature.outputs) if app.signature else [],
@@ -208,6 +220,10 @@ def _pipelines(
             }
         )
     return found
+
+
+def _asdict(seen: SeenItems | None) -> dict[str, Any] | None:
+    return None if seen is None else seen._asdict()
 
 
 def _stages(

@@ -62,7 +62,7 @@ def offer(ask: Ask, served: ServedPipeline, view: ClusterView, text: str, *, che
         if group is None:
             return Error(code="unsatisfiable", message=text, field=NEEDS)
         groups[name], seconds[name] = group, offered_s(group, ask.items, None)
-        costs[name] = stage.app.offered_charge(stage.app.index[group.record.variant], ask.items)
+        costs[name] = stage.items * stage.app.offered_charge(stage.app.index[group.record.variant], ask.items)
     records = [group.record for group in groups.values()]
     counting = [one for one in records if stated_in(ask.wish.metric, frozenset({one.metric}))] or records
     accuracies = [one.accuracy for one in counting if one.accuracy is not None]

@@ -1,41 +1,52 @@
 """Pipelines: apps whose queries visit other apps (InferLine, paper 004). Nothing returns to the client between two stages. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, named_metric
+from bus.messages.catalog import named_metric
 from bus.messages.flow import TensorRef
-from bus.messages.public import Error, ObjectRef, QueryHead, Tensor, TensorHead
-from bus.tensors import BadTensor, from_array, to_array
+from bus.messages.public import Code, Error, ObjectRef, QueryHead, Tensor
+from bus.tensors import BadTensor, to_array
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, TimedOut
 from services.core.cost import bucket_of
 from services.core.outcomes import GRACE
 from services.core.pipelines.branching import follows, small_outputs
-from services.core.pipelines.graph import QUERY, Reference
+from services.core.pipelines.graph import QUERY
+from services.core.pipelines.items import TooManyItems
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, Ask
 from services.core.selection.refusals import EXPIRED
 from services.core.settings import DispatcherSettings
 from services.core.validation import WrongField, count_items, length_of
 from services.dispatcher.apps import Apps
-from services.dispatcher.budgets import Budgets, Least, dearest, share
+from services.dispatcher.budgets import Budgets, Least
 from services.dispatcher.central import FULL
-from services.dispatcher.commands import GatherOutputs
+from services.dispatcher.commands import FetchTensors, GatherOutputs
 from services.dispatcher.default_output import default_due
 from services.dispatcher.demand import ArrivalsCounter
+from services.dispatcher.fanout import (
+    Fetched,
+    ItemCounts,
+    SeveralItems,
+    away,
+    items_of,
+    members_of,
+    plain,
+    stored,
+    together,
+)
 from services.dispatcher.feedback import prediction_of
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import Joins, answer_part, refuse_part
 from services.dispatcher.needs import head_of, missed_by, needs_of_stage, unrouted
 from services.dispatcher.offers import told_of, too_dear, too_fast
+from services.dispatcher.pipeline_run import NO_OWN, PipelineRun, given_by
 from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Join, PartReply, Query, QueryPart, answer_of_none, ensemble_of, outermost
 from services.dispatcher.stages import ServedPipeline, Stage
@@ -43,75 +54,13 @@ from services.dispatcher.stages import ServedPipeline, Stage
 GATHER = 10.0  # s to put an answer's outputs together in the object store
 SMALL_BODY = 65_536  # bytes of a query that go with each of its parts; of a larger one, only with the first parts
 ONE_ITEM = Error(
-    code="bad_request", message="inputs: a pipeline with conditions takes one item at a time: send a query for each"
+    code="bad_request",
+    message="inputs: a pipeline with conditions, or with items, takes one item at a time: send a query for each",
 )
-
-_tensor = msgspec.msgpack.Decoder(TensorHead).decode
-_whole = msgspec.msgpack.Decoder(Tensor).decode
-_named = msgspec.msgpack.Decoder(dict[str, Raw]).decode
-_any = msgspec.msgpack.Decoder().decode
-
-
-class PipelineRun(Struct, eq=False):
-    """A query on its way. given: its own inputs by name.
-
-    by_ref: its client has put them into the object store, so nobody has counted their items. visited: of each vertex that is decided,
-    whether it is visited. followed: the same of edges. finished: its outputs are put together. least: what each vertex costs at least, if the
-    query's cost is limited; costs: what those may cost that are asked.
-    """
-
-    served: ServedPipeline
-    given: "dict[str, Raw | TensorRef]"
-    by_ref: bool
-    finished: bool = False
-    parts: dict[str, QueryPart] = {}
-    visited: dict[str, bool] = {}
-    followed: dict[tuple[str, str], bool] = {}
-    least: Least | None = None
-    costs: dict[str, float] = {}
-
-    def cost_of(self, name: str, limit: float, spent: float) -> float:
-        """What a vertex may cost: its share of what is left with those that may follow. limit, spent: of the query, in US$ per 1,000."""
-        if self.least is None:
-            return INFINITE
-        left = limit - spent - sum(self.costs[each] for each, part in self.parts.items() if part.reply is None)
-        to_come = {each: least for each, least in self.least.items() if each == name or each not in self.visited}
-        visited = [each for each, goes in self.visited.items() if goes]
-        self.costs[name] = share(max(0.0, left), self.least[name], dearest(to_come, self.served, visited))
-        return self.costs[name]
-
-    @property
-    def labels(self) -> list[str]:
-        """The names of the items' classes, of the first output whose stage has some."""
-        replies = {name: part.reply for name, part in self.parts.items() if part.reply is not None}
-        for refs in self.served.outputs.values():
-            made = next((replies[ref.vertex] for ref in refs if ref.vertex in replies), None)
-            if made is not None and made.labels:
-                return made.labels
-        return []
-
-    def find(self, refs: list[Reference], name: str) -> Raw | Tensor | TensorRef:
-        """The first of these tensors that is there. name: what it becomes. Raises BadTensor."""
-        for vertex, tensor in refs:
-            if vertex == QUERY:
-                if tensor in self.given:
-                    given = self.given[tensor]
-                    return replace(given, name=name) if isinstance(given, TensorRef) else given
-                raise BadTensor(f"the query has no input {tensor!r}")
-            part = self.parts.get(vertex)
-            reply = None if part is None else part.reply
-            if reply is None:
-                continue
-            if tensor in reply.outputs:
-                return reply.outputs[tensor]
-            if reply.outputs_ref is not None:
-                return TensorRef(name, reply.outputs_ref.bucket, reply.outputs_ref.key, tensor)
-            raise BadTensor(f"vertex {vertex} has not given {tensor!r}; it has given {', '.join(reply.outputs)}")
-        raise BadTensor(f"no vertex was visited that gives {name!r}")
 
 
 class Pipelines(Struct, eq=False):
-    """Queries of pipelines. begin: asks a part, which may itself have parts. visits: by pipeline and vertex, since the start."""
+    """Queries of pipelines. begin: asks a part, which may itself have parts. visits: by pipeline and vertex, since the start. items: that answers had."""
 
     name: str
     joins: Joins
@@ -125,6 +74,7 @@ class Pipelines(Struct, eq=False):
     begin: Callable[[Query, float], Iterable[Effect]]
     _served: dict[str, ServedPipeline] = {}
     visits: Counter[tuple[str, str]] = field(default_factory=Counter)
+    items: ItemCounts = field(default_factory=ItemCounts)
 
     def changed(self) -> None:
         """The catalogue has changed."""
@@ -162,7 +112,7 @@ class Pipelines(Struct, eq=False):
         join = Join(self, query, due, due, patient=False, dispatcher=self.name, policy=policy)
         if query.part is None and join.origin is not None:
             join.origin = replace(join.origin, body=bytes(query.body))
-        join.plan = PipelineRun(served, _given(query, served.app), by_ref=query.head.inputs_ref is not None)
+        join.plan = PipelineRun(served, given_by(query, served.app), by_ref=query.head.inputs_ref is not None)
         join.plan.least = least
         begun = self.joins.begin(join, now)
         counted = NOTHING if plan is None else self.arrivals.count(query.ask.app, query.arrived)
@@ -184,16 +134,68 @@ class Pipelines(Struct, eq=False):
             effects.extend(self._ask(join, run.served.stages[name], now))
             if join.ended:
                 return effects
-        if len(run.visited) == len(graph.order) and not join.under_way and not run.finished:
+        under_way = any(part.reply is None for part in run.parts.values())
+        if len(run.visited) == len(graph.order) and not under_way and not run.finished:
             run.finished = True
             effects.extend(self._finish(join, now))
         return effects
 
     def _ask(self, join: Join, stage: Stage, now: float) -> Iterable[Effect]:
-        query, run, vertex = join.query, join.plan, stage.vertex
-        app = stage.app
+        """Ask a stage: once, or for each item of an answer."""
+        run, name = join.plan, stage.vertex.name
+        if stage.fan is None and not stage.rows:
+            return self._ask_once(join, stage, now)
+        run.parts[name] = QueryPart(join, b"", name, None)
         try:
-            here, refs = _inputs(run, stage)
+            refs = away(run, stage)
+        except BadTensor as error:
+            return self._refuse(join, Error(code="model_error", message=f"vertex {name}: {error}"), now)
+        if refs:
+            return (Do(("items", join, name), FetchTensors(tuple(refs)), GATHER),)
+        return self._ask_each(join, stage, {}, now)
+
+    def _ask_each(self, join: Join, stage: Stage, fetched: Fetched, now: float) -> Iterable[Effect]:
+        run, name, query = join.plan, stage.vertex.name, join.query
+        try:
+            found = items_of(run, stage, query.uid, fetched, self.items)
+        except SeveralItems:
+            return self._refuse(join, ONE_ITEM, now)
+        except BadTensor as error:
+            code: Code = "too_large" if isinstance(error, TooManyItems) else "model_error"
+            whose = name if stage.fan is None else stage.fan.source
+            return self._refuse(join, Error(code=code, message=f"vertex {whose}: {error}"), now)
+        self._asked(run, name, len(found))
+        run.left[name] = len(found)
+        run.fans[name] = []
+        if not found:
+            return self._together(join, stage, {}, now)
+        cost = run.cost_of(name, query.ask.cost, 1000.0 * join.cost, len(found)) / len(found)
+        effects: list[Effect] = []
+        for item, own in enumerate(found):
+            effects.extend(self._ask_once(join, stage, now, own, item, cost))
+            if join.ended:
+                break
+        return effects
+
+    def _asked(self, run: PipelineRun, name: str, items: int) -> None:
+        run.asked[name] = items
+        if run.served.app.plan is not None:
+            self.arrivals.asked(run.served.app.app, name, items)
+
+    def _ask_once(
+        self,
+        join: Join,
+        stage: Stage,
+        now: float,
+        own: Mapping[str, Tensor] = NO_OWN,
+        item: int | None = None,
+        cost: float = 0.0,
+    ) -> Iterable[Effect]:
+        """own: inputs of this item alone. cost: what it may cost; of a stage that is asked once, its share."""
+        query, run, vertex = join.query, join.plan, stage.vertex
+        app, name = stage.app, stage.vertex.name
+        try:
+            here, refs = run.inputs(stage, own)
             # One tensor by itself may share a batch with those of clients.
             inputs = Raw(encode(next(iter(here.values())) if len(here) == 1 and not refs else here))
             head = QueryHead(inputs=inputs)
@@ -203,11 +205,14 @@ class Pipelines(Struct, eq=False):
                 if app.open_axis is not None and app.lengths and (found := length_of(head, app.open_axis)) is not None:
                     length = bucket_of(found, app.lengths)
         except (WrongField, BadTensor) as error:
-            return self._refuse(join, Error(code="model_error", message=f"vertex {vertex.name}: {error}"), now)
-        cost = run.cost_of(vertex.name, query.ask.cost, 1000.0 * join.cost)
+            return self._refuse(join, Error(code="model_error", message=f"vertex {name}: {error}"), now)
+        if item is None:
+            run.asked[name] = items
+            cost = run.cost_of(name, query.ask.cost, 1000.0 * join.cost, 1)
         ask = needs_of_stage(query.ask, stage, items, length, cost, now)
         body = encode({"inputs": inputs, **unrouted(ask)})
-        part = self.joins.part(join, stage.position, vertex.name, vertex.app, head_of(ask, inputs), ask, body, now)
+        place = stage.position if item is None else stage.position + (item + 1) * len(run.served.stages)
+        part = self.joins.part(join, place, name, vertex.app, head_of(ask, inputs), ask, body, now)
         assert part.part is not None
         part.refs = refs or None
         part.planned = stage.planned
@@ -215,11 +220,15 @@ class Pipelines(Struct, eq=False):
             part.pipeline = stage.app.app.pipeline
         else:
             part.ensemble = ensemble_of(part, stage.app.app)
-        run.parts[vertex.name] = part.part
-        self.visits[query.ask.app, vertex.name] += 1
+        part.part.item = item
+        if item is None:
+            run.parts[name] = part.part
+        else:
+            run.fans[name].append(part.part)
+        self.visits[query.ask.app, name] += 1
         origin = part.part.origin
         carried = 0 if origin is None or origin.body is None else len(origin.body)
-        if run.served.graph.into[vertex.name] and carried > SMALL_BODY:
+        if run.served.graph.into[name] and carried > SMALL_BODY // (1 if item is None else run.asked[name]):
             part.part.origin, carried = None, 0  # who answered the first parts has it
         if len(part.body) + carried > self.settings.max_inline and part.pipeline is None:
             store = GatherOutputs(f"{part.uid.hex()}-inputs", here, tuple(refs))
@@ -266,16 +275,50 @@ class Pipelines(Struct, eq=False):
         if part.error is not None:
             return self._refuse(join, _told(part, join, self.apps.view), now)
         run: PipelineRun = join.plan
-        name, uid = part.stage, join.query.uid
+        name, stage = part.stage, run.served.stages[part.stage]
+        assert part.reply is not None
+        if part.reply.outputs_ref is not None and (full := self.joins.results.refusal()) is not None:
+            return self._refuse(join, replace(full, message=f"vertex {part.where}: {full.message}"), now)
+        if part.item is None:
+            return self._go_on(join, name, part.reply, now)
+        run.left[name] -= 1
+        if run.left[name]:
+            return NOTHING
+        refs = stored(run.replies(name), stage.taken)
+        if refs:
+            return (Do(("rows", join, name), FetchTensors(tuple(refs)), GATHER),)
+        return self._together(join, stage, {}, now)
+
+    def _together(self, join: Join, stage: Stage, fetched: Fetched, now: float) -> Iterable[Effect]:
+        """All items of a stage were answered."""
+        run, name = join.plan, stage.vertex.name
         try:
-            assert part.reply is not None
-            if part.reply.outputs_ref is not None and (full := self.joins.results.refusal()) is not None:
-                return self._refuse(join, replace(full, message=f"vertex {name}: {full.message}"), now)
-            if part.reply.zeros:  # they say nothing: probabilities decide, not conditions
+            reply = run.parts[name].reply = together(stage, run.fans[name], fetched)
+        except BadTensor as error:
+            return self._refuse(join, Error(code="model_error", message=f"vertex {name}: {error}"), now)
+        return self._go_on(join, name, reply, now)
+
+    def fetched(self, done: Done | Failed | TimedOut, now: float) -> Iterable[Effect]:
+        """The edge has read outputs of a stage that hands items on, or of items, from the object store, or could not."""
+        what, join, name = done.id
+        if join.ended:
+            return NOTHING
+        stage = join.plan.served.stages[name]
+        if not isinstance(done, Done):
+            text = done.error if isinstance(done, Failed) else "it took too long"
+            error = Error(code="internal", message=f"vertex {name}: its {what} could not be read: {text}")
+            return self._refuse(join, error, now)
+        return (self._ask_each if what == "items" else self._together)(join, stage, done.result, now)
+
+    def _go_on(self, join: Join, name: str, reply: PartReply, now: float) -> Iterable[Effect]:
+        """A stage was answered: decide its edges."""
+        run, uid = join.plan, join.query.uid
+        try:
+            if reply.zeros:  # they say nothing: probabilities decide, not conditions
                 for drawn in run.served.drawn[name]:
                     run.followed[name, drawn.target] = drawn.follows(uid)
                 return self._advance(join, now)
-            outputs = _decisive(part.reply, run.served.conditions[name])
+            outputs = _decisive(reply, run.served.conditions[name])
             if run.by_ref and any(array.ndim and len(array) > 1 for array in outputs.values()):
                 return self._refuse(join, ONE_ITEM, now)
             for edge in run.served.graph.out[name]:
@@ -291,7 +334,7 @@ class Pipelines(Struct, eq=False):
         if join.query.ask.deadline <= join.query.arrived:
             return self._refuse(join, EXPIRED, now)
         run: PipelineRun = join.plan
-        names = ", ".join(name for name, part in run.parts.items() if part.reply is None)
+        names = ", ".join(run.unanswered)
         text = f"{names or 'a stage'} had not answered when the time was up: allow more time or ask again"
         return self._refuse(join, Error(code="deadline", message=text, retry_after_ms=1000.0), now)
 
@@ -308,7 +351,7 @@ class Pipelines(Struct, eq=False):
         run: PipelineRun = join.plan
         try:
             found = {name: run.find(refs, name) for name, refs in run.served.outputs.items()}
-            outputs = {name: _plain(one, name) for name, one in found.items() if not isinstance(one, TensorRef)}
+            outputs = {name: plain(one, name) for name, one in found.items() if not isinstance(one, TensorRef)}
         except BadTensor as error:
             return self._refuse(join, Error(code="model_error", message=f"output: {error}"), now)
         refs = [one for one in found.values() if isinstance(one, TensorRef)]
@@ -333,7 +376,9 @@ class Pipelines(Struct, eq=False):
     def _answer(self, join: Join, outputs: dict[str, Tensor], ref: ObjectRef | None, now: float) -> Iterable[Effect]:
         query, run = join.query, join.plan
         ask = query.ask
-        replies = {name: part.reply for name, part in run.parts.items() if part.reply is not None}
+        replies = {
+            name: part.reply for name, part in run.parts.items() if part.reply is not None and run.fans.get(name) != []
+        }
         spent = {name: reply.queue_ms + reply.compute_ms for name, reply in replies.items()}
         path = run.served.graph.longest_path(spent, spent)[1]
         cost = join.cost
@@ -358,7 +403,7 @@ class Pipelines(Struct, eq=False):
             outputs_ref=UNSET if ref is None else ref,
             reason=next((reply.reason for reply in replies.values() if reply.zeros), UNSET),
             zeros=any(reply.zeros for reply in replies.values()) or UNSET,
-            members=[name for reply in replies.values() for name in _members(reply)],
+            members=[name for reply in replies.values() for name in members_of(reply)],
             missing=sum(absent) if absent else UNSET,
             confidence=min(sure) if sure else UNSET,
             confidences=_confidences(replies.values()),
@@ -385,11 +430,6 @@ def unserved(ask: Ask, served: ServedPipeline, least: Least | None, view: Cluste
     return error or too_fast(ask, served, view)
 
 
-def _members(reply: PartReply) -> list[str]:
-    """Who has answered a stage, as answers name them."""
-    return reply.members or ([f"{reply.model}@{reply.version}"] if reply.model else [])
-
-
 def _confidences(replies: Iterable[PartReply]) -> list[float] | UnsetType:
     """Of each item, the least that any stage of several models has. UNSET: no stage has several items."""
     found = [reply.confidences for reply in replies if reply.confidences]
@@ -406,35 +446,6 @@ def _unfit(query: Query, served: ServedPipeline, least: Least | None, view: Clus
     return error or (FULL if full else None)
 
 
-def _given(query: Query, app: AppRecord) -> dict[str, Raw | TensorRef]:
-    """The inputs of a checked query by name, undecoded, or where they are in the object store."""
-    assert app.signature is not None, "a pipeline has one"
-    head: QueryHead = query.head
-    if (ref := head.inputs_ref) is not None:
-        return {spec.name: TensorRef(spec.name, ref.bucket, ref.key, spec.name) for spec in app.signature.inputs}
-    there: dict[str, Raw | TensorRef] = {one.name: one for one in query.refs or ()}
-    first = app.signature.inputs[0].name
-    with suppress(msgspec.ValidationError):
-        _tensor(head.inputs)
-        return {first: head.inputs}
-    with suppress(msgspec.ValidationError):
-        return there | _named(head.inputs)
-    return {first: head.inputs}  # a nested list
-
-
-def _inputs(run: PipelineRun, stage: Stage) -> tuple[dict[str, Raw | Tensor], list[TensorRef]]:
-    """A stage's inputs: those that are here, and those in the object store. Raises BadTensor."""
-    here: dict[str, Raw | Tensor] = {}
-    there: list[TensorRef] = []
-    for name, refs in stage.inputs.items():
-        found = run.find(refs, name)
-        if isinstance(found, TensorRef):
-            there.append(found)
-        else:
-            here[name] = found
-    return here, there
-
-
 def _decisive(reply: PartReply, names: set[str]) -> dict[str, NDArray[Any]]:
     """Those outputs of a stage that conditions read. Raises BadTensor."""
     found = {name: to_array(tensor, name) for name, tensor in reply.outputs.items() if name in names}
@@ -443,24 +454,14 @@ def _decisive(reply: PartReply, names: set[str]) -> dict[str, NDArray[Any]]:
     return found
 
 
-def _plain(value: Raw | Tensor, name: str) -> Tensor:
-    """A tensor of an answer. Raises BadTensor."""
-    if isinstance(value, Tensor):
-        return value
-    try:
-        return _whole(value)
-    except msgspec.DecodeError:
-        return from_array(to_array(_any(value), name))
-
-
 def _told(part: QueryPart, join: Join, view: ClusterView) -> Error:
     """A stage's refusal, as the pipeline's client is told of it."""
     error, run = part.error, join.plan
     assert error is not None
     if error.code == "unsatisfiable":
-        return told_of(error, part.stage, join.query.ask, run.served, view)
+        return told_of(error, part.where, join.query.ask, run.served, view)
     # What a stage gets is made here and not the client's fault, unless it is the query's alone, or read from where the client says.
     sources = {one.vertex for refs in run.served.stages[part.stage].inputs.values() for one in refs}
     from_client = sources == {QUERY} or (run.by_ref and QUERY in sources)
     code = "model_error" if error.code == "bad_request" and not from_client else error.code
-    return replace(error, code=code, message=f"vertex {part.stage}: {error.message}")
+    return replace(error, code=code, message=f"vertex {part.where}: {error.message}")

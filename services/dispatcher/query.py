@@ -143,7 +143,8 @@ class PartReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class QueryPart(Struct, eq=False):
-    """One part of a query. stage: which one, for people. reply: its answer; error: why there is none. Neither: it is under way.
+    """One part of a query. stage: which one, for people; item: of an answer for each of whose items the stage is asked. reply: its answer;
+    error: why there is none. Neither: it is under way.
 
     origin: goes with it, so that another dispatcher can start the query again. sent: an executor has it, or has answered it.
     """
@@ -155,6 +156,12 @@ class QueryPart(Struct, eq=False):
     reply: PartReply | None = None
     error: Error | None = None
     sent: bool = False
+    item: int | None = None
+
+    @property
+    def where(self) -> str:
+        """Which one, in words."""
+        return self.stage if self.item is None else f"{self.stage}, item {self.item}"
 
 
 class Composite(Protocol):

@@ -20,6 +20,7 @@ from bus.messages.public import (
 )
 from services.core.actor import NOTHING, Effect, Envelope, Publish
 from services.core.ensemble.base import Learnt, Member
+from services.core.pipelines.items import most_of
 from services.core.placement import arithmetic_words, quarantined_words
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask
@@ -31,6 +32,7 @@ from services.dispatcher.budgets import dearest, fitting, share
 from services.dispatcher.central import CentralQueues
 from services.dispatcher.composites import Composites
 from services.dispatcher.contexts import Contexts
+from services.dispatcher.fanout import SeenItems
 from services.dispatcher.lists import listing, state_of
 from services.dispatcher.needs import needs_of, needs_of_member, needs_of_stage
 from services.dispatcher.offers import told_of
@@ -64,7 +66,9 @@ class Questions(Struct, eq=False):
             return NOTHING  # their coordinator answers
         apps = self.apps
         known = (apps.catalog, self.view, self.slo_target, apps.kept, self.central.hops)
-        found = listing(about, asked, now, *known, lambda app: unserved_app(app, apps))
+        found = listing(
+            about, asked, now, *known, lambda app: unserved_app(app, apps), self.composites.pipelines.items.of
+        )
         return (Publish(envelope.reply, found),)
 
     # -- why this variant: the decision that a query would get now, with a reason for every candidate
@@ -177,13 +181,16 @@ class Questions(Struct, eq=False):
         missing = {} if kept is None else kept.missing  # why replicas are not there, by vertex
         for name in pipeline.graph.order:
             cost = INFINITE if least is None else share(ask.cost, least[name], dearest(least, pipeline, [name]))
+            cost /= max(1.0, pipeline.stages[name].items)
             row, found = self._explain_stage(pipeline.stages[name], ask, cost, now, depth)
-            when = [] if pipeline.graph.certain([name]) else [_when(edge) for edge in pipeline.graph.into[name]]
+            into, seen = pipeline.graph.into[name], self.composites.pipelines.items.of(ask.app, name)
+            when = [] if pipeline.graph.certain([name]) else [_when(edge) for edge in into]
+            when = [_for_each(edge, seen) for edge in into if edge.items] + when
             lacking = [missing[name]] if name in missing else []
             rows.append(replace(row, when=when, why="; ".join([row.why, *lacking])))
             rows += [replace(one, vertex=f"{name}/{one.vertex}") for one in found.stages or ()]
             candidates += [replace(one, stage=f"{name}/{one.stage}" if one.stage else name) for one in found.candidates]
-            if found.refusal and not when and refusal is None:
+            if found.refusal and pipeline.graph.certain([name]) and refusal is None:
                 refusal = told_of(found.refusal, name, ask, pipeline, self.view)
         candidates.sort(key=lambda one: bool(one.why_not))
         if refusal is not None:
@@ -247,6 +254,15 @@ def _when(edge: PipelineEdge) -> str:
     if edge.probability is not None and edge.probability < 1.0:
         return f"{edge.source}: {100.0 * edge.probability:g} % of its queries, by a hash"
     return f"{edge.source} is visited"
+
+
+def _for_each(edge: PipelineEdge, seen: SeenItems | None) -> str:
+    """For what the target of an edge with items is asked."""
+    over = "further ones are cut" if edge.items_cut else "an answer with more is refused"
+    text = f"{edge.source}: for each item of {edge.items}, at most {most_of(edge)}: {over}"
+    if seen is None:
+        return text
+    return f"{text}; {seen.mean:.3g} in the mean of {seen.answers} answers, dispersion {seen.dispersion:.3g}"
 
 
 def _why_first(chosen: Candidate, app: AppView) -> str:

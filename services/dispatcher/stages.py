@@ -6,10 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, PipelineVertex, PlannedStage
+from bus.messages.catalog import AppRecord, PipelineEdge, PipelineVertex, PlannedStage
 from bus.messages.public import Error
 from services.core.pipelines.branching import drawn_edges, ways
 from services.core.pipelines.graph import PipelineGraph, Reference, references
+from services.core.pipelines.items import Rows, fan_of, item_of
 from services.core.selection import refusals
 from services.core.selection.eligibility import AppView, Ask
 from services.core.selection.refusals import misstated
@@ -21,6 +22,10 @@ NESTED = 4  # pipelines within pipelines that are looked into
 class Stage(NamedTuple):
     """A vertex as it is served now. position: its place among the vertices. metrics: see `metrics_of`. seconds: that one item takes, on the planned variant or on the one that
     would be chosen without a limit of latency. before, behind: the same of the longest path of stages before and behind it.
+
+    fan: the edge for whose items it is asked, each by itself; split: of its inputs that differ from item to item, the source's output and the
+    axes of an item. rows: behind such a stage, inputs that have a row for each item, for each of which it is asked. items: how many a query asks it
+    for, as far as the pipeline says. taken: its outputs that anything takes.
     """
 
     vertex: PipelineVertex
@@ -32,6 +37,11 @@ class Stage(NamedTuple):
     seconds: float
     before: float
     behind: float
+    fan: PipelineEdge | None
+    split: dict[str, tuple[str, int]]
+    rows: frozenset[str]
+    items: float
+    taken: set[str]
 
     def deadline(self, last: float, now: float) -> float:
         """Unix seconds: what is left behind it is for later stages, or their share where there is not enough time. last: the query's own."""
@@ -73,6 +83,8 @@ class ServedPipeline:
         assert record is not None, "the app is a pipeline"
         self.app = app
         self.graph = PipelineGraph(record)
+        rows = Rows(self.graph, {one: view.app for one, view in apps.view.apps.items()})
+        self.rows = rows.own
         self.outputs = {name: references(text) for name, text in record.output.items()}
         self.drawn = {name: drawn_edges(edges) for name, edges in self.graph.out.items()}
         self.ways = ways(self.graph, {one.name for one in record.vertices if _simulated(one.app, apps)})
@@ -106,11 +118,40 @@ class ServedPipeline:
                 weights[name],
                 before[name],
                 behind[name],
+                fan := fan_of(self.graph, name),
+                {} if fan is None else _split(vertex, fan, view, apps.view.apps[self.graph.vertices[fan.source].app]),
+                frozenset(field for field, own in rows.taken(vertex).items() if own and fan is None),
+                self._items(name),
+                {ref.tensor for refs in self._taken() for ref in refs if ref.vertex == name},
             )
+
+    def _items(self, name: str) -> float:
+        fan, own = fan_of(self.graph, name), self.rows[name]
+        if fan is None:
+            return self._items(own) if own in self.graph.vertices else 1.0
+        return (fan.items_mean or 1.0) * self._items(fan.source)
+
+    def _taken(self) -> Iterator[list[Reference]]:
+        """Where outputs and inputs come from."""
+        yield from self.outputs.values()
+        yield from (references(text) for one in self.graph.vertices.values() for text in one.inputs.values())
 
     def misstated(self, ask: Ask) -> Error | None:
         """The error where none of its stages is measured as the query states its accuracy."""
         return misstated(replace(ask.wish, accuracy=ask.accuracy), self.app.app, self.metrics)
+
+
+def _split(vertex: PipelineVertex, fan: PipelineEdge, view: AppView, source: AppView) -> dict[str, tuple[str, int]]:
+    """Of the inputs that come from the source: those that are its items, or have an axis more there."""
+    made = {} if source.app.signature is None else {spec.name: spec for spec in source.app.signature.outputs}
+    found = {}
+    for spec in () if view.app.signature is None else view.app.signature.inputs:
+        for ref in references(vertex.inputs[spec.name]) if spec.name in vertex.inputs else ():
+            if ref.vertex == fan.source and (
+                ref.tensor == fan.items or (ref.tensor in made and item_of(made[ref.tensor], spec) is not None)
+            ):
+                found[spec.name] = (ref.tensor, len(spec.shape))
+    return found
 
 
 def asked_by(name: str, apps: Apps, depth: int = 0) -> Iterator[AppView]:
@@ -144,9 +185,9 @@ def unserved(name: str, apps: Apps, depth: int = 0) -> str:
 
 
 def _conditional(name: str, apps: Apps) -> bool:
-    """Whether a pipeline, or one in it, decides by answers where to go on."""
+    """Whether a pipeline, or one in it, decides by answers where to go on, or with how many items."""
     pipelines = (view.app.pipeline for view in asked_by(name, apps))
-    return any(edge.when is not None for one in pipelines if one is not None for edge in one.edges)
+    return any(edge.when or edge.items for one in pipelines if one is not None for edge in one.edges)
 
 
 def _simulated(name: str, apps: Apps) -> bool:

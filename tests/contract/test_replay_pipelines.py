@@ -180,3 +180,23 @@ def test_queries_by_model_are_those_of_an_app_that_links_it(database_dsn: str, r
     ]
     assert not found["cost"]["comparable"]
     assert "200 queries of apps" in found["cost"]["text"]
+
+
+def test_answers_have_as_many_items_as_they_had(database_dsn: str, replay: Run) -> None:
+    """Every fourth query had a box, and four of them."""
+    box = PipelineVertex(name="exact", app="faces", inputs={"image": "quick.scores"})
+    handed = PipelineEdge(source="quick", target="exact", items="scores", items_max=50)
+    record_ = PipelineRecord(vertices=[GRAPH.vertices[0], box], edges=[handed], output={"scores": "exact.scores"})
+    catalogue(database_dsn)
+    write_app(database_dsn, app="social", links={}, pipeline=record_, latency_ms=100.0)
+    parts = [
+        replace(one, uid=(k * 1_000_000).to_bytes(8, "big") + one.uid[8:])
+        for one in visits()
+        for k in range(1 if one.stage == "quick" else 4)
+    ]
+    record(database_dsn, asked("social"), parts, bills(), samples())
+    [run] = replay(*HOUR)["policies"]
+    assert run["answered"] == COUNT, run["refusals"]
+    stages = run["apps"]["social"]["pipeline"]["vertices"]
+    assert stages["quick"]["visits"] == COUNT
+    assert stages["exact"]["visits"] == pytest.approx(4 * SHARE * COUNT, rel=0.2)

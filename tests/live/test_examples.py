@@ -26,6 +26,7 @@ PRINTED = {
     "two_inputs": r"50 m2 in Delft: (9[5-9]\d|10[0-5]\d)\n100 m2 in Lille: 1[12]\d\d\n",
     "text": r"cheese!: food\n.*wind: weather\n.*hotel\): travel\n",
     "pictures": r"(1[5-9]|20) of 20 right, the first is (one|two|three|four|five|six|seven|eight|nine|zero), by ",
+    "detector": r"(4[5-9]|5\d) of 59 digits right, 0 to 6 a form",
     "ensemble": r"(8\d|9\d|100) of 100 right together\n(\S+: weight 0\.\d\d after 100 feedbacks\n){3}",
 }
 EXECUTE = """

@@ -47,6 +47,68 @@ def forked(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, set[str]]:
     return side + x, side, {"see", "sum", "left" if x[0, 0] > 0.5 else "right"}
 
 
+BOXES = (
+    [vertex("find", "boxes"), vertex("each", "twice", {"x": "find.boxes"}), vertex("rest", "more", {"x": "each.y"})],
+    [edge("find", "each", items="boxes", items_max=20), edge("each", "rest")],
+    {"y": "rest.y"},
+)
+
+
+def boxed(x: np.ndarray) -> np.ndarray:
+    """Output of BOXES."""
+    return 2 * (x + np.arange(x[0, 0], dtype=np.float32)[:, None]) + 3
+
+
+def test_each_box_of_a_detector_is_a_query_by_all_doors(pipelines: StagedSystem) -> None:
+    async def main(client: Any) -> None:
+        await pipelines.add(client, "boxed", *BOXES, sample=ones(2.0))
+        for count in (0, 1, 7):
+            x = ones(count)
+            reply = await one_message_each(pipelines.nats, "boxed", x)
+            assert reply["outputs"]["y"]["shape"] == [count, FEATURES]
+            answer = await client.query("boxed", x)
+            assert np.allclose(answer.output, boxed(x))
+            assert answer.output.shape == (count, FEATURES)
+            body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, FEATURES], "data": x.ravel().tolist()}]}
+            said = await asyncio.to_thread(_posted, f"{pipelines.gateway}/v2/models/boxed/infer", body)
+            [output] = said["outputs"]
+            assert (output["shape"], len(output["data"])) == ([count, FEATURES], count * FEATURES)
+        with pytest.raises(Refused, match="vertex find: boxes has 21 items, and items_max is 20"):
+            await client.query("boxed", ones(21))
+        with pytest.raises(Refused, match="takes one item at a time"):
+            await client.query("boxed", np.ones((2, FEATURES), np.float32))
+        answer = await client.query("boxed", ones(7))
+        parts = "SELECT stage, cost FROM infaas.query_outcomes WHERE parent = %s"
+        assert await asyncio.to_thread(eventually, lambda: len(pipelines.rows(parts, answer.query)) == 15)
+        rows = pipelines.rows(parts, answer.query)
+        assert Counter(stage for stage, _ in rows) == {"find": 1, "each": 7, "rest": 7}
+        assert sum(cost for _, cost in rows) == pytest.approx(answer.cost)
+        explained = await client.explain("boxed")
+        assert "find: for each item of boxes, at most 20" in explained["stages"][1]["when"][0]
+
+    talk(pipelines, main)
+
+
+def test_crops_that_no_message_holds_are_items_too(pipelines: StagedSystem) -> None:
+    """Each has 1.6 MB, and so has the classifier's query."""
+
+    async def main(client: Any) -> None:
+        vertices = [vertex("find", "crops"), vertex("each", "last", {"x": "find.boxes"})]
+        edges = [edge("find", "each", items="boxes")]
+        await pipelines.add(client, "cropped", vertices, edges, {"y": "each.y"}, sample=ones(2.0))
+        for count in (0, 3):
+            answer = await client.query("cropped", ones(count), timeout=60.0)
+            assert np.allclose(answer.output, ones(count) + np.arange(count, dtype=np.float32)[:, None])
+
+    talk(pipelines, main)
+
+
+def _posted(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return json.load(reply)
+
+
 def test_one_query_and_one_reply_whatever_the_stages_are(pipelines: StagedSystem) -> None:
     """A stock client sends one message and gets one; conditions say who is asked, and outputs come from who was."""
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from bus.messages.catalog import PipelineEdge, PipelineRecord, PipelineVertex
 from services.core.pipelines.estimator import LatencyEstimator, at_percentile
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.problem import PipelineProblem, StageOption, batch_seconds
-from services.core.pipelines.queueing import StageConfiguration
+from services.core.pipelines.queueing import Floats, StageConfiguration
 from services.simulation.run import simulate_all
 from services.simulation.scenario.model import Scenario
 from services.simulation.scenario.planning import HOP
@@ -52,6 +53,19 @@ def problem(edges: Edges, latency_ms: float = 200.0, **more: Any) -> PipelinePro
     )
 
 
+def handing_on(mean: float, dispersion: float) -> PipelineProblem:
+    """A chain whose second stage is asked for so many items of each answer of the first."""
+    inputs = {"a": "$.x", "b": "a.boxes", "c": "b.y"}
+    record = PipelineRecord(
+        vertices=[PipelineVertex(name=name, app=name, inputs={"x": text}) for name, text in inputs.items()],
+        edges=[
+            PipelineEdge(source="a", target="b", items="boxes", items_mean=mean, items_dispersion=dispersion),
+            PipelineEdge(source="b", target="c"),
+        ],
+    )
+    return replace(problem(CHAIN, latency_ms=400.0), pipeline=record)
+
+
 def posed(
     folder: Path, edges: Edges, policy: str = "inferline", *, load: dict[str, Any], seconds: float, patient: bool
 ) -> Scenario:
@@ -87,17 +101,44 @@ def test_for_the_same_arrivals_estimator_and_dispatchers_agree(tmp_path: Path) -
     """
     scenario = posed(tmp_path, CHAIN, load={"arrivals": "gamma", "cv": 2.0, "rate": 60}, seconds=20.0, patient=True)
     found = run(scenario)
-    [load], plan, asked = scenario.loads, scenario.policies[0].plans["p"], problem(CHAIN)
+    latencies = estimated(scenario, problem(CHAIN))
+    assert len(latencies) == found["queries"]
+    for share, key in ((0.5, "p50_ms"), (0.99, "p99_ms")):
+        assert found[key] == pytest.approx(1000.0 * at_percentile(latencies, share), rel=0.03), key
+
+
+def estimated(scenario: Scenario, asked: PipelineProblem) -> Floats:
+    """What the estimator says of the scenario's own arrivals."""
+    [load], plan = scenario.loads, scenario.policies[0].plans["p"]
     arrivals, _ = at_once(load, scenario.duration_s, np.random.default_rng(np.random.SeedSequence(2).spawn(1)[0]))
     tables = {(one.vertex, one.hardware): batch_seconds(one) for one in asked.options}
     stages = {
         name: StageConfiguration(tables[name, one.hardware][: one.batch + 1], one.batch, one.replicas)
         for name, one in plan.vertices.items()
     }
-    latencies = LatencyEstimator(PipelineGraph(asked.pipeline), arrivals, hop=HOP).latencies(stages)
-    assert len(latencies) == found["queries"]
+    return LatencyEstimator(PipelineGraph(asked.pipeline), arrivals, hop=HOP).latencies(stages)
+
+
+@pytest.mark.parametrize(
+    ("mean", "dispersion", "rate", "seconds"),
+    [(2.6, 1.0, 30.0, 60.0), pytest.param(18.9, 2.0, 8.0, 240.0, marks=pytest.mark.slow)],
+)
+def test_they_agree_where_stages_are_asked_for_the_items_of_answers(
+    tmp_path: Path, mean: float, dispersion: float, rate: float, seconds: float
+) -> None:
+    """B is asked for each box that a finds, c for each answer of b. How many there are is drawn from one law, not of the same numbers."""
+    asked = handing_on(mean, dispersion)
+    load = {"arrivals": "gamma", "cv": 1.0, "rate": rate}
+    file = write_scenario(tmp_path, asked, load, {"cpu": 24, "gpu": 24}, duration_s=seconds, patient=True)
+    scenario = read_scenario(file, policies=["inferline"], seed=2)
+    found = run(scenario)
+    visits = found["pipeline"]["vertices"]
+    assert scenario.policies[0].plans["p"].vertices["b"].scale == pytest.approx(mean, rel=0.05)
+    assert visits["b"]["share"] == pytest.approx(mean, rel=0.1)
+    assert visits["c"]["visits"] == visits["b"]["visits"]
+    latencies = estimated(scenario, asked)
     for share, key in ((0.5, "p50_ms"), (0.99, "p99_ms")):
-        assert found[key] == pytest.approx(1000.0 * at_percentile(latencies, share), rel=0.03), key
+        assert found[key] == pytest.approx(1000.0 * at_percentile(latencies, share), rel=0.1), key
 
 
 @pytest.mark.parametrize("policy", ["inferline", pytest.param("model-less", marks=pytest.mark.slow)])

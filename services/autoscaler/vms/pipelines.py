@@ -97,7 +97,11 @@ class PipelineReplication:
     def told(self, report: PipelineArrivals, leaving: Collection[str], turn: Turn) -> list[Effect]:
         """A dispatcher's report of arrivals. leaving: workers that are being removed. Empty unless replicas change."""
         one = self.deployed.get(report.pipeline)
-        decision = one.tuner.told(report.start, report.counts, turn.now) if one is not None and one.tuner else None
+        decision = (
+            one.tuner.told(report.start, report.counts, turn.now, report.asked)
+            if one is not None and one.tuner
+            else None
+        )
         if one is None or decision is None:
             return []
         return self._carry_out([self._decided(one, decision, turn)], leaving, turn)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from bus.messages.catalog import EdgeCondition, PipelineEdge
 from bus.messages.public import Tensor
 from services.core.pipelines.graph import PipelineGraph, complementary
+from services.core.pipelines.items import Counts, Rows, drawn_items, fan_of
 
 REDUCTIONS = ("first", "max", "argmax")
 OPERATORS = ("==", "!=", "<", ">", "in")
@@ -110,20 +111,32 @@ def _salt(edge: str) -> int:
 # -- the sample's visits
 
 
-def visits(graph: PipelineGraph, uids: Uids) -> dict[str, Bools]:
-    """Of each vertex, which of these queries visit it."""
-    found: dict[str, Bools] = {name: np.ones(len(uids), np.bool_) for name in graph.sources}
+def visits(graph: PipelineGraph, uids: Uids) -> dict[str, Counts]:
+    """Of each vertex, for how many items each of these queries asks it: 0 or 1 where no edge hands items on."""
+    rows = Rows(graph, {}).own
+    reached: dict[str, Bools] = {name: np.ones(len(uids), np.bool_) for name in graph.sources}
+    asked: dict[str, Counts] = {}
     followed: dict[tuple[str, str], Bools] = {}
     for name in graph.order:
         for into in graph.into[name]:
-            live = found[into.source] & followed[into.source, name]
-            found[name] = found[name] | live if name in found else live
+            live = reached[into.source] & followed[into.source, name]
+            reached[name] = reached[name] | live if name in reached else live
+        fan = fan_of(graph, name)
+        if fan is not None:
+            asked[name] = drawn_items(draws(uids, items_key(fan)), fan, asked[fan.source] * reached[name])
+        else:
+            asked[name] = reached[name] * (asked[rows[name]] if rows[name] else 1)
         drawn: dict[str, NDArray[np.float64]] = {}
         for edge in drawn_edges(graph.out[name]):
             if edge.edge not in drawn:
                 drawn[edge.edge] = draws(uids, edge.edge)
             followed[name, edge.target] = (drawn[edge.edge] >= edge.low) & (drawn[edge.edge] < edge.high)
-    return found
+    return asked
+
+
+def items_key(edge: PipelineEdge) -> str:
+    """By which it is drawn how many items an answer has."""
+    return f"{edge.source}>{edge.target} items"
 
 
 class DrawnEdge(NamedTuple):

@@ -25,6 +25,7 @@ from services.core.pipelines.graph import (
     Reference,
     references,
 )
+from services.core.pipelines.items import edge_errors, fan_of, item_of, row_errors
 from services.core.validation import fits
 
 Apps = Mapping[str, AppRecord]
@@ -53,13 +54,14 @@ def pipeline_errors(
         edge = f"edge[{error.cycle[-2]} -> {error.cycle[-1]}]"
         return [f"{edge}: {error}; leave this edge or another of them out: a query visits each vertex once"]
     wrong += _values(record)
+    wrong += edge_errors(graph, record)
     wrong += _reached(graph, record)
     wrong += _objective(latency_ms, graph, hop_ms)
     wrong += _contained(name, record, apps or {})
     if wrong or apps is None:
         return wrong
     wrong = _apps(record, apps)
-    return wrong or [*_tensors(graph, record, apps), *_conditions(graph, apps)]
+    return wrong or [*_tensors(graph, record, apps), *_conditions(graph, apps)] or [*row_errors(graph, record, apps)]
 
 
 def signature_of(record: PipelineRecord, apps: Apps) -> Signature:
@@ -325,16 +327,19 @@ def _tensors(graph: PipelineGraph, record: PipelineRecord, apps: Apps) -> list[s
                     if not (fits(given, spec) and fits(spec, given)):
                         wrong.append(f"{at}: {ref} is {_shown(given)} elsewhere, but {spec.name} is {_shown(spec)}")
                 else:
-                    wrong += _fitting(at, graph, apps, ref, spec)
+                    wrong += _fitting(at, graph, apps, ref, vertex.name, spec)
     for field, text in record.output.items():
         wrong += _output(f"output.{field}", references(text), graph, apps, asked)
     return wrong
 
 
-def _fitting(at: str, graph: PipelineGraph, apps: Apps, ref: Reference, spec: TensorSpec) -> list[str]:
+def _fitting(at: str, graph: PipelineGraph, apps: Apps, ref: Reference, name: str, spec: TensorSpec) -> list[str]:
     given = _given(apps, graph.vertices, ref, {})
     if given is None:
         return [f"{at}: {_lacking(graph, apps, ref)}"]
+    fan = fan_of(graph, name)
+    if fan is not None and fan.source == ref.vertex:
+        given = item_of(given, spec) or given
     if not fits(given, spec):
         return [
             f"{at}: {ref} is {_shown(given)}, but {spec.name} must be {_shown(spec)}; put an app between that converts it"

@@ -56,13 +56,17 @@ class LatencyEstimator:
         self.hop_s = hop.ms / 1000.0
         uids = np.arange(first, first + len(arrivals), dtype=np.uint64)
         visited = self._visited = visits(graph, uids)
-        self._rows = {name: None if rows.all() else np.flatnonzero(rows) for name, rows in visited.items()}
+        # Whose each visit is, in the order of queries: several of one that hands items on. None: each query visits it once.
+        self._rows = {
+            name: None if (asked == 1).all() else np.repeat(np.arange(len(asked)), asked)
+            for name, asked in visited.items()
+        }
         self._hops: dict[str, Floats] = {}  # of each vertex, by the place of a batch's first query there
         answer: float | Floats = self.hop_s
         if hop.quantiles_ms:
             hops_s = np.array(hop.quantiles_ms) / 1000.0
-            for name, rows in visited.items():
-                drawn = draws(uids[: np.count_nonzero(rows)], f"hop {name}")
+            for name, asked in visited.items():
+                drawn = draws(np.arange(first, first + asked.sum(), dtype=np.uint64), f"hop {name}")
                 self._hops[name] = np.interp(drawn, HOP_LEVELS, hops_s)
             answer = np.interp(draws(uids, "hop"), HOP_LEVELS, hops_s)
         self._answer = answer - arrivals  # what is added to when the last stage is known
@@ -70,7 +74,7 @@ class LatencyEstimator:
         self._kept: OrderedDict[tuple[object, ...], Floats] = OrderedDict()
 
     def scale(self, name: str) -> float:
-        """Visits of a vertex for each query."""
+        """Visits of a vertex for each query, one for each item that it is asked for."""
         return float(self._visited[name].mean()) if len(self.arrivals) else 0.0
 
     def latencies(self, stages: Mapping[str, StageConfiguration]) -> Floats:
@@ -111,14 +115,16 @@ class LatencyEstimator:
         if rows is None:
             return served(before, stage, hops)
         found = before.copy()
-        found[rows] = served(before[rows], stage, hops)
+        if len(rows):  # a query goes on with the last of its items
+            begins = np.flatnonzero(np.diff(rows, prepend=-1))
+            found[rows[begins]] = np.maximum.reduceat(served(before[rows], stage, hops), begins)
         return found
 
     def unqueued(self, seconds: Mapping[str, float]) -> Floats:
         """The same where no query waits, and each hop takes `hop_s`. seconds: of one item, by vertex."""
         known: dict[str, Floats] = {}
         for name in self.graph.order:
-            known[name] = self._before(name, known) + np.where(self._visited[name], seconds[name] + self.hop_s, 0.0)
+            known[name] = self._before(name, known) + np.where(self._visited[name] > 0, seconds[name] + self.hop_s, 0.0)
         return self._latest([known[name] for name in self.graph.sinks]) + (self.hop_s - self.arrivals)
 
     def _before(self, name: str, known: Mapping[str, Floats]) -> Floats:

@@ -23,7 +23,7 @@ from services.core.pipelines.problem import (
     allowed,
     most_accurate,
 )
-from services.core.pipelines.tuner import LOOK_S, PipelineTuner, ReplicaTuner, TunerDecision
+from services.core.pipelines.tuner import LOOK_S, Asked, PipelineTuner, ReplicaTuner, TunerDecision
 
 RATE_S = 10.0  # over which a rate is measured
 IDLE_S = 120.0  # without need, before a unit goes: that of AutoScale
@@ -85,8 +85,9 @@ class CoarseTuner:
         self._fresh = 0  # queries since the last look
         self._waiting = 0.0
 
-    def told(self, start: float, counts: Sequence[int], now: float) -> TunerDecision | None:
+    def told(self, start: float, counts: Sequence[int], now: float, asked: Asked | None = None) -> TunerDecision | None:
         """A dispatcher's report: queries in the bins from `start`, Unix seconds. None: the units stay as they are."""
+        del asked  # a unit is for queries
         if now - RATE_S <= start <= now - len(counts) * BIN_S + LOOK_S:
             self._arrived.append((start, sum(counts)))
             self._fresh += sum(counts)

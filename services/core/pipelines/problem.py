@@ -66,6 +66,11 @@ def problem_errors(problem: PipelineProblem) -> list[str]:
         wrong.append("load: the times of the sample trace must be finite and in order")
     elif len(arrivals) > 1 and arrivals[0] == arrivals[-1]:
         wrong.append("load: the sample trace lasts no time; give it a longer time")
+    wrong += [
+        f"edge[{edge.source} -> {edge.target}].items_mean: is not said, and was not measured; say how many items an answer has in the mean"
+        for edge in problem.pipeline.edges
+        if edge.items and not edge.items_mean
+    ]
     names = [vertex.name for vertex in problem.pipeline.vertices]
     for i, option in enumerate(problem.options):
         wrong += _option(f"option[{i}]", option, names)

@@ -7,8 +7,12 @@ largest rate of the last half minute needs.
 What is provided for is the envelope of the plan, scaled to the rate that the present replicas serve. So after a cut the return of the planned
 traffic is a change too. A cut is made only if no count of the last half minute would be too much after it, and counts nothing older from
 then on: else bursts would go with a cut after each of them, and the longest windows would see a past burst as a new one.
+
+A vertex that is asked for items of answers is told by itself how many come. Where a query of the last half minute surely asks it for more than planned,
+it gets as many more replicas.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
 from typing import Protocol
@@ -31,7 +35,10 @@ MANY = 60  # counts that tell how much counts vary
 FEWEST = 5.0  # queries in a window, mean, for the same
 SPREAD_Z = 5.0  # standard errors by which they vary more than planned
 
+ITEMS_Z = 3.0  # standard errors by which a query asks for more items than planned
+
 Counts = NDArray[np.int64]
+Asked = Mapping[str, tuple[int, int]]  # by vertex: items, and the sum of the squares of each query's
 
 
 class TunerDecision(Struct, frozen=True, kw_only=True):
@@ -50,7 +57,7 @@ class ReplicaTuner(Protocol):
 
     replicas: dict[str, int]
 
-    def told(self, start: float, counts: Sequence[int], now: float) -> TunerDecision | None:
+    def told(self, start: float, counts: Sequence[int], now: float, asked: Asked | None = None) -> TunerDecision | None:
         """A dispatcher's report: queries in the bins from `start`, Unix seconds. None: the replicas stay as they are."""
 
 
@@ -72,6 +79,8 @@ class PipelineTuner:
             )
         self._plan = plan
         self._planned = {name: stage.replicas for name, stage in plan.vertices.items()}
+        self._items: deque[tuple[float, Asked]] = deque()  # of the last half minute
+        self._more = dict.fromkeys(self._planned, 1.0)  # of each vertex, the items of a query over those planned
         self.replicas = {name: max(1, (replicas or {}).get(name, k)) for name, k in self._planned.items()}
         self._calm_s = calm_s
         self._spans: Counts = np.array([max(1, round(window / BIN_S)) for window, _ in plan.envelope])
@@ -85,11 +94,13 @@ class PipelineTuner:
         self._since = self._first  # the first bin that windows count
         self._changed = self._violated = self._looked = self._tested = now
 
-    def told(self, start: float, counts: Sequence[int], now: float) -> TunerDecision | None:
+    def told(self, start: float, counts: Sequence[int], now: float, asked: Asked | None = None) -> TunerDecision | None:
         """A dispatcher's report: queries in the bins from `start`, Unix seconds. None: the replicas stay as they are.
 
         Reports of several dispatchers add up. What is too old, or in the future, counts for nothing.
         """
+        if asked:
+            self._items.append((now, asked))
         self._move(self._bin(now))
         begin = self._bin(start)
         for i, count in enumerate(counts):
@@ -109,11 +120,15 @@ class PipelineTuner:
             return self._up(most, now)
         if now - self._tested >= LOOK_S:
             self._tested = now
+            decision = self._larger(sums, last, now)
+            if decision is not None:
+                self._violated = now
+                return decision
             found = self._bursts(sums, last, now)
             if found is not None:
                 self._violated = now
                 return self._provided(sums, last, found, now)
-        if now - max(self._violated, self._changed) >= self._calm_s and now - self._looked >= LOOK_S:
+        if self._calm(now) and now - self._looked >= LOOK_S:
             self._looked = now
             return self._down(sums, now)
         return None
@@ -131,12 +146,16 @@ class PipelineTuner:
         Fewer queries vary more for their number. So with fewer replicas than planned it is not more than these serve within the window and
         the objective, or than their share of what the planned ones are provided for.
         """
-        plan, share = self._plan, min(replicas[name] / k for name, k in self._planned.items())
+        plan, share = self._plan, self._share(replicas)
         found = np.array(limits(plan.envelope, plan.dispersion, plan.rate, plan.rate * share))
         if share >= 1.0:
             return found
         served = plan.rate * min(
-            (replicas[name] / stage.replicas / stage.rho for name, stage in plan.vertices.items() if stage.rho > 0),
+            (
+                replicas[name] / stage.replicas / stage.rho / self._more[name]
+                for name, stage in plan.vertices.items()
+                if stage.rho > 0
+            ),
             default=0.0,
         )
         within = served * (self._spans * BIN_S + plan.latency_ms / 1000.0)
@@ -144,7 +163,43 @@ class PipelineTuner:
         return capped
 
     def _wanted(self, rate: float) -> dict[str, int]:
-        return {name: replicas_for(k, rate, self._plan.rate) for name, k in self._planned.items()}
+        return {name: replicas_for(k, rate * self._more[name], self._plan.rate) for name, k in self._planned.items()}
+
+    def _share(self, replicas: Mapping[str, int]) -> float:
+        """Of the planned rate, what these replicas serve."""
+        return min(replicas[name] / k / self._more[name] for name, k in self._planned.items())
+
+    def _larger(self, sums: Counts, last: int, now: float) -> TunerDecision | None:
+        """Learn how many items a query asks each vertex for now, and provide for them at the rate that is served."""
+        while self._items and self._items[0][0] < now - MEMORY_S:
+            self._items.popleft()
+        rate, told = self._plan.rate * self._share(self.replicas), ""
+        for name, stage in self._plan.vertices.items():
+            seen = [self._items_in(window, name, sums, last, now) for window in (SMOOTHED_S, MEMORY_S)]
+            mean = max((mean for mean, surely in seen if surely > stage.scale > 0), default=0.0)
+            more = max(1.0, mean / stage.scale) if stage.scale else 1.0
+            if more > STEP * self._more[name]:
+                told = f"a query asks {name} for {mean:.3g} items, planned {stage.scale:.3g}"
+                self._more[name] = more
+            elif self._calm(now):
+                self._more[name] = min(self._more[name], more)
+        if not told:
+            return None
+        wanted = {name: max(self.replicas[name], k) for name, k in self._wanted(rate).items()}
+        return self._changed_to("up", wanted, rate, SMOOTHED_S, told, now)
+
+    def _items_in(self, window: float, name: str, sums: Counts, last: int, now: float) -> tuple[float, float]:
+        """Items for which a query of so many last seconds asks a vertex: mean, and what it surely is at least."""
+        asked = [found[name] for at, found in self._items if at >= now - window and name in found]
+        queries = int(sums[last] - sums[max(0, last - round(window / BIN_S))])
+        if not asked or queries < MANY:
+            return 0.0, 0.0
+        mean = sum(items for items, _ in asked) / queries
+        variance = max(mean, sum(squares for _, squares in asked) / queries - mean * mean)
+        return mean, mean - ITEMS_Z * sqrt(variance / queries)
+
+    def _calm(self, now: float) -> bool:
+        return now - max(self._violated, self._changed) >= self._calm_s
 
     def _up(self, most: Counts, now: float) -> TunerDecision | None:
         windows = self._spans * BIN_S

@@ -254,9 +254,12 @@ class _Need(NamedTuple):
     def words(self, variant: int) -> tuple[str, str]:
         """The limit, and what this variant has, not better than it is, with as many digits as tell them apart."""
         most, value = self.most * self.scale, float(self.values[variant]) * self.scale
-        limit = f"{most:.6g}"
-        said = (f"{_short(value, digits, up=self.scale > 0):.{digits}g}" for digits in range(3, 18))
-        return self.limit.format(limit), self.found.format(next(one for one in said if most == value or one != limit))
+        said = [f"{_short(value, digits, up=self.scale > 0):.{digits}g}" for digits in range(3, 18)]
+        for limit in (f"{most:.6g}", f"{most:.17g}"):  # a limit may be next to what there is
+            found = next((one for one in said if most == value or one != limit), None)
+            if found is not None:
+                break
+        return self.limit.format(limit), self.found.format(found or said[-1])
 
 
 def _failing(ask: Ask, app: AppView, allowed: NDArray[np.bool_]) -> str:

@@ -119,7 +119,7 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
     file = struct_at({} if options.machines is None else read_toml(options.machines), location, MachinesFile)
     machines, prices, cost, settings = _machines(head, file, location, options)
     things = _catalogue(head, answering(apps, notes, lacking), machines, notes)
-    things = with_pipelines(things, pipelines_in(apps, head.visits))
+    things = with_pipelines(things, pipelines_in(apps, head.visits, head.items))
     plans = plans_of(apps, {device.kind for one in machines for device in one.spec.devices}, notes)
     header, file = file.scenario, replace(file, settings=settings)
     peaks = Peaks(loads, things.needs, head.duration_s)

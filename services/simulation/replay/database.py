@@ -91,6 +91,7 @@ def _head(connection: Connection, span: TimeRange) -> RecordingHead:
     used = _used(connection, begins, ends, every)
     prices = prices_of(connection)
     notes: list[str] = []
+    visits, items = _visits(connection, begins, ends, apps)
     return RecordingHead(
         begins=begins,
         ends=ends,
@@ -108,7 +109,8 @@ def _head(connection: Connection, span: TimeRange) -> RecordingHead:
         actions=_actions(connection, begins, ends),
         jobs=_jobs(connection, begins, ends, {one.app for one in apps}),
         notes=notes,
-        visits=_visits(connection, begins, ends, apps),
+        visits=visits,
+        items=items,
     )
 
 
@@ -255,24 +257,30 @@ def _jobs(connection: Connection, begins: float, ends: float, apps: set[str]) ->
     return [RecordedJob(**dict(zip(fields, row, strict=True))) for row in rows if row[0] in apps]
 
 
-def _visits(connection: Connection, begins: float, ends: float, apps: list[AppRecord]) -> dict[str, dict[str, int]]:
-    """Of the answered queries of each pipeline, how many visited each vertex."""
+def _visits(
+    connection: Connection, begins: float, ends: float, apps: list[AppRecord]
+) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, tuple[int, int]]]]:
+    """See RecordingHead: visits and items."""
     found: dict[str, dict[str, int]] = {}
+    items: dict[str, dict[str, tuple[int, int]]] = {}
     names = sorted(one.app for one in apps if one.pipeline is not None)
-    for app, stage, count in (
+    for app, stage, count, asked, squares in (
         _cursor(
             connection,
             "visits",
-            "SELECT q.app, part.stage, count(DISTINCT q.uid) FROM query_outcomes q JOIN query_outcomes part ON part.parent = q.uid"
+            "SELECT app, stage, count(*), sum(n)::bigint, sum(n * n)::bigint FROM (SELECT q.app, q.uid, part.stage, count(*) AS n"
+            " FROM query_outcomes q JOIN query_outcomes part ON part.parent = q.uid"
             " WHERE q.time >= %(begins)s AND q.time < %(ends)s AND q.parent IS NULL AND q.outcome IN ('ok', 'late') AND q.app = ANY (%(only)s)"
-            " AND part.time >= %(begins)s AND part.time < %(ends)s + %(period)s::interval AND part.stage IS NOT NULL GROUP BY 1, 2",
+            " AND part.time >= %(begins)s AND part.time < %(ends)s + %(period)s::interval AND part.stage IS NOT NULL GROUP BY 1, 2, 3) asked"
+            " GROUP BY 1, 2",
             {**_bounds(begins, ends, names), "period": _PERIOD},
         )
         if names
         else ()
     ):
         found.setdefault(app, {})[stage] = count
-    return found
+        items.setdefault(app, {})[stage] = (asked, squares)
+    return found, items
 
 
 def _cursor(connection: Connection, name: str, query: str, values: dict[str, Any]) -> Iterator[tuple[Any, ...]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, PipelineEdge, PipelinePlan, PipelineRecord
+from bus.messages.catalog import MOST_FANNED, AppRecord, PipelineEdge, PipelinePlan, PipelineRecord
 from services.core.cost import listed_as, price_per_hour
 from services.core.pipelines.branching import oversized
 from services.core.pipelines.graph import conditional
@@ -311,14 +311,22 @@ def _named(devices: Sequence[Device]) -> tuple[Device, ...]:
 RAREST = 1e-6  # probability of an edge that no recorded query followed
 
 
-def pipelines_in(apps: Iterable[AppRecord], visits: Mapping[str, Mapping[str, int]]) -> list[PipelineFile]:
-    """The pipelines among these apps. Contents are not recorded, so conditions hold as often as they did. visits: see RecordingHead."""
+Asked = Mapping[str, tuple[int, int]]
+
+
+def pipelines_in(
+    apps: Iterable[AppRecord], visits: Mapping[str, Mapping[str, int]], items: Mapping[str, Asked]
+) -> list[PipelineFile]:
+    """The pipelines among these apps. Contents are not recorded, so conditions hold as often as they did, and answers have as many items.
+
+    visits, items: see RecordingHead.
+    """
     return [
         PipelineFile(
             name=app.app,
             latency_ms=app.latency_ms or 0.0,
             slo_target=app.slo_target,
-            pipeline=as_often(app.pipeline, visits.get(app.app, {})),
+            pipeline=as_often(app.pipeline, visits.get(app.app, {}), items.get(app.app, {})),
             location=Location(f"pipeline {app.app}"),
         )
         for app in apps
@@ -326,19 +334,42 @@ def pipelines_in(apps: Iterable[AppRecord], visits: Mapping[str, Mapping[str, in
     ]
 
 
-def as_often(pipeline: PipelineRecord, visits: Mapping[str, int]) -> PipelineRecord:
-    """The pipeline with probabilities by which its vertices are visited as often as these. It says them itself of vertices with several edges."""
+def as_often(pipeline: PipelineRecord, visits: Mapping[str, int], items: Asked) -> PipelineRecord:
+    """The pipeline with probabilities by which its vertices are visited as often as these, and with the items of answers that there were.
+
+    Vertices with several edges keep what the pipeline itself says of them.
+    """
     into: dict[str, int] = {}
     for edge in pipeline.edges:
         into[edge.target] = into.get(edge.target, 0) + 1
+    queries = max(visits.values(), default=0)
     edges = []
     for edge in pipeline.edges:
         before = visits.get(edge.source, 0)
-        if before and conditional(edge) and into[edge.target] == 1:
+        if before and edge.items:
+            edge = _with_items(edge, items, queries)
+        elif before and conditional(edge) and into[edge.target] == 1:
             share = min(1.0, max(RAREST, visits.get(edge.target, 0) / before))
             edge = replace(edge, probability=share)
         edges.append(edge)
     return replace(pipeline, edges=_balanced(edges))
+
+
+def _with_items(edge: PipelineEdge, items: Asked, queries: int) -> PipelineEdge:
+    """Whether it is followed is in the number of items, too: none where not.
+
+    Of n answers with m items each in the mean, Var(items) = m · dispersion · E(n) + m² · Var(n).
+    """
+    (answers, several), (asked, squares) = (items.get(name, (0, 0)) for name in (edge.source, edge.target))
+    mean = max(RAREST, asked / answers) if answers else RAREST
+    varied = squares / queries - (asked / queries) ** 2 - mean**2 * (several / queries - (answers / queries) ** 2)
+    dispersion = varied / (mean * answers / queries) if asked else 1.0
+    return replace(
+        edge,
+        probability=None,
+        items_mean=min(mean, float(MOST_FANNED)),
+        items_dispersion=min(max(0.0, dispersion), float(MOST_FANNED)),
+    )
 
 
 def _balanced(edges: list[PipelineEdge]) -> list[PipelineEdge]:

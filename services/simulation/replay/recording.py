@@ -89,7 +89,8 @@ class RecordingHead(Struct, frozen=True, kw_only=True):
     """Everything but the queries. only: its apps; None: all. queries: their number. billed: whether cost was recorded.
 
     slo_target: of apps without a target of their own; None: not recorded. simulated_cost: the cost of simulated devices, by app as in bins. actions: number of scaling actions, by kind.
-    visits: of the answered queries of each pipeline, how many visited each vertex.
+    visits: of the answered queries of each pipeline, how many visited each vertex. items: how often they asked it together, for each item, and the sum
+    of the squares of these numbers.
     """
 
     format: Literal["infaas-recording"] = "infaas-recording"
@@ -111,6 +112,7 @@ class RecordingHead(Struct, frozen=True, kw_only=True):
     notes: list[str] = []
     slo_target: float | None = None
     visits: dict[str, dict[str, int]] = {}
+    items: dict[str, dict[str, tuple[int, int]]] = {}
 
     @property
     def duration_s(self) -> float:

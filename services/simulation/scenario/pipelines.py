@@ -44,7 +44,7 @@ class VertexBlock(Struct, frozen=True, kw_only=True):
     accuracy: Annotated[float | None, SHARE] = None
 
 
-class EdgeBlock(Struct, frozen=True, kw_only=True):
+class EdgeBlock(PipelineEdge, frozen=True, kw_only=True):
     """An [[edge]] block."""
 
     source: Named = field(name="from")

@@ -116,6 +116,7 @@ def _signatures(files: Sequence[PipelineFile], things: Catalogue) -> dict[str, S
     plain = {app.app for app in things.apps if app.selection is None}
     inputs: dict[str, dict[str, None]] = {}
     outputs: dict[str, dict[str, None]] = {}
+    handed: set[tuple[str, str]] = set()  # outputs whose items go on have an axis of them
     for file in files:
         record = file.pipeline
         asked = {vertex.name: vertex.app for vertex in record.vertices}
@@ -128,11 +129,16 @@ def _signatures(files: Sequence[PipelineFile], things: Catalogue) -> dict[str, S
         for edge in record.edges:
             if edge.when is not None:
                 outputs.setdefault(asked[edge.source], {})[edge.when.output] = None
+            if edge.items:
+                handed.add((asked[edge.source], edge.items))
     given, made = SIGNATURE.inputs[0], SIGNATURE.outputs[0]
     return {
         app: Signature(
             inputs=[replace(given, name=name) for name in inputs[app] or (given.name,)],
-            outputs=[replace(made, name=name) for name in outputs.get(app) or (made.name,)],
+            outputs=[
+                replace(made, name=name, shape=[*made.shape, 1] if (app, name) in handed else made.shape)
+                for name in outputs.get(app) or (made.name,)
+            ],
         )
         for app in inputs.keys() & plain
     }

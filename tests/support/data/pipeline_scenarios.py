@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec import UNSET
+
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.problem import PipelineProblem, StageOption
 
@@ -48,13 +50,18 @@ def _pipeline(problem: PipelineProblem) -> str:
     blocks = [
         f'[pipeline]\nname = "{problem.name}"\nlatency_ms = {problem.latency_ms}',
         *(
-            f'[[vertex]]\nname = "{one.name}"\napp = "{one.name}"\ninputs = {{ x = "$.x" }}'
+            f'[[vertex]]\nname = "{one.name}"\napp = "{one.name}"\ninputs = {{ x = "{one.inputs.get("x", "$.x")}" }}'
             + ("" if one.accuracy is None else f"\naccuracy = {one.accuracy}")
             for one in record.vertices
         ),
         *(
             f'[[edge]]\nfrom = "{one.source}"\nto = "{one.target}"'
             + ("" if one.probability is None else f"\nprobability = {one.probability}")
+            + "".join(
+                f"\n{key} = {_text(value)}"
+                for key in ("items", "items_mean", "items_dispersion", "items_max")
+                if (value := getattr(one, key)) is not UNSET
+            )
             for one in record.edges
         ),
         "[output]\n" + "\n".join(f'{name} = "{name}.y | {first}.y"' for name in graph.sinks if name != first),

@@ -62,6 +62,23 @@ def both() -> bytes:
     return made([h.make_node("Add", ["a", "b"], [Y])], inputs, [_y()])
 
 
+def boxes(width: int = FEATURES) -> bytes:
+    """Boxes [k, width], which count no items: as many as the first feature says, the i-th has the features and i added."""
+    repeat = width // FEATURES
+    nodes = [
+        h.make_node("Slice", [X, "begin", "end", "axis"], ["first"]),
+        h.make_node("Squeeze", ["first", "both"], ["count"]),
+        h.make_node("Range", ["zero", "count", "one"], ["numbers"]),
+        h.make_node("Unsqueeze", ["numbers", "axis"], ["column"]),
+        h.make_node("Add", ["column", X], ["box"]),
+        h.make_node("Tile", ["box", "often"], ["boxes"]),
+    ]
+    constants = [_number(name, [value], np.int64) for name, value in (("begin", 0), ("end", 1), ("axis", 1))]
+    constants += [_number("both", [0, 1], np.int64), _number("often", [1, repeat], np.int64)]
+    constants += [_number("zero", 0.0), _number("one", 1.0)]
+    return made(nodes, _x(), [spec("boxes", ["k", width])], constants)
+
+
 def wide() -> bytes:
     """Y [n, WIDE]: the features again and again; label [n, 1]: the first one."""
     repeat = WIDE // FEATURES
@@ -123,6 +140,8 @@ MODELS = (
     StageModel("both", "both", both()),
     StageModel("wide", "wide", wide()),
     StageModel("last", "last", last()),
+    StageModel("boxes", "boxes", boxes()),
+    StageModel("crops", "crops", boxes(WIDE)),
     StageModel("classes", "good", right(slow=True)),
     StageModel("classes", "poor", right(noise=1.5)),
     StageModel("crash", "crash", poison_models.crashing()),
@@ -136,6 +155,10 @@ def validation(model: str) -> dict[str, np.ndarray]:
         return {"a": x, "b": x, "y": (2 * x).argmax(axis=1)}
     if model == "last":
         return {"x": np.tile(x[:20], (1, WIDE // FEATURES)), "y": x[:20].argmax(axis=1)}
+    if model in ("boxes", "crops"):
+        x = np.ones((24, FEATURES), np.float32)
+        x[:, 0] = np.arange(24) % 4
+        return {"x": x}
     if model in ("gate", "wide"):
         return {"x": x, "y": np.zeros(len(x), np.int64)}
     return {"x": x, "y": x.argmax(axis=1) if model in ("twice", "more") else y}
@@ -167,7 +190,10 @@ class StagedSystem(Whole):
                 data = self.directory.parent / f"{one.model}.npz"
                 data.write_bytes(tiny_models.npz(**validation(one.model)))
                 key = "a" if one.model == "both" else X
-                await client.register(path, app=one.app, model=one.model, validation=data, inputs_key=key)
+                metric = "agreement" if one.model in ("boxes", "crops") else None
+                await client.register(
+                    path, app=one.app, model=one.model, validation=data, inputs_key=key, metric=metric
+                )
 
     async def add(
         self,

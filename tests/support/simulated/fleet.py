@@ -24,6 +24,7 @@ from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.commands import (
     ContextWritten,
     DeleteResults,
+    FetchTensors,
     GatherOutputs,
     ReadContext,
     RunPolicy,
@@ -95,7 +96,7 @@ class Device:
     poison: ids of queries in whose batch the process dies; slow: factor on every batch; between: on the time from one batch to
     the next, as nobody measures it; spread: batches take up to this share more or less; broken: why it cannot load
     anything, loads: how often it tried. By model: says: what it answers, late: factor on its batches, wide: numbers an item instead of 1, refuses: why
-    its inputs are wrong.
+    its inputs are wrong, boxes: items of each answer, which say their number. echoes: models that say what they were asked.
     """
 
     def __init__(self, stage: Stage, name: str) -> None:
@@ -112,6 +113,8 @@ class Device:
         self.late: dict[str, float] = {}
         self.wide: dict[str, int] = {}
         self.refuses: dict[str, str] = {}
+        self.boxes: dict[str, int] = {}
+        self.echoes: set[str] = set()
         self.batches: list[list[str | None]] = []
         self.objects: dict[str, dict[str, Any]] = {}
         self._tables: dict[str, LatencyTable] = {}
@@ -152,6 +155,15 @@ class Device:
                 width = self.wide.get(model, 1)
                 said = struct.pack("<f", self.says.get(model, 0.0)) * width
                 outputs = [{"y": Tensor("FP32", [w.items, width], said * w.items)} for w in command.queries]
+                if model in self.boxes:
+                    count = self.boxes[model]
+                    data = b"".join(struct.pack("<f", i) * width for i in range(count))
+                    outputs = [{"y": Tensor("FP32", [w.items, count, width], data * w.items)} for w in command.queries]
+                if model in self.echoes:
+                    outputs = [
+                        {"y": Tensor("FP32", [w.items, width], bytes(w.inputs.data))}  # type: ignore[union-attr]
+                        for w in command.queries
+                    ]
                 size = sum(len(one["y"].data) for one in outputs)
                 result = BatchResult(self.stage.now, self.stage.now + seconds, outputs, bytes=size)
                 if model in self.refuses:
@@ -187,6 +199,8 @@ class ContextStore:
             found = {ref.name: self.objects[ref.key][ref.tensor] for ref in command.refs}
             self.objects[command.key] = {**command.outputs, **found}
             return 0.001, _ref(command.key, self.objects[command.key])
+        if isinstance(command, FetchTensors):
+            return 0.001, {ref.name: encode(self.objects[ref.key][ref.tensor]) for ref in command.refs}
         if isinstance(command, DeleteResults):
             for key in command.keys:
                 self.objects.pop(key, None)

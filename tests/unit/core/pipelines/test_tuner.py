@@ -399,3 +399,42 @@ def test_each_policy_has_its_tuner(policy: str) -> None:
     tuner = make_tuner(plan_for(130.0, policy), T0, {"v0": 4, "v1": 4})
     assert type(tuner) is (CoarseTuner if policy.startswith("cg-") else PipelineTuner)
     assert tuner.replicas == {"v0": 4, "v1": 4}
+
+
+# -- items of answers
+
+
+@pytest.mark.parametrize(("mean", "dispersion"), [(2.6, 1.0), (18.9, 4.0)])
+@pytest.mark.parametrize("larger", [1.0, 2.0])
+def test_a_stage_that_is_asked_for_more_items_gets_replicas_for_them(
+    mean: float, dispersion: float, larger: float
+) -> None:
+    """They are 0.2 s behind the queries. After a minute they are as many as planned again."""
+    plan = planned(SAMPLE)
+    plan = replace(plan, vertices=plan.vertices | {"b": replace(plan.vertices["b"], scale=mean)})
+    tuner, rng = PipelineTuner(plan, T0), np.random.default_rng(3)
+    arrivals = gamma_arrivals(150.0, 1.0, 240.0, seed=77)
+    bins = np.bincount((arrivals / BIN_S).astype(int), minlength=24_010)
+    decided: list[At] = []
+    for i in range(2400):
+        counts = bins[10 * i : 10 * i + 10]
+        behind = int(bins[max(0, 10 * i - 20) : max(0, 10 * i - 10)].sum())
+        now = mean * (larger if 60 <= i / 10 < 120 else 1.0)
+        items = rng.poisson(
+            rng.gamma(now / (dispersion - 1), dispersion - 1, behind) if dispersion > 1 else [now] * behind
+        )
+        decision = tuner.told(
+            T0 + i / 10, counts.tolist(), T0 + i / 10 + 0.1, {"b": (int(items.sum()), int((items**2).sum()))}
+        )
+        if decision is not None:
+            decided.append(At(i / 10, decision))
+    if larger == 1.0:
+        assert not decided
+        return
+    first = decided[0]
+    assert 60 < first.seconds < 90
+    assert first.decision.reason.startswith("a query asks b for ")
+    most = max(one.decision.replicas["b"] for one in decided)
+    assert most in (2 * PLANNED["b"], 2 * PLANNED["b"] + 1)
+    assert all(one.decision.replicas["a"] == PLANNED["a"] for one in decided)
+    assert tuner.replicas == PLANNED, "it gives them back"
