@@ -63,7 +63,7 @@ async def look(client: Client, own: rig.DemoSystem, dsn: str) -> dict[str, float
 async def load(client: Client, x: np.ndarray, ended: Counter[str]) -> None:
     while True:
         answer = await client.query(APP, x, latency_ms=1000, raise_refused=False)
-        ended[answer.error.code if isinstance(answer, infaas.Refused) else "answered"] += 1
+        ended[answer.code if isinstance(answer, infaas.Refused) else "answered"] += 1
         await asyncio.sleep(0.05)
 
 
@@ -135,7 +135,7 @@ def show(looks: list[tuple[float, dict[str, float]]]) -> None:
     for name in sorted({name for _, each in looks for name in each}):
         values = np.array([each.get(name, 0.0) for _, each in settled])
         change, half = slope(times, values)
-        mark = "" if abs(change) <= half else "  grows" if change > 0 else "  shrinks"
+        mark = "" if abs(change) <= half + 1e-6 * (1.0 + abs(values[-1])) else "  grows" if change > 0 else "  shrinks"
         print(f"{name:44} {looks[0][1].get(name, 0.0):10.1f} {values[-1]:10.1f} {change:14.2f} ± {half:.2f}{mark}")
 
 
