@@ -8,6 +8,7 @@
 #   make test-faults     whole small systems with faults at random (SEEDS=1-1000), on all cores (docs/reliability.md)
 #   make check   style, types, import rules, documents, tests
 #   make docs    the pages of docs/ as a site, in site/: open site/index.html
+#   make soak    whether anything grows while versions, pipelines and jobs come and go (30 minutes; HOURS=24)
 #   make bench   the figures of benches/README.md
 #   make bench-peers      other servers of models beside this one, each in an environment of its own (docs/comparison.md; half an hour)
 
@@ -25,7 +26,7 @@ SEEDS ?= 1-1000
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: demo test test-all test-faults test-timescale test-gpu test-swarm check format documents docs bench bench-peers constraints clean
+.PHONY: demo test test-all test-faults test-timescale test-gpu test-swarm check format documents docs bench soak bench-peers constraints clean
 
 demo: $(VENV)/.ready
 	$(BIN)/infaas demo $(ARGS)
@@ -80,6 +81,9 @@ bench: $(VENV)/.ready
 	$(BIN)/python benches/selection.py
 	$(BIN)/python benches/payload.py
 	$(BIN)/python benches/startup.py
+
+soak: $(VENV)/.ready
+	$(BIN)/python benches/soak.py $(if $(HOURS),--minutes $$(( 60 * $(HOURS) ))) $(ARGS)
 
 # ARGS="--seconds 2 --rounds 1 --peers infaas,fastapi" for some of them in a few minutes. Environments are kept in ~/.cache/infaas/peers.
 bench-peers: $(VENV)/.ready

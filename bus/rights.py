@@ -289,6 +289,8 @@ def rights(identity: Identity, subjects: Subjects) -> Rights:
             publish.update(_of_store(role, store, getattr(subjects, store.name)))
         if role in ANSWERERS:
             publish.add(f"{OWN}.>")
+        if role == "operator":
+            publish.add("$JS.API.INFO")  # how much is stored, for `infaas doctor`
         if role == "dispatcher":
             publish.add(EVERY_SERVER)  # what goes behind all that servers have (bus/natsbehind.py)
         if role == "supervisor":

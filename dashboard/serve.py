@@ -10,11 +10,14 @@ import socket
 import time
 import tomllib
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
 from dashboard import NEEDS, can_show
 from infaas.connecting import SystemAddress, data_place, locate
@@ -29,6 +32,17 @@ RESTS_S = 300.0  # s without a visitor, after which a process that was started f
 VISITORS = 128  # whose connections wait
 
 
+REGISTRY = CollectorRegistry()
+ProcessCollector(namespace="infaas", registry=REGISTRY)
+VIEWERS = Gauge("infaas_dashboard_viewers", "Pages of the dashboard that are open in browsers.", registry=REGISTRY)
+STATEMENTS = Histogram(
+    "infaas_dashboard_statement_seconds", "How long the dashboard's statements took.", ["statement"], registry=REGISTRY
+)
+FAILURES = Counter(
+    "infaas_dashboard_failures", "Statements of the dashboard without a result.", ["statement"], registry=REGISTRY
+)
+
+
 class CannotServe(Exception):
     """The dashboard cannot start. The text is one sentence that says what to do."""
 
@@ -39,7 +53,7 @@ class ServeOptions:
 
     public_url: the URL that visitors use, if it is not http://address:port, as behind a proxy. login: a TOML file with Streamlit's
     section [auth], for OpenID Connect; "": no login. allow: e-mail addresses and @domains that may see the dashboard; empty: everybody
-    who can log in. rests_s: s without a visitor after which it ends; None: it does not.
+    who can log in. metrics: where its own metrics are shown. rests_s: s without a visitor after which it ends; None: it does not.
     """
 
     address: str
@@ -47,12 +61,15 @@ class ServeOptions:
     public_url: str
     login: str
     allow: tuple[str, ...]
+    tls_certificate: str = ""
+    tls_key: str = ""
+    metrics: tuple[str, int] | None = None
     rests_s: float | None = None
 
     @property
     def url(self) -> str:
         host = f"[{self.address}]" if ":" in self.address else self.address
-        return self.public_url.rstrip("/") or f"http://{host}:{self.port}"
+        return self.public_url.rstrip("/") or f"http{'s' if self.tls_certificate else ''}://{host}:{self.port}"
 
 
 _address: list[SystemAddress] = []
@@ -84,6 +101,9 @@ def serve(options: ServeOptions, address: SystemAddress | None, entrance: Callab
     except OSError as error:
         raise CannotServe(f"cannot listen on {error}") from None
     listener.listen(VISITORS)
+    if options.metrics is not None:
+        with suppress(OSError):  # a dashboard without metrics is better than none
+            start_http_server(options.metrics[1], options.metrics[0], REGISTRY)
     print(f"the dashboard is at {options.url}", flush=True)
     if select.select([listener], [], [], options.rests_s)[0]:
         set_system_address(address)
@@ -129,6 +149,8 @@ def _run(listener: socket.socket, options: ServeOptions, secrets: dict[str, Any]
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=2,
+        ssl_certfile=options.tls_certificate or None,
+        ssl_keyfile=options.tls_key or None,
     )
 
     class Server(uvicorn.Server):
@@ -204,7 +226,8 @@ class SameOrigin:
         if scope["type"] == "websocket" and not self._is_same_origin(dict(scope["headers"])):
             await send({"type": "websocket.close", "code": 1008})
             return
-        await self._app(scope, receive, send)
+        with VIEWERS.track_inprogress() if scope["type"] == "websocket" else nullcontext():
+            await self._app(scope, receive, send)
 
     def _is_same_origin(self, headers: dict[bytes, bytes]) -> bool:
         origin, host = (headers.get(name, b"").decode("latin-1").lower() for name in (b"origin", b"host"))

@@ -24,9 +24,10 @@ import streamlit as st
 from psycopg.types.numeric import FloatLoader
 from psycopg_pool import ConnectionPool, PoolTimeout
 
+from bus.durability import weaknesses
 from bus.subjects import WITHOUT_APP
 from dashboard import formats
-from dashboard.serve import log_directory, system_address
+from dashboard.serve import FAILURES, STATEMENTS, log_directory, system_address
 from dashboard.window import Window
 from infaas.answers import Answer
 from infaas.blocking import Infaas, connect_blocking
@@ -75,6 +76,11 @@ def _past(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
 
 
 def _read(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
+    with STATEMENTS.labels(name).time(), FAILURES.labels(name).count_exceptions():
+        return _read_now(dsn, name, parameters)
+
+
+def _read_now(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
     since, why = _unreachable.get(dsn, (-inf, ""))
     if monotonic() - since < CONNECT_S:
         raise NoData(why, _START_DATABASE, away=True)
@@ -246,6 +252,16 @@ def unserved() -> dict[str, str]:
     except (Refused, NoData):
         return {}
     return {row["app"]: row["unserved"] for row in rows if row.get("unserved")}
+
+
+@st.cache_data(ttl=CACHE_LONG_S, max_entries=2, show_spinner=False)
+def weaknesses_of_nats() -> list[str]:
+    """What a NATS server of the user's own may lose, as it says itself."""
+    try:
+        address = system_address()
+    except NotConnected:
+        return []
+    return [weak.text for weak in weaknesses(address.nats, address.monitoring) if weak.certain]
 
 
 def cancel_registration(registration: str) -> None:

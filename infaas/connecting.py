@@ -28,7 +28,7 @@ class SystemAddress:
     """URLs with credentials; "" if unknown. sql: of the read-only role. writer: of the recorder's role. metrics, dashboard, gateway: of these pages.
 
     data_dir: the data directory that they were read from, if any. settings: those that decide what is scaled, as far as known. given: value and
-    origin of all that were set, by key; config: the file that did.
+    origin of all that were set, by key; config: the file that did. login: an operator's.
     """
 
     nats: str
@@ -42,6 +42,12 @@ class SystemAddress:
     settings: Mapping[str, Any] = field(default_factory=dict)
     given: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     config: str | None = None
+    login: Login = field(default_factory=Login)
+
+    @property
+    def monitoring(self) -> str:
+        """Where its NATS servers show their settings, as `bus.durability.weaknesses` takes it."""
+        return str(self.given.get("bus.monitoring", ("",))[0] or os.environ.get("INFAAS_BUS__MONITORING", ""))
 
 
 def data_place(data_dir: str | Path | None = None) -> Path:
@@ -104,6 +110,7 @@ def read_endpoints(data_dir: Path) -> SystemAddress:
         settings=settings if isinstance(settings, dict) else {},
         given=given if isinstance(given, dict) else {},
         config=found.get("config"),
+        login=Login(**found.get("login", {})),
     )
 
 
@@ -124,8 +131,8 @@ class Connecting:
 
         place = SystemAddress(self.url, "") if self.url else locate(self.data_dir)
         try:
-            from_environment = Login() if place.data_dir is not None else login_from(os.environ)
-            options = merged(from_environment, self.login).options()
+            known = place.login if place.data_dir is not None else login_from(os.environ)
+            options = merged(known, self.login).options()
             bus = await NatsBus.connect(place.nats, name="infaas client", timeout=self.timeout, **options)
         except (BusError, OSError) as error:
             if "user or password" in str(error):

@@ -4,17 +4,22 @@ users.json          all users with their roles and public keys; no secrets
 users/NAME.nk       credentials of one user, mode 0600, for that service or client only
 nats-auth.conf      `include` it in the configuration of every nats-server, and reload the servers after each change
 nats-tls.conf       likewise, if `infaas auth` made certificates
+gateway-tokens      tokens for HTTP and gRPC, as SHA-256; the setting gateway.tokens names the file, and gateways read it again by themselves
+infaas.toml         settings with which `infaas up` uses all of it
 """
 
 import fcntl
+import hashlib
 import ipaddress
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -30,6 +35,8 @@ from services.shell.host.process import write_private
 
 USERS = "users.json"
 CONFIG = "nats-auth.conf"
+TOKENS = "gateway-tokens"
+SETTINGS = "infaas.toml"
 # The users that `init` makes: one for each service. The services of one worker share a process (docs/architecture.md).
 FIRST: dict[str, tuple[Role, ...]] = {
     "operator": ("operator",),
@@ -44,6 +51,13 @@ FIRST: dict[str, tuple[Role, ...]] = {
     "dashboard": ("dashboard",),
     "supervisor": ("supervisor",),
     "backup": ("backup",),
+    "control": (
+        "supervisor",
+        "registrar",
+        "recorder",
+        "vm-autoscaler",
+        "jobs",
+    ),  # of `infaas up` itself, and of the process that these share
     "container": ("executor", "monitor", "container"),
 }
 
@@ -75,9 +89,19 @@ class User(Struct, frozen=True, kw_only=True):
         return Identity(self.name, self.roles, self.app, self.worker, self.verbs, self.buckets)
 
 
+class GatewayToken(Struct, frozen=True):
+    """A token for HTTP and gRPC. app: the only one that may be asked for; "": any. digest: SHA-256 of the token. until: Unix seconds; None: for ever."""
+
+    name: str
+    app: str
+    digest: str
+    until: float | None = None
+
+
 class _Content(Struct, kw_only=True):
     prefix: str
     users: list[User]
+    tokens: list[GatewayToken] = []
 
 
 class CredentialStore(Struct, eq=False):
@@ -94,6 +118,10 @@ class CredentialStore(Struct, eq=False):
     def users(self) -> list[User]:
         """All users, sorted by name."""
         return sorted(self._read().users, key=lambda user: user.name)
+
+    def tokens(self) -> list[GatewayToken]:
+        """All tokens of the gateway, sorted by name."""
+        return sorted(self._read().tokens, key=lambda token: token.name)
 
     def file_of(self, name: str) -> Path:
         """The file with a user's credentials."""
@@ -122,7 +150,7 @@ class CredentialStore(Struct, eq=False):
                     raise CredentialError(
                         f"bucket {bucket!r} is the system's own: choose a name that does not begin with {content.prefix}-"
                     )
-            if any(other.name == user.name for other in content.users):
+            if user.name in _names(content):
                 raise CredentialError(f"there is a user {user.name!r} already: choose another name, or rotate its key")
             user = self._with_new_key(user)
             content.users.append(user)
@@ -152,6 +180,29 @@ class CredentialStore(Struct, eq=False):
                 del content.users[at]
                 self.file_of(name).unlink(missing_ok=True)
         return user
+
+    def add_token(self, name: str, app: str, until: float | None) -> str:
+        """Make a token of the gateway and return it: only its digest is kept. Raises CredentialError."""
+        for field, value in (("name", name), ("app", app or "any")):
+            if not valid_name(value):
+                raise CredentialError(
+                    f"{field} {value!r} must be 1 to 64 letters, digits, - or _, a letter or digit first"
+                )
+        secret = secrets.token_urlsafe(32)
+        with self._changing() as content:
+            if name in _names(content):
+                raise CredentialError(
+                    f"there is {name!r} already: choose another name, or revoke it (infaas auth revoke {name})"
+                )
+            content.tokens.append(GatewayToken(name, app, hashlib.sha256(secret.encode()).hexdigest(), until))
+        return secret
+
+    def revoke_token(self, name: str) -> bool:
+        """Remove a token of the gateway; whether there was one."""
+        with self._changing() as content:
+            kept = [token for token in content.tokens if token.name != name]
+            found, content.tokens = len(kept) < len(content.tokens), kept
+        return found
 
     # ---- internals
 
@@ -191,8 +242,23 @@ class CredentialStore(Struct, eq=False):
             identities = [(user.identity, [key.public for key in user.keys]) for user in content.users]
             write_private(self.directory / USERS, msgspec.json.format(msgspec.json.encode(content)).decode() + "\n")
             write_private(self.directory / CONFIG, authorization(identities, Subjects(content.prefix)))
+            write_private(self.directory / TOKENS, "".join([_TOKENS_HEAD, *map(_token_line, content.tokens)]))
         finally:
             os.close(fd)
+
+
+_TOKENS_HEAD = "# Written by `infaas auth`: do not edit. The setting gateway.tokens names this file.\n"
+
+
+def _token_line(token: GatewayToken) -> str:
+    """As services/gateway/http/access.py reads it."""
+    app = f" app={token.app}" if token.app else ""
+    until = "" if token.until is None else f" until={datetime.fromtimestamp(token.until, UTC).isoformat()}"
+    return f"{token.name}{app}{until} sha256={token.digest}\n"
+
+
+def _names(content: _Content) -> set[str]:
+    return {user.name for user in content.users} | {token.name for token in content.tokens}
 
 
 def _index_of(content: _Content, name: str) -> int:
@@ -290,6 +356,7 @@ def certify(directory: Path, hosts: Sequence[str]) -> list[Path]:
         raise CertificateError(
             "certificates need the program openssl: install it, or give the servers other certificates"
         )
+    hosts = [*hosts, *(own for own in ("localhost", "127.0.0.1") if own not in hosts)]  # for services beside the server
     ca, ca_key = directory / "ca.pem", directory / "ca.key"
     with TemporaryDirectory(dir=directory) as name:
         work = Path(name)
@@ -321,6 +388,19 @@ def certify(directory: Path, hosts: Sequence[str]) -> list[Path]:
     here = directory.absolute()
     config.write_text(tls(str(here / "server.pem"), str(here / "server.key")))
     return [ca, directory / "server.pem", directory / "server.key", config]
+
+
+def settings_for(directory: Path) -> Path:
+    """Write the settings with which `infaas up` uses these keys and certificates for all its servers; returns the file."""
+    here = directory.absolute()
+    pair = (
+        f"tls_certificate = {json.dumps(str(here / 'server.pem'))}\ntls_key = {json.dumps(str(here / 'server.key'))}\n"
+    )
+    path = directory / SETTINGS
+    path.write_text(
+        f"[bus]\nauth = {json.dumps(str(here))}\n\n[gateway]\n{pair}tokens = [{json.dumps(str(here / TOKENS))}]\n\n[dashboard]\n{pair}"
+    )
+    return path
 
 
 def _alternative(host: str) -> str:

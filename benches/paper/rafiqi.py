@@ -22,8 +22,8 @@ from bus.messages.events import Event, ScalingEvent
 from bus.messages.public import Refusal
 from services.simulation.clients import QueryTemplate
 from services.simulation.report import RunReport
-from services.simulation.run import BEGINS, Run, SimulationError
-from services.simulation.scenario.model import Scenario
+from services.simulation.run import Run, SimulationError
+from services.simulation.scenario.model import BEGINS, Scenario
 from services.simulation.scenario.read import read_scenario
 
 CAP = 4  # models on the GPU

@@ -430,6 +430,14 @@ class PipelinePlan(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class Expectation(Struct, frozen=True):
+    """Load that an operator knows of: from `at` (Unix seconds) on, so many queries/s come. weekly: every seven days."""
+
+    at: float
+    qps: float
+    weekly: bool = False
+
+
 class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     """An application and its linked models.
 
@@ -439,7 +447,7 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     selection: how several models answer together; None: one variant answers each query. replicas: by linked model, the least number of
     instances of its best variant. pipeline: the graph of other apps that answers; such an app links no models. plan: of the pipeline,
     the one that is deployed. accuracy: what a query without one gets: "own", a variant at most 0.5 points below its model, or "any".
-    plan_ended: why the last plan was ended by a change that it does not fit; empty: none was.
+    expects: what an operator has said of its load. plan_ended: why the last plan was ended by a change that it does not fit; empty: none was.
     """
 
     app: str
@@ -457,3 +465,4 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     plan: PipelinePlan | None = None
     accuracy: str = "own"
     plan_ended: str = ""
+    expects: list[Expectation] = []

@@ -163,6 +163,15 @@ class SetTarget(AdminVerb, frozen=True, kw_only=True):
     slo_target: Annotated[float | None, TARGET, IN_TIME]
 
 
+class Expect(AdminVerb, frozen=True, kw_only=True):
+    """Say what load an app is to expect: it finds capacity by then, which is kept for a quarter of an hour."""
+
+    app: App
+    qps: Annotated[float, Number(most=1e9), "Queries per second; 0 takes back what was said for that time (expect)."]
+    at: Annotated[float, POSITIVE, "When, in Unix seconds (expect)."]
+    weekly: Annotated[bool, "Every seven days (expect)."] = False
+
+
 class SetSelection(Ensemble, AdminVerb, frozen=True, kw_only=True):
     """How several models of an app answer a query together.
 
@@ -290,6 +299,7 @@ ADMIN_VERBS: dict[str, type[AdminVerb]] = {
         SetVersion,
         SetReplicas,
         SetTarget,
+        Expect,
         SetSelection,
         ResetSelection,
         DeleteVersion,

@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
-from dashboard.store import history, not_ready, query, unserved
+from dashboard.store import history, not_ready, query, unserved, weaknesses_of_nats
 from dashboard.widgets import show_empty, show_live
 from dashboard.window import Window
 
@@ -121,6 +121,7 @@ def attention() -> None:
     found = [_problem(row) for row in query("attention").to_dict("records")]
     found += [(True, f"Nobody can serve **{app}**: {why}", "explain", {"app": app}) for app, why in unserved().items()]
     found += [(True, f"Not ready: {each}", "logs", {}) for each in not_ready()]
+    found += [(False, each, "logs", {}) for each in weaknesses_of_nats()]
     if not found:
         st.caption(":material/check_circle: Nothing needs attention.")
         return

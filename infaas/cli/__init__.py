@@ -75,6 +75,10 @@ _MORE = {
     "plan": Command(
         "infaas.cli.plan:plan", "Plan instances and cost for the loads and objectives in a file. Needs no system."
     ),
+    "expect": Command("infaas.cli.capacity:expect", "Say what load an app is to expect, and when."),
+    "recommend": Command(
+        "infaas.cli.capacity:recommend", "Print which machines carry a load of an app, the cheapest first."
+    ),
     "simulate": Command(
         "infaas.cli.simulate:simulate",
         "Simulate the load, machines and faults of a file under one or several policies. Needs no system.",

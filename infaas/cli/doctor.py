@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import socket
+import ssl
 import textwrap
 import time
 from collections.abc import Awaitable, Callable
@@ -16,12 +17,21 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bus.codec import BadMessage, decode, encode
-from bus.login import login_from
+from bus.durability import address_of, greeting, weaknesses
+from bus.login import Login, login_from
 from bus.messages.fleet import DispatcherHeartbeat, WorkerHeartbeat
 from bus.messages.public import Listing, ListRequest
 from bus.port import Bus, BusError, Delivery, NoResponders
 from bus.subjects import Subjects
-from infaas.cli.machine_checks import BACKENDS, CheckFailed, Finding, check_backends, check_machine, run_async_check
+from infaas.cli.machine_checks import (
+    BACKENDS,
+    CheckFailed,
+    Finding,
+    State,
+    check_backends,
+    check_machine,
+    run_async_check,
+)
 from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import FAILED, Failure, line_width, show
 from infaas.cli.parts import processes_of
@@ -116,7 +126,6 @@ def _render(document: dict[str, list[dict[str, str]]]) -> None:
 
 # Checks of a running system: NATS, JetStream, the database, services, clocks.
 
-LEAST_NATS = (2, 12, 3)
 LEAST_PAYLOAD = 2**20
 LEAST_POSTGRES = 160000
 MAX_SKEW_S = 0.050
@@ -137,8 +146,8 @@ async def check_system(system: SystemAddress) -> list[Finding]:
     from bus.natsbus import NatsBus  # noqa: PLC0415
 
     try:
-        login = login_from(os.environ).options() if system.data_dir is None else {}
-        bus = await NatsBus.connect(system.nats, name="infaas doctor", **login)
+        login = login_from(os.environ) if system.data_dir is None else system.login
+        bus = await NatsBus.connect(system.nats, name="infaas doctor", **login.options())
     except (BusError, OSError) as error:
         remedy = (
             "check user and password in the URL (INFAAS_NATS_URL or --data-dir), or INFAAS_NKEY_SEED and INFAAS_TLS_CA"
@@ -162,7 +171,9 @@ async def check_system(system: SystemAddress) -> list[Finding]:
         found = await asyncio.gather(
             *(run_async_check(*check) for check in checks.items())
         )  # each may wait for one that hangs
-        return [nats, *found, *await _look_at_parts(system, parts)]
+        kept = await _durable(system)
+        ending = await asyncio.to_thread(check_certificates, system, login.tls_ca)
+        return [nats, *kept, *ending, *found, *await _look_at_parts(system, parts)]
     finally:
         await bus.close()
 
@@ -225,35 +236,78 @@ async def _listen(bus: Bus, subjects: Subjects) -> _Heartbeats:
 
 async def _nats(url: str) -> str:
     """The server's greeting, which needs no password."""
-    url = url.partition(",")[0]
-    parts = urlsplit(url if "://" in url else f"nats://{url}")
-    address = parts.hostname or "127.0.0.1", parts.port or 4222
+    address = address_of(url.partition(",")[0])
     try:
-        greeting = await asyncio.to_thread(_greeting, address)
+        said = await asyncio.to_thread(greeting, address)
     except (OSError, ValueError) as error:
         raise CheckFailed(
             f"{address[0]}:{address[1]}: {error}", "start a system (infaas up), or correct the URL"
         ) from error
-    version = tuple(int(part) for part in greeting["version"].partition("-")[0].split("."))
-    seen = (
-        f"nats-server {greeting['version']} at {address[0]}:{address[1]}, bodies up to {greeting['max_payload']} bytes"
-    )
-    if version < LEAST_NATS:
-        raise CheckFailed(
-            seen, f"use nats-server {'.'.join(map(str, LEAST_NATS))} or newer: older ones can lose stored messages"
-        )
-    if greeting["max_payload"] < LEAST_PAYLOAD:
+    seen = f"nats-server {said['version']} at {address[0]}:{address[1]}, bodies up to {said['max_payload']} bytes"
+    if said["max_payload"] < LEAST_PAYLOAD:
         raise CheckFailed(seen, "set max_payload: 8MB in the server's configuration")
     return seen
 
 
-def _greeting(address: tuple[str, int]) -> dict[str, Any]:
-    with socket.create_connection(address, timeout=5.0) as connection, connection.makefile("rb") as lines:
-        first = lines.readline(65536)
-    if not first.startswith(b"INFO "):
-        raise ValueError("another program than NATS listens there")
-    greeting: dict[str, Any] = json.loads(first[5:])
-    return greeting
+async def _durable(system: SystemAddress) -> list[Finding]:
+    """Whether servers that are not our own keep what they acknowledge."""
+    if system.data_dir is not None and "bus.url" not in system.given:
+        return []
+    weak = await asyncio.to_thread(weaknesses, system.nats, system.monitoring)
+    told = []
+    for one in weak:
+        what, _, remedy = one.text.partition(": ")
+        told.append(Finding("nats keeps", "failed" if one.certain else "skipped", what, remedy))
+    return told or [Finding("nats keeps", "ok", "each server writes to disk before it acknowledges")]
+
+
+ENDS_SOON_S = 30 * 86400.0
+
+
+def check_certificates(system: SystemAddress, ca: str) -> list[Finding]:
+    """How long the certificates of NATS, the gateway and the dashboard are valid still; empty: none has one. ca: who vouches for them."""
+    context = Login(tls_ca=ca).options()["tls"] if ca else ssl.create_default_context()
+    context.check_hostname = False  # the names are others' business
+    found = []
+    for name, url in (("NATS", system.nats), ("gateway", system.gateway), ("dashboard", system.dashboard)):
+        with suppress(OSError, ValueError):
+            host, port = address_of(url.partition(",")[0]) if name == "NATS" else _https(url)
+            try:
+                until = ssl.cert_time_to_seconds(_certificate((host, port), context, greets=name == "NATS"))
+            except ssl.SSLCertVerificationError as error:
+                found.append((name, -1.0 if "expired" in str(error) else None))
+            else:
+                found.append((name, until - time.time()))
+    findings = []
+    for name, left in found:
+        check, remedy = f"TLS {name}", "infaas auth certify --tls-host HOST, then restart what has it"
+        if left is None:
+            findings.append(
+                Finding(check, "skipped", "its authority is not known here: name its file in INFAAS_TLS_CA")
+            )
+        elif left < 0:
+            findings.append(Finding(check, "failed", "it has expired", remedy))
+        else:
+            state: State = "failed" if left < ENDS_SOON_S else "ok"
+            findings.append(Finding(check, state, f"valid for {left / 86400:.0f} days", remedy))
+    return findings
+
+
+def _https(url: str) -> tuple[str, int]:
+    """Raises ValueError where it is another scheme."""
+    parts = urlsplit(url)
+    if parts.scheme != "https":
+        raise ValueError(url)
+    return parts.hostname or "", parts.port or 443
+
+
+def _certificate(address: tuple[str, int], context: ssl.SSLContext, *, greets: bool) -> str:
+    """When the server's certificate ends. greets: it speaks first, and in plain text. Raises OSError, ValueError."""
+    with socket.create_connection(address, timeout=5.0) as connection:
+        if greets and b'"tls_required":true' not in connection.recv(65536):
+            raise ValueError("no TLS")
+        with context.wrap_socket(connection, server_hostname=address[0]) as secure:
+            return str((secure.getpeercert() or {})["notAfter"])
 
 
 async def _request(bus: Bus, subject: str) -> dict[str, Any]:

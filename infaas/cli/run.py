@@ -106,9 +106,15 @@ def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
         public_url=section.public_url,
         login=section.login,
         allow=listed(section.allow),
+        metrics=(settings.metrics.host, settings.metrics.port)
+        if settings.metrics.enabled and settings.metrics.port
+        else None,
+        tls_certificate=section.tls_certificate,
+        tls_key=section.tls_key,
     )
     reader = settings.store.reader_dsn
-    system = SystemAddress(settings.bus.url, reader, settings.prefix) if reader else None
+    known = {"bus.monitoring": (settings.bus.monitoring, "")}
+    system = SystemAddress(settings.bus.url, reader, settings.prefix, given=known) if reader else None
     try:
         return serve(options, system, lambda: visited or listen(section.address, section.port, of="dashboard"))
     except CannotServe as error:
@@ -126,7 +132,11 @@ def settings_to_join(config: Path | None, data_dir: Path | None, environ: Mappin
         if settings.bus.url != type(settings.bus)().url:
             return settings
         system = locate(data_dir, environ)
-        more = {"INFAAS_BUS__URL": system.nats, "INFAAS_PREFIX": system.prefix}
+        more = {
+            "INFAAS_BUS__URL": system.nats,
+            "INFAAS_PREFIX": system.prefix,
+            "INFAAS_BUS__TLS_CA": system.login.tls_ca,
+        }
         if system.writer and not settings.store.dsn:
             more["INFAAS_STORE__DSN"] = system.writer
         return load(config, {**environ, **more})

@@ -157,6 +157,8 @@ def _plan(
         _check_own_policies(settings)
     except SettingsError as error:
         wrong_settings(error)
+    if settings.bus.auth and _names_nats(config, environ):
+        usage("bus.auth is for the NATS that `infaas up` starts: leave it out, or leave bus.url out")
     plain = settings.machines.kinds.get("cpu")
     if plain is not None and 0 < plain.maximum < workers:
         usage(

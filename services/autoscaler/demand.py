@@ -8,15 +8,17 @@ objective than the target allows, it grows; while fewer do, it shrinks.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from math import sqrt
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from bus.messages.catalog import AppRecord
 from bus.messages.scaling import ClassDemand, DemandHistory, DemandReport
-from services.core.demand import Band, band, merged, rate_of
+from services.core.demand import ANY, Band, band, expected_qps, merged, rate_of
 from services.core.forecast.conformal import Forecaster
 from services.core.forecast.forecasters import make_forecaster, rates
 
@@ -32,6 +34,7 @@ FORGET_S = 300.0  # s after which a class without queries is forgotten
 BURST_S = 30.0  # s over which the burstiness of arrivals is averaged
 STEEP = 6.0  # standard deviations to which one difference counts for burstiness: a step is no burst
 REACHED_S = 120.0  # s over which the reached share is counted
+LONGEST_LOAD_S = 600.0  # of a variant
 ASK_S = 300.0  # s after which the history of an app is asked for again, if no answer has come
 PAST = 180  # ticks whose rates are remembered: bursts that come again
 CALM = 1.25  # peakedness up to which, and down to one by which, arrivals count as Poisson: estimates scatter
@@ -42,7 +45,7 @@ class ForecastLoad(Struct, frozen=True):
     """One class. rate: items/s now. peakedness: variance over mean of arrivals. last: when its last query came.
 
     latency_s: that its queries may take. forecast: of the items in `window` seconds. So many items scatter as counts do, which forecasters take for granted.
-    past: rates of the last minutes, items/s.
+    past: rates of the last minutes, items/s. said: what an operator has said of its app, and this class's part of that.
     """
 
     needs: ClassDemand
@@ -53,14 +56,15 @@ class ForecastLoad(Struct, frozen=True):
     forecast: Forecaster
     window: float
     past: Sequence[float] = ()
+    said: Callable[[float], float] = lambda _: 0.0
 
     def point(self, ahead_s: float) -> float:
-        """Items/s that are expected then."""
-        return self.forecast.point(ahead_s) / self.window or self.rate
+        """Items/s that are expected then, at least what an operator has said."""
+        return max(self.forecast.point(ahead_s) / self.window or self.rate, self.said(ahead_s))
 
     def peak(self, ahead_s: float, share: float) -> float:
         """Items/s that are exceeded at no moment until then, with this probability."""
-        return max(self.rate, self.forecast.peak(ahead_s, share) / self.window)
+        return max(self.rate, self.forecast.peak(ahead_s, share) / self.window, self.said(ahead_s))
 
 
 @dataclass(slots=True, eq=False)
@@ -246,6 +250,29 @@ class DemandForecast(Struct, eq=False):
     def loads(self) -> list[ForecastLoad]:
         """All classes that are remembered, in a fixed order."""
         return [_load_of(known) for _, known in sorted(self._classes.items(), key=lambda each: repr(each[0]))]
+
+
+def with_expected(
+    loads: list[ForecastLoad], apps: Iterable[AppRecord], now: float, boot_s: float
+) -> list[ForecastLoad]:
+    """These loads with what operators have said of their apps: classes share it as they share what comes. An app of which nobody asks gets the class
+    of queries without needs of their own, in time for a machine to boot and a model to load.
+    """
+    for app in apps:
+        if not app.expects:
+            continue
+        ours = [load for load in loads if load.needs.app == app.app]
+        if not ours and expected_qps(app, now, boot_s + LONGEST_LOAD_S) > 0:
+            ours = [_load_of(_Class(ClassDemand(app.app, ANY, 0, app.latency_ms), _untold(), now))]
+        whole = sum(load.rate for load in ours)
+        parts = [load.rate / whole if whole > 0 else 1.0 / len(ours) for load in ours]
+        told = [replace(load, said=partial(_said, app, now, part)) for load, part in zip(ours, parts, strict=True)]
+        loads = [load for load in loads if load.needs.app != app.app] + told
+    return loads
+
+
+def _said(app: AppRecord, now: float, part: float, ahead_s: float) -> float:
+    return part * expected_qps(app, now, ahead_s)
 
 
 def _load_of(known: _Class) -> ForecastLoad:

@@ -10,7 +10,7 @@ unknown accuracy does, too.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import floor, inf, log2, sqrt
+from math import ceil, floor, inf, log2, sqrt
 from typing import Literal, get_args
 
 from msgspec.structs import replace
@@ -99,6 +99,21 @@ def band(row: ClassDemand, coarse: int = 1) -> Band:
         row.version,
         row.variant,
     )
+
+
+KEPT_S = 900.0  # for which what was expected keeps its capacity
+WEEK_S = 604800.0
+
+
+def expected_qps(app: AppRecord | None, now: float, ahead_s: float) -> float:
+    """The most queries/s that an operator has said to expect of an app at a time from now until then."""
+    found = 0.0
+    for one in app.expects if app is not None else ():
+        weeks = max(0.0, ceil((now - KEPT_S - one.at) / WEEK_S)) if one.weekly else 0.0
+        begins = one.at + WEEK_S * weeks
+        if now - KEPT_S < begins <= now + ahead_s:
+            found = max(found, one.qps)
+    return found
 
 
 def merged(one: ClassDemand, other: ClassDemand) -> ClassDemand:

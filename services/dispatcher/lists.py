@@ -94,6 +94,7 @@ def _apps(
             "versions": dict(app.links),
             "variants": len(catalog.variants_of(app.app)),
             "slo_target": target_of(app, slo_target),
+            "expects": [msgspec.to_builtins(one) for one in app.expects],
             "selection": None if app.selection is None else asdict(app.selection),
             "pipeline": None if app.pipeline is None else msgspec.to_builtins(app.pipeline),
             "unserved": unserved(app.app) or None,

@@ -112,10 +112,11 @@ class Statistics:
             for (_, of_model, of_version, name), tally in parts:
                 yield f"{app}.{of_model}.{name}", of_version, tally
 
-    @property
-    def apps(self) -> list[str]:
-        """Apps with numbers."""
-        return sorted({key[0] for key in self._variants} | self._apps.keys())
+    def all(self, only: str = "") -> Iterator[tuple[str, str, ModelStatistics]]:
+        """`of` each app with numbers, or of this one."""
+        for app in sorted({key[0] for key in self._variants} | self._apps.keys()):
+            if only in ("", app):
+                yield from self.of(app)
 
 
 def statistics_json(name: str, version: str, tally: ModelStatistics) -> dict[str, Any]:

@@ -10,7 +10,15 @@ from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from bus.fields import TYPO, meant
-from bus.messages.catalog import ACCURACIES, LARGEST_BATCH, AppRecord, BatchingRule, VariantRecord, stated_in
+from bus.messages.catalog import (
+    ACCURACIES,
+    LARGEST_BATCH,
+    AppRecord,
+    BatchingRule,
+    Expectation,
+    VariantRecord,
+    stated_in,
+)
 from bus.messages.public import Error
 from bus.messages.verbs import (
     AddApp,
@@ -18,6 +26,7 @@ from bus.messages.verbs import (
     DeleteApp,
     DeleteVersion,
     DeployPipeline,
+    Expect,
     LinkModel,
     ResetSelection,
     SetApp,
@@ -50,6 +59,7 @@ from services.registrar.pipelines import (
 
 T = TypeVar("T")
 DEFAULTS = {field.name: field.default for field in fields(AppRecord)}  # what a setting has that is taken back
+MOST_EXPECTED = 100  # of an app: the last ones are kept
 ALL, MODELS = "", "model"  # beginnings of keys in the catalogue
 
 
@@ -102,6 +112,14 @@ def _set(record: AppRecord, change: SetApp, _: Catalog) -> AppRecord | Error:
 
 def _target(record: AppRecord, change: SetTarget, _: Catalog) -> AppRecord:
     return replace(record, slo_target=change.slo_target)
+
+
+def _expect(record: AppRecord, change: Expect, _: Catalog) -> AppRecord | Error:
+    kept = [one for one in record.expects if one.at != change.at]
+    if not change.qps and len(kept) == len(record.expects):
+        return error_of(f"at: nothing was said for that time of app {change.app}: see infaas.list.apps")
+    said = [Expectation(change.at, change.qps, change.weekly)] if change.qps else []
+    return replace(record, expects=sorted([*kept, *said], key=lambda one: one.at)[-MOST_EXPECTED:])
 
 
 def _with(record: AppRecord, given: dict[str, Any]) -> AppRecord:
@@ -226,6 +244,7 @@ AMENDMENTS: dict[type[Struct], Amendment] = {
     AddApp: Amendment(_add, makes=True),
     SetApp: Amendment(_set),
     SetTarget: Amendment(_target),
+    Expect: Amendment(_expect),
     DeleteApp: Amendment(in_use, reads=ALL),
     LinkModel: Amendment(_link_model, reads=MODELS, refits=True),
     SetVersion: Amendment(_set_version, reads=MODELS, refits=True),

@@ -15,6 +15,7 @@ from bus.messages.public import Error
 from bus.messages.verbs import (
     DeleteApp,
     DeployPipeline,
+    Expect,
     LinkModel,
     SetApp,
     SetPipeline,
@@ -117,6 +118,8 @@ def change_of_pipeline(change: Any) -> Error | None:
             text = f"app: {change.app} {NO_MODELS}"
         case SetSelection():
             text = f"app: {change.app} is a pipeline, whose stages answer; use set-selection on the app of a stage"
+        case Expect():
+            text = f"app: {change.app} is a pipeline; use expect on the apps of its stages"
         case SetReplicas():
             text = f"app: {change.app} is a pipeline and has no instances of its own; {remedy}"
         case SetApp(latency_ms=None):

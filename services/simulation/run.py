@@ -13,10 +13,9 @@ from services.simulation.connections import Connections
 from services.simulation.faults import OF_CONNECTIONS, Faults
 from services.simulation.kernel import ActorHalted, Kernel
 from services.simulation.report import RunReport, Sample
-from services.simulation.scenario.model import PolicySpec, Scenario
+from services.simulation.scenario.model import BEGINS, PolicySpec, Scenario
 from services.simulation.system import SimulatedSystem, process_of
 
-BEGINS = 1_000_000.0  # the clock at the scenario's time 0
 WARM_UP = 15.0  # s before that in which machines start, each app gets a query a second, and loads are instant
 PRIMED_AFTER = 3.0  # s of the warm-up until the first query
 DRAIN = 60.0  # s after the end for queries under way

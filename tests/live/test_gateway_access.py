@@ -1,12 +1,14 @@
 """The rights of every way into a gateway: each verb without a token, with a user's, with an operator's, and from pages of other origins."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
+from infaas.credentials import CredentialStore
 from tests.support.clients.responders import until
 from tests.support.gateways.abuse import INFER, tensor
 from tests.support.gateways.gateway_process import Gate, gateway
@@ -135,6 +137,47 @@ def test_other_spellings_are_no_way_around(gate: Gate) -> None:
         assert reply.status == 401
 
     asyncio.run(main())
+
+
+def test_a_token_for_an_app_opens_no_other(system: Whole, tmp_path: Path) -> None:
+    store = CredentialStore(tmp_path)
+    store.begin("infaas")
+    of = {app: store.add_token(app, app, None) for app in ("digits", "numbers")}
+
+    async def main(gate: Gate) -> None:
+        wrong = {}
+        for who, found in verbs().items():
+            for method, path in found:
+                names = who == "query" and "digits" in path
+                lists = path in ("/v2", "/v2/models", "/v2/models/stats", "/v2/repository/index", "/openapi.json")
+                for app, token in of.items():
+                    reply = await gate.ask(method, path, **bearer(token))
+                    expected = who != "open" and not lists and not (names and app == "digits")
+                    if (reply.status == 403) != expected:
+                        wrong[method, path, app] = reply
+        assert wrong == {}
+        assert (await gate.ask("POST", INFER, tensor(), **bearer(of["digits"]))).status in (200, 503, 504)
+        for method, path in (("GET", "/v2/models"), ("POST", "/v2/repository/index")):
+            named = {app: json.loads((await gate.ask(method, path, **bearer(token))).body) for app, token in of.items()}
+            assert named["numbers"] == []
+            assert {one["name"].partition(".")[0] for one in named["digits"]} == {"digits"}
+        with grpc.insecure_channel(f"127.0.0.1:{gate.grpc_port}") as channel:
+            for app, token in of.items():
+                for method, asked in (("ModelMetadata", b"\x0a\x06digits"), ("ModelInfer", b"\x0a\x06digits")):
+                    call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+                    code = grpc.StatusCode.OK
+                    try:
+                        call(asked, metadata=[("authorization", f"Bearer {token}")], timeout=60)
+                    except grpc.RpcError as error:
+                        code = error.code()
+                    assert (code is grpc.StatusCode.PERMISSION_DENIED) == (app == "numbers"), (method, app, code)
+                index = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
+                found = index(b"", metadata=[("authorization", f"Bearer {token}")], timeout=60)
+                assert (b"digits" in found) == (app == "digits")
+
+    (tmp_path / "gateway").mkdir()
+    with gateway(system, tmp_path / "gateway", tokens_file=str(tmp_path / "gateway-tokens")) as gate:
+        asyncio.run(main(gate))
 
 
 def test_the_same_by_grpc(gate: Gate) -> None:

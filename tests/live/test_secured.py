@@ -1,12 +1,15 @@
 """A whole system under `infaas auth`: each service a process with its own key, over TLS; it serves, registers, records, computes jobs."""
 
 import json
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import psycopg
@@ -15,11 +18,13 @@ import pytest
 import infaas
 from bus.subjects import Subjects
 from infaas.client import Client
+from infaas.credentials import CredentialStore
 from infaas.demo import digits
 from infaas.errors import Refused
 from tests.support.clients.responders import until
+from tests.support.documents.code_blocks import Reader, blocks
 from tests.support.servers.nats import free_port, run
-from tests.support.servers.processes import container, environ, eventually
+from tests.support.servers.processes import ROOT, container, environ, eventually
 from tests.support.servers.processes import infaas as command
 from tests.support.servers.secured_nats import CLIENTS, Secured, secured
 
@@ -241,3 +246,42 @@ async def nothing_for_a_thief(system: System) -> None:
         await client.close()
         await phone.close()
         await thief_bus.close()
+
+
+@pytest.mark.timeout(600)
+def test_the_recipe_of_the_documents_gives_every_door_keys_and_tls(tmp_path: Path) -> None:
+    """bus.auth, dashboard.tls_certificate and dashboard.tls_key are what auth/infaas.toml sets."""
+    reader = Reader(tmp_path)
+    [recipe, *_] = (block for block in blocks(ROOT / "docs" / "security.md") if block.language == "sh")
+    assert len(recipe.text.splitlines()) <= 3
+    try:
+        reader.run(recipe)
+        found = json.loads((tmp_path / ".infaas" / "endpoints.json").read_text())
+        trusted = ssl.create_default_context(cafile=str(tmp_path / "auth" / "ca.pem"))
+        for page in (f"{found['gateway']}/v2/health/live", f"{found['dashboard']}/overview"):
+            with urlopen(page, context=trusted, timeout=60) as reply:
+                assert reply.status == 200
+        with pytest.raises(HTTPError, match="401"):
+            urlopen(f"{found['gateway']}/v2/models", context=trusted, timeout=60)
+        token = CredentialStore(tmp_path / "auth").add_token("more", "faces", None)
+        asked = Request(f"{found['gateway']}/v2/models", headers={"Authorization": f"Bearer {token}"})
+        with pytest.raises(infaas.NotConnected), infaas.connect_blocking(found["nats"]):
+            pass
+
+        def accepted() -> bool:
+            try:
+                with urlopen(asked, context=trusted, timeout=60) as reply:
+                    return json.load(reply) == []
+            except HTTPError:
+                return False
+
+        eventually(accepted)
+        here = {"INFAAS_DATA_DIR": str(tmp_path / ".infaas")}
+        assert command("status", **here).returncode == 0
+        checks = json.loads(command("doctor", "--json", **here).stdout)["checks"]
+        tls = {one["check"]: one for one in checks if one["check"].startswith("TLS")}
+        assert {name: one["state"] for name, one in tls.items()} == {
+            f"TLS {name}": "ok" for name in ("NATS", "gateway", "dashboard")
+        }
+    finally:
+        reader.close()

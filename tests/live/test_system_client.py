@@ -1,9 +1,11 @@
 """The client and the commands against the whole system, real models and digits."""
 
 import asyncio
+import json
 import re
 import time
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ import pytest
 import infaas
 from tests.support.clients.responders import until
 from tests.support.servers.processes import eventually
-from tests.support.servers.system import APP, MODELS
+from tests.support.servers.processes import infaas as command
+from tests.support.servers.system import APP, MODELS, Whole
 
 
 async def awake(client: infaas.Client, x: np.ndarray) -> None:
@@ -76,3 +79,29 @@ def test_commands(system, tmp_path):
     told = partial(system.command, "status")
     ready = r"1 of 1 workers ready, [1-9]\d* apps"  # other tests have apps there, too
     assert eventually(lambda: re.match(ready, told().stdout) is not None), told()
+
+
+def test_load_is_expected_listed_and_taken_back(system: Whole) -> None:
+    there = {"INFAAS_DATA_DIR": str(system.directory)}
+    expected = ("expect", "digits", "--at", "09:00", "--weekly")
+    assert command(*expected, "--qps", "5", **there).returncode == 0
+    [said] = json.loads(command("expect", "--json", "--data-dir", str(system.directory)).stdout)["expected"]
+    assert (said["app"], said["qps"], said["weekly"], said["at"][11:16]) == ("digits", 5.0, True, "09:00")
+    assert command(*expected, "--qps", "0", **there).returncode == 0
+    assert json.loads(command("expect", "digits", "--json", **there).stdout) == {"expected": []}
+    for wrong in (("--at", "noon", "--qps", "1"), ("--at", "09:00"), ("--qps", "1")):
+        assert command("expect", "digits", *wrong, **there).returncode == 2
+
+
+def test_machines_are_recommended_by_profiles_and_prices(system: Whole) -> None:
+    def told(qps: str) -> dict[str, Any]:
+        [cheapest, *_] = json.loads(
+            command("recommend", "--app", "digits", "--qps", qps, "--json", "--data-dir", str(system.directory)).stdout
+        )["choices"]
+        return cheapest
+
+    few, many = told("10"), told("2000000")
+    assert few["machines"] == {"cpu": 1} and few["per_hour"] > 0
+    assert many["machines"]["cpu"] > 1
+    assert many["per_hour"] == pytest.approx(few["per_hour"] * many["machines"]["cpu"])
+    assert all(name.split("-v1-")[0] in MODELS for name in few["instances"])

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from bus.messages.events import Event, JobEvent, OutcomeEvent, ScalingEvent, SelectionEvent, StateEvent, WorkerEvent
 from bus.messages.public import Answer, Tensor
-from services.simulation.run import BEGINS
-from services.simulation.scenario.model import Scenario
+from services.simulation.scenario.model import BEGINS, Scenario
 from tests.support.data.examples import examples
 from tests.support.data.random_scenarios import chosen, scenarios
 from tests.support.data.small_scenarios import SMALL, Told, processes

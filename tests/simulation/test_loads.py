@@ -1,8 +1,10 @@
 """A load that takes long, in the simulator: what else is decided and done on its worker meanwhile."""
 
+import json
 from collections import Counter
 from itertools import pairwise
 from math import fsum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ from bus.messages.fleet import EnsureLoaded, Release
 from bus.messages.public import Requirements
 from services.core.placement import Device
 from services.executor.commands import LOADERS
-from services.simulation.run import BEGINS, WARM_UP, simulate_all
+from services.simulation.run import WARM_UP, simulate_all
+from services.simulation.scenario.model import BEGINS
+from tests.support.clients.commands import ran
 from tests.support.data.small_scenarios import (
     CPU,
     PRICES,
@@ -302,3 +306,40 @@ def test_it_serves_costs_its_app_nothing_and_gives_way() -> None:
     before = [r for r in rows if r.app == "b" and BEGINS + 1.5 < r.time <= BEGINS + MARKED]
     assert all(row.cost > 0 for row in before) and before
     assert all(row.cost == 0 for row in marked) and fsum(row.busy_seconds for row in marked) > 1.0
+
+
+@pytest.mark.timeout(300)
+def test_load_that_was_expected_finds_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `infaas expect` says of a step: machines take 60 s to boot, and a model 10 s to load."""
+    text = """
+[scenario]
+duration_s = 260
+[[worker]]
+kind = "cpu"
+devices = { cpu = 4 }
+start = 1
+max = 4
+boot_s = 60
+[[variant]]
+app = "a"
+name = "v"
+hardware = "cpu"
+base_ms = 40
+per_item_ms = 40
+max_batch = 4
+load_s = 10
+[[app]]
+name = "a"
+latency_ms = 400
+EXPECT
+[[load]]
+app = "a"
+rate = [[0, 1], [149.9, 1], [150, 100]]
+"""
+    missed = {}
+    for said in ("", "expect = [{ qps = 100, at = 150 }]"):
+        file = tmp_path / "step.toml"
+        file.write_text(text.replace("EXPECT", said))
+        [policy] = json.loads(ran(capsys, ["simulate", str(file), "--json"]).out)["policies"]
+        missed[bool(said)] = policy["slo_violation_ratio"]
+    assert missed[False] > 0.1 and missed[True] < 0.02, missed

@@ -11,7 +11,7 @@ from math import floor, inf
 from msgspec import Struct
 
 from bus.messages.catalog import VariantRecord
-from services.autoscaler.demand import DemandForecast, ForecastLoad, Reached, margin_factor
+from services.autoscaler.demand import DemandForecast, ForecastLoad, Reached, margin_factor, with_expected
 from services.autoscaler.vms.commands import SolveFleet
 from services.autoscaler.vms.fleet import Fleet, FleetWorker, devices_of, shape_of
 from services.autoscaler.vms.rules import FleetLimits
@@ -112,7 +112,7 @@ class FleetProblems:
     def snapshot(self, now: float, leaving: Collection[str]) -> FleetSnapshot | None:
         """Both problems; None: there is nothing to plan for. leaving: workers that are being removed."""
         workers = [one for one in self.fleet.ready(now) if one.name not in leaving]
-        classes = self._classes()
+        classes = self._classes(now)
         held = {one.variant for worker in workers for one in worker.instances}
         names = {record.variant: record for one in classes for record in one.scope}
         for app in self.catalog.apps:
@@ -186,10 +186,10 @@ class FleetProblems:
             goal=self.goal,
         )
 
-    def _classes(self) -> tuple[ClassNeeds, ...]:
+    def _classes(self, now: float) -> tuple[ClassNeeds, ...]:
         found = []
         boot = max((kind.boot_s for kind in self.limits.kinds.values()), default=0.0)
-        for load in self.demand.loads():
+        for load in with_expected(self.demand.loads(), self.catalog.apps, now, boot):
             needs = load.needs
             scope = tuple(
                 record

@@ -113,7 +113,7 @@ class Settings(Section, frozen=True, kw_only=True):
     engine: EngineSettings = field(default_factory=EngineSettings)
 
     def conflicts(self) -> Iterator[Fault]:
-        for section in (self.executor, self.monitor, self.gateway, self.registrar, self.machines):
+        for section in (self.executor, self.monitor, self.gateway, self.dashboard, self.registrar, self.machines):
             yield from section.conflicts()
         if self.dispatcher.failure_timeout_s <= self.monitor.heartbeat_s:
             yield Fault(

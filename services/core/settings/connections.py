@@ -23,6 +23,10 @@ class BusSettings(Section, frozen=True, kw_only=True):
         Text(r"\S+", "a URL as nats://host:4222"),
         "NATS servers: one URL, or several separated by commas. If it is given, `infaas up` starts no NATS of its own.",
     ] = "nats://127.0.0.1:4222"
+    auth: Annotated[
+        str,
+        "Directory of `infaas auth`: `infaas up` starts its NATS with these users and certificates, and each service with its own key.",
+    ] = ""
     nkey_seed: Annotated[str, "Credentials that `infaas auth` made, or the path of their file."] = ""
     inbox: Annotated[
         str,
@@ -32,6 +36,14 @@ class BusSettings(Section, frozen=True, kw_only=True):
     tls_ca: Annotated[str, "PEM file that vouches for the servers (docs/security.md)."] = ""
     tls_certificate: Annotated[str, "PEM file with our own certificate."] = ""
     tls_key: Annotated[str, "PEM file with the key of our own certificate."] = ""
+    monitoring: Annotated[
+        str,
+        Text(r"(https?://[^\s,/]+/?\s*,?\s*)*", "empty, or URLs as http://nats:8222"),
+        "Where the servers show their own settings: one URL, or several separated by commas. Empty: port 8222 of each.",
+    ] = ""
+    require_durable: Annotated[
+        bool, "Start only with servers that are known to keep what they have acknowledged (docs/nats.md)."
+    ] = False
     replicas: Annotated[
         int, Number(most=5, zero="as many as there are servers, up to 3"), "Copies of each stream and bucket."
     ] = 0
@@ -123,15 +135,19 @@ class GatewaySettings(Section, frozen=True, kw_only=True):
     register_max_bytes: Annotated[int, Number(1024, 1e12), "Bytes of one fetched file."] = 2**30
 
     def conflicts(self) -> Iterator[Fault]:
-        if bool(self.tls_certificate) != bool(self.tls_key):
-            missing = "tls_key" if self.tls_certificate else "tls_certificate"
-            yield Fault(f"gateway.{missing}", "must name a file, too: a certificate and its key belong together")
+        yield from _unpaired("gateway", self)
         if self.port == 0 and self.grpc_port == 0:
             yield Fault(
                 "gateway.port", "must not be 0 where gateway.grpc_port is 0, too: there would be nothing to listen on"
             )
         elif self.port == self.grpc_port:
             yield Fault("gateway.grpc_port", f"must be another than gateway.port, not {self.grpc_port}")
+
+
+def _unpaired(name: str, section: "GatewaySettings | DashboardSettings") -> Iterator[Fault]:
+    if bool(section.tls_certificate) != bool(section.tls_key):
+        missing = "tls_key" if section.tls_certificate else "tls_certificate"
+        yield Fault(f"{name}.{missing}", "must name a file, too: a certificate and its key belong together")
 
 
 class EngineSettings(Section, frozen=True, kw_only=True):
@@ -158,10 +174,15 @@ class DashboardSettings(Section, frozen=True, kw_only=True):
     login: Annotated[
         str, "TOML file with Streamlit's section [auth], for OpenID Connect. Empty: anybody who reaches it may look."
     ] = ""
+    tls_certificate: Annotated[str, "PEM file; with it and its key the dashboard speaks HTTPS."] = ""
+    tls_key: Annotated[str, "PEM file with the key of the certificate."] = ""
     allow: Annotated[
         Texts,
         "E-mail addresses, or @domain, that may look. Empty: anybody who can log in. In a variable: separated by commas.",
     ] = ()
+
+    def conflicts(self) -> Iterator[Fault]:
+        yield from _unpaired("dashboard", self)
 
 
 class MetricsSettings(Section, frozen=True, kw_only=True):

@@ -5,8 +5,10 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from enum import Enum
 from ipaddress import ip_address
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,10 +31,13 @@ class Right(Enum):
 
 
 class AccessVerdict(NamedTuple):
-    """status: 0 where the request may go on; 401 where it needs a (known) token; 403 where its token does not suffice."""
+    """status: 0 where the request may go on; 401 where it needs a (known) token; 403 where its token does not suffice. app: the only one that it may
+    ask for; "": any.
+    """
 
     status: int = 0
     message: str = ""
+    app: str = ""
 
 
 ALLOWED = AccessVerdict()
@@ -46,17 +51,31 @@ TOKENS_NEEDED = AccessVerdict(
 )
 
 
-class KnownTokens(NamedTuple):
-    """Names of tokens by the tokens' digests. None: no such tokens are set, so everybody who reaches the gateway may."""
+class Token(NamedTuple):
+    """app: the only one that may be asked for; "": any. until: Unix seconds."""
 
-    users: Mapping[bytes, str] | None = None
-    operators: Mapping[bytes, str] | None = None
+    name: str
+    app: str = ""
+    until: float = inf
+
+
+class KnownTokens(NamedTuple):
+    """Tokens by their digests. None: no such tokens are set, so everybody who reaches the gateway may."""
+
+    users: Mapping[bytes, Token] | None = None
+    operators: Mapping[bytes, Token] | None = None
 
 
 def allowed(
-    right: Right, credential: str | None, keys: KnownTokens, *, admin: bool = True, loopback: bool = True
+    right: Right,
+    credential: str | None,
+    keys: KnownTokens,
+    *,
+    admin: bool = True,
+    loopback: bool = True,
+    now: float = 0.0,
 ) -> AccessVerdict:
-    """The rule. credential: the header Authorization. admin: the setting. loopback: only this machine can reach the gateway.
+    """The rule. credential: the header Authorization. admin: the setting. loopback: only this machine can reach the gateway. now: Unix seconds.
 
     Where there are tokens for users, a query needs one of them or an operator's. Where there are any tokens, management needs an
     operator's.
@@ -71,12 +90,24 @@ def allowed(
     if token is None:
         return NO_TOKEN
     digest = digest_of(token)
-    operator = keys.operators is not None and digest in keys.operators
-    if not operator and (keys.users is None or digest not in keys.users):
+    operator = (keys.operators or {}).get(digest)
+    found = operator or (keys.users or {}).get(digest)
+    if found is None:
         return UNKNOWN_TOKEN
-    if right is Right.OPERATE and not operator:
+    if found.until <= now:
+        ended = datetime.fromtimestamp(found.until, UTC)
+        return AccessVerdict(
+            401, f"this token was valid until {ended:%Y-%m-%d %H:%M} UTC: ask an operator for a new one"
+        )
+    if right is Right.OPERATE and operator is None:
         return NO_OPERATORS if keys.operators is None else NOT_OPERATOR
-    return ALLOWED
+    return AccessVerdict(app=found.app)
+
+
+def check_app(only: str, app: str | None) -> None:
+    """Check that a token for the app `only` (""; for any) is for this app. Raises RequestFailed."""
+    if only and app != only:
+        raise RequestFailed(403, f"this token is for the app {only} alone", code="forbidden")
 
 
 def bearer(credential: str | None) -> str | None:
@@ -90,7 +121,11 @@ def digest_of(token: str) -> bytes:
 
     Its key is a secret of this process, so that the time of a comparison says nothing about a token.
     """
-    return hashlib.blake2b(token.encode("utf-8", "replace"), key=_SECRET, digest_size=32).digest()
+    return _keyed(hashlib.sha256(token.encode("utf-8", "replace")).hexdigest())
+
+
+def _keyed(hashed: str) -> bytes:
+    return hashlib.blake2b(hashed.encode(), key=_SECRET, digest_size=32).digest()
 
 
 class BadTokens(Exception):
@@ -105,20 +140,20 @@ class Tokens:
         self._setting = setting
         self._files = {Path(item): (0, 0, 0) for item in items if item.startswith(("/", "./", "../"))}
         self._given = _read([item for item in items if not item.startswith(("/", "./", "../"))])
-        self._found: dict[Path, dict[bytes, str]] = {}
+        self._found: dict[Path, dict[bytes, Token]] = {}
         self._read_at = float("-inf")
         for path in self._files:
             try:
                 self._reload(path)
-            except (OSError, UnicodeDecodeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else "it is not a text"
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else "it is not a text of tokens"
                 raise BadTokens(f"{setting}: cannot read {path}: {reason}") from error
         self._all = self._merged()
-        if items and not self._all:
+        if items and not self._all and not any(map(_of_auth, self._files)):
             raise BadTokens(f"{setting}: there is no token in it")
 
-    def current(self) -> Mapping[bytes, str] | None:
-        """Names by digest; None where the setting is empty. The tokens of a file that can no longer be read stay valid."""
+    def current(self) -> Mapping[bytes, Token] | None:
+        """Tokens by digest; None where the setting is empty. The tokens of a file that can no longer be read stay valid."""
         if not self._files:
             return self._all or None
         moment = time.monotonic()
@@ -133,12 +168,12 @@ class Tokens:
     def _changed(self, path: Path) -> bool:
         try:
             return self._reload(path)
-        except (OSError, UnicodeDecodeError):
+        except (OSError, ValueError):
             log.warning("a file of tokens cannot be read: its last tokens stay valid", extra={"path": str(path)})
             return False
 
     def _reload(self, path: Path) -> bool:
-        """Read a file that has changed; whether it has. Raises OSError, UnicodeDecodeError."""
+        """Read a file that has changed; whether it has. Raises OSError, ValueError."""
         there = path.stat()
         mark = (there.st_mtime_ns, there.st_size, there.st_ino)
         if mark == self._files[path]:
@@ -148,17 +183,31 @@ class Tokens:
         self._files[path] = mark
         return True
 
-    def _merged(self) -> dict[bytes, str]:
+    def _merged(self) -> dict[bytes, Token]:
         whole = dict(self._given)
         for found in self._found.values():
             whole.update(found)
         return whole
 
 
-def _read(items: list[str]) -> dict[bytes, str]:
-    """Names by digest, of items `name:token` or `token`; the latter are named by their position."""
-    pairs = [item.rpartition(":") for item in items]
-    return {digest_of(token): name or f"token-{number}" for number, (name, _, token) in enumerate(pairs, 1) if token}
+def _of_auth(path: Path) -> bool:
+    """Whether `infaas auth` writes this file: there it may have no token yet, or no longer."""
+    return path.read_text().startswith("# Written by `infaas auth`")
+
+
+def _read(items: list[str]) -> dict[bytes, Token]:
+    """Tokens by digest, of items `name:token`, `token`, which are named by their position, or lines of `infaas auth token`. Raises ValueError."""
+    found: dict[bytes, Token] = {}
+    for number, item in enumerate(items, 1):
+        name, _, token = item.rpartition(":")
+        if " sha256=" in item:
+            name, *words = item.split()
+            said = dict(word.split("=", 1) for word in words)
+            until = datetime.fromisoformat(said["until"]).timestamp() if "until" in said else inf
+            found[_keyed(said["sha256"])] = Token(name, said.get("app", ""), until)
+        elif token:
+            found[digest_of(token)] = Token(name or f"token-{number}")
+    return found
 
 
 class AccessControl:
@@ -179,17 +228,18 @@ class AccessControl:
         """Whether there are tokens of operators."""
         return self._operators.current() is not None
 
-    def check(self, right: Right, credential: str | None) -> None:
-        """Check that a request may go on. credential: its header Authorization, if any. Raises RequestFailed."""
-        status, message = self.verdict(right, credential)
+    def check(self, right: Right, credential: str | None) -> str:
+        """Check that a request may go on: the only app that it may ask for; "": any. credential: its header Authorization, if any. Raises RequestFailed."""
+        status, message, app = self.verdict(right, credential)
         if status:
             code, headers = ("unauthenticated", _CHALLENGE) if status == 401 else ("forbidden", None)
             raise RequestFailed(status, message, code=code, headers=headers)
+        return app
 
     def verdict(self, right: Right, credential: str | None) -> AccessVerdict:
         """Whether a request may go on. credential: its header Authorization, if any."""
         keys = KnownTokens(self._users.current(), self._operators.current())
-        return allowed(right, credential, keys, admin=self._admin, loopback=self._loopback)
+        return allowed(right, credential, keys, admin=self._admin, loopback=self._loopback, now=time.time())
 
 
 def is_loopback(address: str) -> bool:

@@ -16,9 +16,9 @@ from services.gateway.errors import RequestFailed, let_go
 from services.gateway.http.access import AccessControl
 from services.gateway.http.checks import HeadChecks, check, right_of
 from services.gateway.http.limits import RequestLimits, coding_of
-from services.gateway.http.messages import HttpReply, HttpRequest, HttpRoute, JsonReply
+from services.gateway.http.messages import HttpReply, HttpRequest, HttpRoute, JsonReply, app_of
 from services.gateway.http.pages import Pages
-from services.gateway.http.shedding import Shedding, app_of
+from services.gateway.http.shedding import Shedding
 from services.gateway.oip import rest
 from services.gateway.rafiqi import rest as rafiqi
 from services.gateway.registration import ModelRegistration

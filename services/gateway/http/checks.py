@@ -12,14 +12,21 @@ from urllib.parse import unquote_to_bytes
 
 from services.core.settings import GatewaySettings, listed
 from services.gateway.errors import RequestFailed
-from services.gateway.http.access import AccessControl, Right, is_loopback
-from services.gateway.http.messages import HttpReply, HttpRequest
+from services.gateway.http.access import AccessControl, Right, check_app, is_loopback
+from services.gateway.http.messages import HttpReply, HttpRequest, app_of
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 METHODS = ("GET", "POST", "PUT", "DELETE")
 HEADERS = ("Authorization", "Content-Type", "Content-Encoding", "Inference-Header-Content-Length", "Traceparent")
 _OPEN_PATHS = ("/", "/docs")  # they show what anybody may know
 _QUERY_PATHS = ("/classify", "/clipper/metrics", "/list", "/metrics", "/openapi.json", "/v2/repository/index")
+_FOR_ONE_APP = (
+    "/openapi.json",
+    "/v2",
+    "/v2/models",
+    "/v2/models/stats",
+    "/v2/repository/index",
+)  # they list what the token is for
 _EXPOSED = "access-control-expose-headers: Inference-Header-Content-Length, Retry-After, Traceparent\r\n"
 _PREFLIGHT = (
     "content-type: text/plain; charset=utf-8\r\nvary: Origin\r\naccess-control-max-age: 600\r\n"
@@ -164,6 +171,8 @@ def check(request: HttpRequest, right: Right, access: AccessControl) -> None:
     """Check the right of whoever sends this request. Raises RequestFailed."""
     if access.free(right):
         return
-    access.check(right, request.header(b"authorization"))
+    request.only = access.check(right, request.header(b"authorization"))
+    if request.only and request.path not in _FOR_ONE_APP:
+        check_app(request.only, app_of(request))
     if right is Right.OPERATE and request.foreign and not access.operators:
         raise RequestFailed(403, "a page of another origin needs an operator's token for this", code="forbidden")

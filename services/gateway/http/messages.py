@@ -30,12 +30,12 @@ class HttpRequest:
     path: decoded. headers: names in lower case; the values of a name that comes several times are joined by commas. body: all of it,
     inflated. size: bytes of it as received. stays: its connection serves more requests. began: when its head had come (time.perf_counter).
     complete: when its last byte may have come (Unix seconds). endpoint, params: of its route. foreign: a page of another origin sent it.
-    more: header lines of its reply. reply: the refusal that needs no body. left: its client has left. held: bytes in memory for it. placed: it
+    more: header lines of its reply. only: the app that its token is for; "": any. reply: the refusal that needs no body. left: its client has left. held: bytes in memory for it. placed: it
     has one of the places for requests.
     """
 
     __slots__ = (
-        "_pieces", "began", "body", "complete", "endpoint", "expects", "foreign", "headers", "held", "left", "method", "more", "params",
+        "_pieces", "began", "body", "complete", "endpoint", "expects", "foreign", "headers", "held", "left", "method", "more", "only", "params",
         "path", "placed", "query", "raw_path", "reply", "secure", "size", "stays", "version", "whole",
     )  # fmt: skip
 
@@ -61,6 +61,7 @@ class HttpRequest:
         self.foreign = self.left = self.whole = self.placed = False
         self.expects = headers.get(b"expect", b"").lower() == b"100-continue"
         self.more = self.body = b""
+        self.only = ""
         self.size = self.held = 0
         self.reply: HttpReply | None = None
         self._pieces: BytesIO | None = None
@@ -100,6 +101,13 @@ class HttpRequest:
         """The body, whose JSON is small enough to decode. head_length: bytes of JSON at its beginning; None: all. Raises RequestFailed."""
         check_json_size(self.body, head_length)
         return self.body
+
+
+def app_of(request: HttpRequest) -> str | None:
+    """The app that a query's path asks for, which may not exist."""
+    named = request.params
+    name: str = named.get("app") or named.get("model") or request.query_params.get("model_name", "")
+    return name.partition(".")[0] or None
 
 
 def fault_of(error: httptools.HttpParserError, data: bytes) -> tuple[int, str]:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from services.gateway.edge import GatewayService
-from services.gateway.http.messages import HttpRequest
+from services.gateway.http.messages import HttpRequest, app_of
 
 SHARE = 0.8  # of a query's objective that its way may take: the rest is for the system behind
 SHORT_S = 0.005  # of a turn, and of a way, that is no reason to refuse anything
@@ -108,13 +108,6 @@ class Shedding:
         self.turns.refused += 1
         self._service.shed(record.app, protocol, objective_ms)
         return True
-
-
-def app_of(request: HttpRequest) -> str | None:
-    """The app that a query's path asks for, which may not exist."""
-    named = request.params
-    name: str = named.get("app") or named.get("model") or request.query_params.get("model_name", "")
-    return name.partition(".")[0] or None
 
 
 def objective_of(body: bytes, of_app: float | None) -> float | None:

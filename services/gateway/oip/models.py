@@ -151,13 +151,13 @@ def config(known: ServedModel) -> dict[str, Any]:
     }
 
 
-def index(catalog: Catalog, *, ready: bool) -> Iterator[dict[str, str]]:
-    """The reply to `POST /v2/repository/index`: every name that may be queried. ready: whether queries can be answered."""
+def index(catalog: Catalog, *, ready: bool, only: str = "") -> Iterator[dict[str, str]]:
+    """The reply to `POST /v2/repository/index`: every name that may be queried, of one app or of all. ready: whether queries can be answered."""
     state = (
         {"state": "READY", "reason": ""} if ready else {"state": "UNAVAILABLE", "reason": "no query can be answered"}
     )
     for app in sorted(catalog.apps, key=lambda record: record.app):
-        if app.pipeline is None and not catalog.variants_of(app.app):
+        if (only and app.app != only) or (app.pipeline is None and not catalog.variants_of(app.app)):
             continue
         yield {"name": app.app, "version": "", **state}
         for model, version in sorted(app.links.items()):

@@ -56,18 +56,19 @@ class Rest:
     async def index(self, request: HttpRequest) -> JsonReply:
         only_ready = read_object(request.json()).get("ready") is True
         ready = (await self._service.readiness()).ready
-        return JsonReply([] if only_ready and not ready else list(models.index(self._service.catalog, ready=ready)))
+        return JsonReply(
+            []
+            if only_ready and not ready
+            else list(models.index(self._service.catalog, ready=ready, only=request.only))
+        )
 
     async def all_models(self, request: HttpRequest) -> JsonReply:
-        del request
         ready = (await self._service.readiness()).ready
-        return JsonReply(list(models.index(self._service.catalog, ready=ready)))
+        return JsonReply(list(models.index(self._service.catalog, ready=ready, only=request.only)))
 
     async def all_stats(self, request: HttpRequest) -> JsonReply:
-        del request
-        counted = self._service.statistics
         return JsonReply(
-            {"model_stats": [statistics_json(*entry) for app in counted.apps for entry in counted.of(app)]}
+            {"model_stats": [statistics_json(*entry) for entry in self._service.statistics.all(request.only)]}
         )
 
     # -- one model

@@ -25,6 +25,7 @@ from infaas.tables import layout, picture
 from services.core.catalog import Catalog
 from services.gateway.edge import GatewayService, failure_from, wait_until
 from services.gateway.errors import BadRequest, RequestFailed
+from services.gateway.http.access import check_app
 from services.gateway.http.messages import HttpRequest, HttpRoute, JsonReply
 from services.gateway.json_checks import check_json_size, fitted, json_fault, read_object
 from services.gateway.registration import MODEL_FILE, FileSource, ModelFiles, ModelRegistration, optional
@@ -250,6 +251,7 @@ class RafiqiApi:
                 f"{unread[0][:80]}: classify reads model_name only; POST /v2/models/NAME/infer takes requirements"
             )
         app, spec = self._found(name)
+        check_app(request.only, app)
         body = request.body
         async with self._decoding:
             tensor = await asyncio.to_thread(tensor_of, body, spec)

@@ -29,10 +29,11 @@ STOPPING = RequestFailed(None, "the gateway is being stopped: ask again, elsewhe
 class Call:
     """What a call's client sent beside its message. Where metadata come twice, the first count."""
 
-    __slots__ = ("_context", "credential", "traceparent")
+    __slots__ = ("_context", "credential", "only", "traceparent")
 
     def __init__(self, context: Any) -> None:
         self._context = context
+        self.only = ""  # the app that its token is for; "": any
         self.credential: str | None = None
         self.traceparent: str | None = None
         for name, value in context.invocation_metadata():
@@ -98,7 +99,7 @@ class Calls:
             body = b""
             try:
                 call = Call(context)
-                self._access.check(right, call.credential)
+                call.only = self._access.check(right, call.credential)
                 body = await self._message(context)
                 size = len(body)
                 taken = self._take(size, right)
@@ -132,7 +133,7 @@ class Calls:
             self.streams += 1
             try:
                 call = Call(context)
-                self._access.check(right, call.credential)
+                call.only = self._access.check(right, call.credential)
                 self._room()
                 await work(lambda: self.rest(_read(context)), context.write, call)
             except BaseException as error:

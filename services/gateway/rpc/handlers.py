@@ -11,7 +11,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from services.gateway.edge import GatewayService, failure_from
 from services.gateway.errors import BadRequest, RequestFailed
-from services.gateway.http.access import Right
+from services.gateway.http.access import Right, check_app
 from services.gateway.oip import models
 from services.gateway.oip.infer import answer_of, requirements
 from services.gateway.rpc import infer
@@ -23,6 +23,7 @@ from services.shell.runtime.runtime import unix_now
 
 SERVICE = "GRPCInferenceService"
 _OPEN = ("ServerLive", "ServerReady")  # need no token
+_LISTS = ("RepositoryIndex", "ModelStatistics")  # say no more than what the token is for
 
 
 def inference_handlers(service: GatewayService, calls: Calls) -> dict[str, Any]:
@@ -34,16 +35,22 @@ def inference_handlers(service: GatewayService, calls: Calls) -> dict[str, Any]:
     }
     return special | {
         name: calls.unary(
-            _answering(request, getattr(infer_service, name)), Right.NONE if name in _OPEN else Right.QUERY
+            _answering(request, getattr(infer_service, name), lists=name in _LISTS),
+            Right.NONE if name in _OPEN else Right.QUERY,
         )
         for name, request in INFERENCE.requests(SERVICE).items()
         if name not in special
     }
 
 
-def _answering(request: Any, answer: Callable[[Any], Any]) -> Callable[[bytes, Call], Awaitable[bytes]]:
-    async def work(body: bytes, _: Call) -> bytes:
-        message = answer(message_of(body, request))
+def _answering(
+    request: Any, answer: Callable[..., Any], *, lists: bool = False
+) -> Callable[[bytes, Call], Awaitable[bytes]]:
+    async def work(body: bytes, call: Call) -> bytes:
+        asked = message_of(body, request)
+        if name := getattr(asked, "name", ""):
+            check_app(call.only, name.partition(".")[0])
+        message = answer(asked, call.only) if lists else answer(asked)
         found: bytes = (await message if isawaitable(message) else message).SerializeToString()
         return found
 
@@ -67,19 +74,19 @@ class InferenceService:
     def ServerMetadata(self, _: Any) -> Any:  # noqa: N802
         return self._server
 
-    async def RepositoryIndex(self, request: Any) -> Any:  # noqa: N802
+    async def RepositoryIndex(self, request: Any, only: str) -> Any:  # noqa: N802
         ready = (await self._service.readiness()).ready
-        entries = () if request.ready and not ready else models.index(self._service.catalog, ready=ready)
+        entries = () if request.ready and not ready else models.index(self._service.catalog, ready=ready, only=only)
         return INFERENCE.RepositoryIndexResponse(models=entries)
 
-    def ModelStatistics(self, request: Any) -> Any:  # noqa: N802
+    def ModelStatistics(self, request: Any, only: str) -> Any:  # noqa: N802
         counted = self._service.statistics
         if request.name:
             self._known(request)
             target = models.target_of(request.name, request.version)
             entries = list(counted.of(target.app, target.model, target.variant, target.version))
         else:
-            entries = [entry for app in counted.apps for entry in counted.of(app)]
+            entries = list(counted.all(only))
         return _fitted(
             INFERENCE.ModelStatisticsResponse, {"model_stats": [statistics_json(*entry) for entry in entries]}
         )
@@ -135,6 +142,7 @@ class InferenceService:
             raise failure from None
 
     async def _asked(self, request: Any, raw: list[Any], call: Call) -> bytes:
+        check_app(call.only, request.model_name.partition(".")[0])
         asked = infer.read(request, raw)
         target = models.target_of(request.model_name, request.model_version)
         service = self._service

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from services.core.settings import DashboardSettings, GatewaySettings, Settings
 from services.shell.host import process
 from services.shell.host.process import ServerError, write_private
 
@@ -25,7 +26,7 @@ class SystemEndpoints:
     """URLs with credentials. sql: the read-only role; writer: the role of the recorder. What does not exist yet is None.
 
     settings: those that decide what is scaled, as a tree, so that `infaas shadow` starts from them. given: value and origin of what file and
-    variables set, by key. config: the file.
+    variables set, by key. config: the file. login: the operator's, for commands (`bus.login.Login`).
     """
 
     nats: str
@@ -39,6 +40,7 @@ class SystemEndpoints:
     settings: Mapping[str, Any] = field(default_factory=dict)
     given: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     config: str | None = None
+    login: Mapping[str, str] = field(default_factory=dict)
 
     def public(self) -> dict[str, str | None]:
         """What `infaas up --json` prints."""
@@ -59,6 +61,16 @@ def check_version(data_dir: Path) -> None:
             f"{data_dir} was used by a newer version (schema {used}, and this one knows up to {newest_schema()}): start that version again, or"
             " restore a backup of this one into another --data-dir"
         )
+
+
+def at(address: str, port: int) -> str:
+    """host:port, as URLs have it."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def page_url(settings: GatewaySettings | DashboardSettings, port: int) -> str:
+    """Where a server's pages are on this machine."""
+    return f"http{'s' if settings.tls_certificate else ''}://{at(settings.address, port)}"
 
 
 def write_endpoints(data_dir: Path, endpoints: SystemEndpoints, ports: dict[str, int]) -> None:
@@ -113,6 +125,17 @@ PORT_OFFSETS = {
     "gateway_grpc": 4,
     "metrics": 10,
 }  # from --port-base; contract, section 1
+
+
+def preferred_ports(settings: Settings) -> dict[str, int]:
+    """The ports that the settings ask for."""
+    return {
+        **DEFAULT_PORTS,
+        "dashboard": settings.dashboard.port,
+        "gateway": settings.gateway.port,
+        "gateway_grpc": settings.gateway.grpc_port,
+        "metrics": settings.metrics.port or DEFAULT_PORTS["metrics"],
+    }
 
 
 class PortClaims:
@@ -186,3 +209,20 @@ def choose_ports(
             setting = "gateway.grpc_port" if name == "gateway_grpc" else f"{name}.port"
             raise ServerError(f"port {port} for {name} is busy: stop what uses it, or change the setting {setting}")
     return ports
+
+
+def moved_ports(
+    chosen: Mapping[str, int], base: int | None, recorded: Mapping[str, int], preferred: Mapping[str, int]
+) -> list[str]:
+    """A sentence for each server that has another port than `choose_ports` was asked for."""
+    if base is not None:
+        wanted = {name: base + offset for name, offset in PORT_OFFSETS.items()}
+    else:
+        wanted = {
+            name: recorded.get(name, port) if port == DEFAULT_PORTS[name] else port for name, port in preferred.items()
+        }
+    return [
+        f"port {wanted[name]} is busy: {name} has port {port} instead, also at the next start"
+        for name, port in sorted(chosen.items())
+        if port != wanted[name]
+    ]

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
+from bus.durability import LEAST_VERSION
 from services.shell.host import process
+from services.shell.host.keys import Keys
 from services.shell.host.machine import cores
 from services.shell.host.process import ServerError
 
-LEAST_VERSION = (2, 12, 3)  # older ones lost acknowledged JetStream messages even with sync_interval: always
 _CONFIG = """\
 server_name: {name}
 listen: "127.0.0.1:{port}"
@@ -30,9 +31,7 @@ jetstream {{
   store_dir: {store}
   sync_interval: always
 }}
-authorization {{
-  users: [ {{ user: {user}, password: {password} }} ]
-}}
+{users}
 """
 
 
@@ -83,8 +82,17 @@ def _threads() -> str:
 class EmbeddedNats:
     """One nats-server with its store and password below `data_dir`. It ends when this process ends, however that happens."""
 
-    def __init__(self, data_dir: Path, port: int = 0, *, max_payload: int = 8 * 2**20, lock_wait: float = 10.0) -> None:
-        """Port 0: a free one. lock_wait: seconds for a predecessor to end."""
+    def __init__(
+        self,
+        data_dir: Path,
+        port: int = 0,
+        *,
+        max_payload: int = 8 * 2**20,
+        lock_wait: float = 10.0,
+        keys: Keys | None = None,
+    ) -> None:
+        """Port 0: a free one. lock_wait: seconds for a predecessor to end. keys: of its users, in place of the one with a password."""
+        self._keys = keys
         self.data_dir = data_dir.absolute()
         self.port = port or process.free_port()
         self.log = self.data_dir / "logs" / "nats.log"
@@ -101,7 +109,9 @@ class EmbeddedNats:
 
     @property
     def url(self) -> str:
-        """nats://user:password@127.0.0.1:port"""
+        """nats://user:password@127.0.0.1:port; with keys none of the two, and with certificates tls://"""
+        if self._keys is not None:
+            return f"{'tls' if self._keys.tls else 'nats'}://127.0.0.1:{self.port}"
         return f"nats://infaas:{quote(self.password, safe='')}@127.0.0.1:{self.port}"
 
     @property
@@ -134,8 +144,7 @@ class EmbeddedNats:
                 port=self.port,
                 max_payload=self._max_payload,
                 store=json.dumps(str(self.data_dir / "nats")),
-                user=json.dumps("infaas"),
-                password=json.dumps(self.password),
+                users=self._users(),
             ),
         )
         self._process = process.start(
@@ -147,6 +156,13 @@ class EmbeddedNats:
             keep_open=[self._lock.fd],
         )
         return self._process
+
+    def _users(self) -> str:
+        if self._keys is not None:  # included files are named from here
+            return "\n".join(
+                f"include {json.dumps(os.path.relpath(path, self.data_dir))}" for path in self._keys.includes
+            )
+        return f'authorization {{ users: [ {{ user: "infaas", password: {json.dumps(self.password)} }} ] }}'
 
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Return once our server greets on its port; raises ServerError with the end of its log."""

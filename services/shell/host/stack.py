@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -13,24 +14,28 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from bus.login import Login
 from bus.natsjet import LostStream
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
-from services.core.settings import GatewaySettings, Settings, WorkerSettings
+from services.core.settings import Settings, WorkerSettings
 from services.shell.host import process
 from services.shell.host.endpoints import (
-    DEFAULT_PORTS,
-    PORT_OFFSETS,
     PortClaims,
     SystemEndpoints,
     check_version,
+    at,
     choose_ports,
     mark_stopped,
+    moved_ports,
+    page_url,
+    preferred_ports,
     recorded,
     recorded_ports,
     write_endpoints,
     write_parts,
 )
+from services.shell.host.keys import Keys
 from services.shell.host.local_workers import LocalWorkers
 from services.shell.host.machine import PLAIN, environ_of, initial, worker_of
 from services.shell.host.nats import EmbeddedNats
@@ -44,7 +49,7 @@ from services.shell.host.worker import publish_exit
 from services.shell.http import LISTENING, listen
 from services.shell.metrics.system import PAGE, SystemMetrics
 from services.shell.runtime import telemetry
-from services.shell.runtime.known_streams import KnownStreams, StreamFile
+from services.shell.runtime.known_streams import LOOKED, KnownStreams, StreamFile, look_at_servers
 from services.shell.settings import deciding, given, login_of
 
 log = logging.getLogger(__name__)
@@ -112,9 +117,10 @@ class Stack:
         self._hosting: LocalWorkers | None = None
         self._metrics: SystemMetrics | None = None
         self._supervisor.changed = self._tell_parts
-        self._supervisor.swept = partial(process.rotate, self._logs)
+        self._supervisor.swept = self._swept
         self._chosen: dict[str, int] = {}
         self._log: logging.Handler | None = None
+        self._keys: Keys | None = None
         self._listening: dict[
             str, socket.socket
         ] = {}  # by child: where connections wait while none of its processes accepts them
@@ -142,6 +148,8 @@ class Stack:
                 f"a system runs in {spec.data_dir} already: {how}, or choose another --data-dir"
             ) from None
         check_version(spec.data_dir)
+        if spec.settings.bus.auth:
+            self._keys = Keys(spec.settings.bus.auth, spec.settings.prefix)
         self._log = telemetry.to_file(self._logs / f"{LOG}.log", LOG)
         self._memory.open(self._spec.data_dir)
         kept = recorded_ports(spec.data_dir)
@@ -152,25 +160,9 @@ class Stack:
             spec.gateway and gateway.grpc_port > 0
         )
         ours += ["metrics"] * spec.settings.metrics.enabled
-        preferred = {
-            **DEFAULT_PORTS,
-            "dashboard": spec.settings.dashboard.port,
-            "gateway": gateway.port,
-            "gateway_grpc": gateway.grpc_port,
-            "metrics": spec.settings.metrics.port or DEFAULT_PORTS["metrics"],
-        }
+        preferred = preferred_ports(spec.settings)
         chosen = choose_ports(ours, spec.port_base, kept, self._claims.take, self._claims.take_any, preferred)
-        if spec.port_base is not None:
-            wanted = {name: spec.port_base + offset for name, offset in PORT_OFFSETS.items()}
-        else:
-            wanted = {
-                name: kept.get(name, port) if port == DEFAULT_PORTS[name] else port for name, port in preferred.items()
-            }
-        self.notices = [
-            f"port {wanted[name]} is busy: {name} has port {port} instead, also at the next start"
-            for name, port in sorted(chosen.items())
-            if port != wanted[name]
-        ]
+        self.notices = moved_ports(chosen, spec.port_base, kept, preferred)
         if spec.config is None and (before := recorded(spec.data_dir, "config")):
             self.notices.append(
                 f"the last start had --config {before}, this one has none: its settings are the defaults"
@@ -195,12 +187,13 @@ class Stack:
             writer=writer,
             prefix=spec.settings.prefix,
             dashboard=dashboard,
-            gateway=gateway_url(gateway, chosen["gateway"]) if "gateway" in chosen else None,
+            gateway=page_url(gateway, chosen["gateway"]) if "gateway" in chosen else None,
             gateway_grpc=at(gateway.address, chosen["gateway_grpc"]) if "gateway_grpc" in chosen else None,
             metrics=metrics,
             settings=deciding(spec.settings),
             given=given(spec.config, spec.environ),
             config=None if spec.config is None else str(spec.config.absolute()),
+            login={} if self._keys is None else self._keys.login(["operator"]),
         )
         write_endpoints(spec.data_dir, found, kept | chosen)
         return found
@@ -285,8 +278,9 @@ class Stack:
     async def _start_nats(self, port: int) -> str:
         spec = self._spec
         if spec.nats_url is not None:
+            self.notices += await look_at_servers(spec.settings.bus)
             return spec.nats_url
-        server = EmbeddedNats(spec.data_dir, port, max_payload=spec.settings.bus.max_payload)
+        server = EmbeddedNats(spec.data_dir, port, max_payload=spec.settings.bus.max_payload, keys=self._keys)
         self._supervisor.start(Child("nats", server.launch, NATS, asked=self._ask_nats))
         await asyncio.to_thread(server.wait_ready)
         return server.url
@@ -342,6 +336,11 @@ class Stack:
         """Write down which process is which part, for `infaas restart`."""
         pids = {name: pid for name, pid in self._supervisor.pids.items() if name not in SERVERS}
         write_parts(self._spec.data_dir, pids)
+
+    def _swept(self) -> None:
+        process.rotate(self._logs)
+        if self._keys is not None and self._keys.changed() and (nats := self._supervisor.pids.get("nats")):
+            os.kill(nats, signal.SIGHUP)  # it reads its users again
 
     def _start_serving(self, environ: dict[str, str]) -> None:
         spec, gateway = self._spec, {}
@@ -412,14 +411,19 @@ class Stack:
             loop.remove_reader(entrance)
             self._service("dashboard", ["dashboard"], {**environ, **more})
 
-        self._await_visitor = partial(loop.add_reader, entrance, visited)
-        loop.add_reader(entrance, visited)
+        def rests() -> None:
+            if self._metrics is not None:
+                self._metrics.remove(["dashboard"])
+            loop.add_reader(entrance, visited)
+
+        self._await_visitor = rests
+        rests()
         return self._dashboard_url
 
     @property
     def _dashboard_url(self) -> str:
         settings = self._spec.settings.dashboard
-        return settings.public_url or f"http://{at(settings.address, self._chosen['dashboard'])}"
+        return settings.public_url or page_url(settings, self._chosen["dashboard"])
 
     def _service(
         self,
@@ -439,8 +443,10 @@ class Stack:
     ) -> Child:
         file = self._logs / f"{name}.log"
         command = process.service_command(services, self._spec.config)
-        port = self._metrics.port_for(name) if self._metrics is not None and services != ["dashboard"] else 0
+        port = self._metrics.port_for(name) if self._metrics is not None else 0
         environ = {**environ, "INFAAS_METRICS__PORT": str(port)}
+        if self._keys is not None:
+            environ |= self._keys.environ(services)
         listening = self._listening.get(name)
         if listening is not None:
             environ[LISTENING] = str(listening.fileno())
@@ -469,13 +475,19 @@ class Stack:
         )  # fmt: skip
 
     def _service_environ(self, more: Mapping[str, str]) -> dict[str, str]:
-        return process.with_our_source({**self._spec.environ, "INFAAS_DATA_DIR": str(self._spec.data_dir), **more})
+        own = {"INFAAS_DATA_DIR": str(self._spec.data_dir), LOOKED: "yes"}
+        return process.with_our_source({**self._spec.environ, **own, **more})
 
     async def _connect(self, url: str) -> None:
         from bus.natsbus import NatsBus  # noqa: PLC0415  (not before NATS itself has been started)
 
         try:
-            self._bus = await NatsBus.connect(url, name="supervisor", **login_of(self._spec.settings.bus).options())
+            login = (
+                login_of(self._spec.settings.bus)
+                if self._keys is None
+                else Login(**self._keys.login(["supervisor", "registrar"]))
+            )
+            self._bus = await NatsBus.connect(url, name="supervisor", **login.options())
             known = KnownStreams([StreamFile(self._spec.data_dir / KNOWN)], adopt=self._spec.settings.bus.adopt)
             await known.check(self._bus.streams)
             known.attach_to(self._bus.streams)
@@ -486,13 +498,3 @@ class Stack:
             raise ServerError(str(error)) from error
         except (BusError, OSError) as error:
             raise ServerError(f"cannot reach NATS: {error}") from error
-
-
-def at(address: str, port: int) -> str:
-    """host:port, as URLs have it."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
-def gateway_url(settings: GatewaySettings, port: int) -> str:
-    """Where the HTTP gateway is asked on this machine."""
-    return f"http{'s' if settings.tls_certificate else ''}://{at(settings.address, port)}"

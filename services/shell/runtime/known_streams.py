@@ -17,18 +17,28 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from bus.durability import weaknesses
 from bus.natsjet import LostStream, Streams
 from bus.port import BusError, Forbidden, NotFound
 from bus.subjects import Subjects
-from services.core.settings import Settings
-from services.shell.host.process import write_private
+from services.core.settings import BusSettings, Settings
+from services.shell.host.process import ServerError, write_private
 
 log = logging.getLogger(__name__)
+LOOKED = "INFAAS_SERVERS_LOOKED_AT"  # the variable by which a supervisor tells its services that it has
 PATIENCE = 30.0  # s for a cluster to elect its leader, and for a database to come back
 REMEDY = (
     "restore NATS's store from a backup or its volume; or set bus.adopt (INFAAS_BUS__ADOPT=true) for one start to go on with what is "
     "there, then `infaas catalog restore` brings the catalogue back from SQL"
 )
+
+
+async def look_at_servers(settings: BusSettings) -> list[str]:
+    """What NATS servers of one's own may lose, where that is certain. Raises ServerError where bus.require_durable forbids it."""
+    found = await asyncio.to_thread(weaknesses, settings.url, settings.monitoring)
+    if found and settings.require_durable:
+        raise ServerError(f"bus.require_durable forbids to start: {'; '.join(weak.text for weak in found)}")
+    return [weak.text for weak in found if weak.certain]
 
 
 class StreamList(Protocol):

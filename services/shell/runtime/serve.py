@@ -13,11 +13,12 @@ from bus.natsjet import LostStream
 from bus.port import Bus, BusError
 from bus.subjects import Subjects, of_one_hearer
 from services.core.settings import Settings
+from services.shell.host.process import ServerError
 from services.shell.host.running import AFTER, GO, LEAVES, READY, SUCCEEDED, Running, inherited
 from services.shell.host.watch import TURN
 from services.shell.metrics.exporter import Exporter
 from services.shell.runtime import telemetry
-from services.shell.runtime.known_streams import KnownStreams
+from services.shell.runtime.known_streams import LOOKED, KnownStreams, look_at_servers
 from services.shell.runtime.runtime import ActorFailed, Runtime
 from services.shell.runtime.telemetry import span_exporter
 from services.shell.settings import login_of
@@ -202,4 +203,10 @@ async def _connect(name: str, settings: Settings, known: KnownStreams, local: bo
     bus.streams.patience_s = STREAMS_S
     known.attach_to(bus.streams)
     await known.check(bus.streams)
+    if not os.environ.get(LOOKED):
+        try:
+            for text in await look_at_servers(settings.bus):
+                log.warning("%s", text)
+        except ServerError as error:
+            raise SystemExit(str(error)) from error
     return bus

@@ -11,8 +11,7 @@ from services.core.actor import Actor, Effect, Envelope, Publish, Record
 from services.simulation.clients import INBOX
 from services.simulation.fuzz.trial import FaultTrial, Wrap, Wrapped
 from services.simulation.kernel import as_read
-from services.simulation.run import BEGINS
-from services.simulation.scenario.model import Scenario
+from services.simulation.scenario.model import BEGINS, Scenario
 
 CLIENT = "client"
 _MOST = 80  # steps

@@ -28,8 +28,8 @@ from services.simulation.fuzz.queries import QueryChecks
 from services.simulation.fuzz.violations import Violation, Violations, last_end
 from services.simulation.kernel import ActorHalted, Headers, RunningActor, SimulatedEdge, as_read
 from services.simulation.report import RunReport
-from services.simulation.run import BEGINS, STEP, Run, seldom_collected
-from services.simulation.scenario.model import Scenario
+from services.simulation.run import STEP, Run, seldom_collected
+from services.simulation.scenario.model import BEGINS, Scenario
 from services.simulation.scenario.read import derive
 from services.simulation.system import process_of
 

@@ -12,6 +12,7 @@ from bus.messages.catalog import (
     AppRecord,
     BatchingRule,
     Ensemble,
+    Expectation,
     ModelRecord,
     Profile,
     ProfileRow,
@@ -27,7 +28,7 @@ from services.core.ensemble.policies import make_policy
 from services.registrar.checks import POLICIES, selection_errors
 from services.simulation.ensembles import SIGNATURE as SEVERAL
 from services.simulation.scenario.machines import MB, UNLIMITED_MB, MachineBlock, largest_of
-from services.simulation.scenario.model import CostSpec
+from services.simulation.scenario.model import BEGINS, CostSpec
 from services.simulation.scenario.toml import AMOUNT, Location, meant_or_all, one_of, shown, within
 
 # -- a variant's profile from the speed that a scenario states
@@ -130,12 +131,20 @@ SIGNATURE = Signature(  # one byte an item, because no contents are simulated
 _FILLED = "synthetic"  # in place of a framework and a file
 
 
+class ExpectedLoad(Struct, frozen=True, kw_only=True):
+    """One entry of `expect`: what an operator has said (`infaas expect`). at: seconds from the start."""
+
+    qps: Annotated[float, Number(above=0, most=1e9)]
+    at: Annotated[float, Number(most=1e9)]
+
+
 class AppBlock(Struct, frozen=True, kw_only=True):
     """An [[app]] block. batching, selection: as of `infaas admin set-batching` and `set-selection`; a text is its policy."""
 
     moved: ClassVar[Mapping[str, str]] = {"qps": "has no place here: state the number of queries in [[load]]"}
 
     name: Named
+    expect: list[ExpectedLoad] = []
     latency_ms: Annotated[float | None, fields_of(Requirements)["latency_ms"].rule] = None
     accuracy: Annotated[float | None, SHARE] = None
     cost: Annotated[float | None, fields_of(Requirements)["cost"].rule] = None
@@ -222,6 +231,7 @@ def catalogue(
                 latency_ms=block.latency_ms,
                 default_output=block.default_output,
                 slo_target=block.slo_target,
+                expects=[Expectation(BEGINS + one.at, one.qps) for one in block.expect],
             )
             for app, block in stated.items()
         ),

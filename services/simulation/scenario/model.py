@@ -31,6 +31,8 @@ Times = NDArray[np.float64]
 # What a scenario's queries may ask for. The context is a load's own, and a deadline is a moment that no file knows.
 NEEDS = tuple(name for name in Requirements.__struct_fields__ if name not in ("context", "deadline"))
 
+BEGINS = 1_000_000.0  # the clock at a scenario's time 0
+
 
 class WorkloadSpec(Struct, frozen=True, kw_only=True):
     """One stream of queries, spread over `apps` by `shares` (which add up to 1).

@@ -41,7 +41,8 @@ def test_by_model_variant_and_version() -> None:
     assert items("a") == items("a", "m") == items("a", "m", "v") == 2
     assert items("a", "m", "v", "2") == items("a", None, None, "1") == 1
     assert items("a", "nix") == items("nix") == 0
-    assert counts.apps == ["a", "b"]
+    assert sorted({name.partition(".")[0] for name, _, _ in counts.all()}) == ["a", "b"]
+    assert {name.partition(".")[0] for name, _, _ in counts.all("b")} == {"b"}
 
 
 def test_a_default_is_its_apps_and_no_execution() -> None:

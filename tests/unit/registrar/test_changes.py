@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.fields import TOKEN, Number
-from bus.messages.catalog import AppRecord, BatchingRule, Ensemble, PipelineRecord, Signature
+from bus.messages.catalog import AppRecord, BatchingRule, Ensemble, Expectation, PipelineRecord, Signature
 from bus.messages.public import Error
 from bus.messages.verbs import (
     ADMIN_VERBS,
@@ -18,6 +18,7 @@ from bus.messages.verbs import (
     DeleteApp,
     DeleteVersion,
     DrainWorker,
+    Expect,
     LinkModel,
     ReleaseVariant,
     ResetSelection,
@@ -31,6 +32,7 @@ from bus.messages.verbs import (
     body_of,
 )
 from services.core.catalog import Catalog, key_of
+from services.core.demand import expected_qps
 from services.registrar.changes import AMENDMENTS, amend, refusal, told
 from services.registrar.checks import verb_asked
 from services.registrar.commands import LinkVersion
@@ -270,7 +272,9 @@ def test_a_wrong_rule_of_batching_is_refused(fields: dict[str, Any], code: str, 
 def test_missing_and_wrong_names_are_named(verb: str) -> None:
     fields = body_of(ADMIN_VERBS[verb])
     good = {name: "ok" for name, one in fields.items() if one.rule == TOKEN and one.default is NODEFAULT}
-    values = {name: value for name, value in {"count": 1, "slo_target": 0.5}.items() if name in fields}
+    values = {
+        name: value for name, value in {"count": 1, "slo_target": 0.5, "qps": 1, "at": 1}.items() if name in fields
+    }
     for field in good:
         for bad in (None, "a b", "*"):
             error = asked(verb, **{**values, **good, field: bad})
@@ -283,7 +287,7 @@ def test_missing_and_wrong_names_are_named(verb: str) -> None:
 def test_each_number_beyond_its_bounds_is_refused(verb: str) -> None:
     """What the bounds are, the documents say that are written from the messages."""
     known = body_of(ADMIN_VERBS[verb])
-    good = {"app": "a", "model": "mlp", "policy": "exp4", "slo_target": 0.9, "count": 1}
+    good = {"app": "a", "model": "mlp", "policy": "exp4", "slo_target": 0.9, "count": 1, "qps": 1, "at": 1}
     good = {"model": "mlp", "policy": "aimd"} if verb == "set-batching" else {k: good[k] for k in known if k in good}
     for field, one in known.items():
         if isinstance(one.rule, Number):
@@ -400,3 +404,22 @@ def test_replicas_last_until_they_are_none_or_the_model_is_unlinked() -> None:
     assert refused(app_record("a"), SetReplicas(app="a", model="cnn", count=4)).code == "unknown_model"
     of_app = changed(four, SetReplicas(app="a", count=2))
     assert (of_app.min_instances, of_app.replicas) == (2, {"mlp": 4})
+
+
+def test_what_is_expected_is_kept_by_its_time_and_taken_back_by_a_rate_of_zero() -> None:
+    once, weekly = Expect(app="digits", qps=20.0, at=900.0), Expect(app="digits", qps=5.0, at=300.0, weekly=True)
+    both = changed(changed(app_record(), once), weekly)
+    assert both.expects == [Expectation(300.0, 5.0, True), Expectation(900.0, 20.0)]
+    assert changed(both, replace(once, qps=30.0)).expects[1].qps == 30.0
+    assert changed(both, replace(weekly, qps=0.0)).expects == [Expectation(900.0, 20.0)]
+    assert "nothing was said" in refused(app_record(), replace(once, qps=0.0)).message
+
+
+def test_expected_load_is_a_floor_from_its_lead_time_on_and_for_a_quarter_of_an_hour() -> None:
+    app = replace(app_record(), expects=[Expectation(10_000.0, 7.0), Expectation(5_000.0, 3.0, weekly=True)])
+    week = 7 * 86_400.0
+    seen = {
+        now: expected_qps(app, now, 60.0)
+        for now in (9_900.0, 9_950.0, 10_800.0, 11_000.0, week + 4_970.0, week + 6_000.0)
+    }
+    assert list(seen.values()) == [0.0, 7.0, 7.0, 0.0, 3.0, 0.0]

@@ -9,8 +9,7 @@ from bus.messages.events import StateEvent
 from bus.messages.scaling import StartMachine
 from services.simulation.edges import LoadFault
 from services.simulation.kernel import NETWORK
-from services.simulation.run import BEGINS
-from services.simulation.scenario.model import FaultSpec, MachineSpec
+from services.simulation.scenario.model import BEGINS, FaultSpec, MachineSpec
 from services.simulation.system import SimulatedSystem
 from tests.support.data.small_scenarios import CPU, Told, load, machine, scenario, settings
 

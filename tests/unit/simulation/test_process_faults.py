@@ -17,8 +17,7 @@ from services.core.batching import batching_key
 from services.simulation.connections import Connections
 from services.simulation.faults import NEWER
 from services.simulation.kernel import Kernel
-from services.simulation.run import BEGINS
-from services.simulation.scenario.model import FaultSpec, Scenario
+from services.simulation.scenario.model import BEGINS, FaultSpec, Scenario
 from tests.support.data.small_scenarios import CPU, GPU, Told, load, machine, scenario, settings
 
 SPARE = machine("spare", devices=(CPU,), start=0, minimum=0, maximum=3, boot_s=2.0)

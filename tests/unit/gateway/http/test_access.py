@@ -1,16 +1,19 @@
 """services/gateway/http/access.py: who may do what."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
+from infaas.credentials import CredentialError, CredentialStore
 from services.core.settings import GatewaySettings
 from services.gateway.http.access import (
     AccessControl,
     BadTokens,
     KnownTokens,
     Right,
+    Token,
     Tokens,
     allowed,
     bearer,
@@ -20,7 +23,7 @@ from services.gateway.http.access import (
 from services.gateway.http.checks import bare_host, host_allowed, origin_allowed, path_fault
 from services.shell.settings import load
 
-USER, OPERATOR = {digest_of("user"): "u"}, {digest_of("operator"): "o"}
+USER, OPERATOR = {digest_of("user"): Token("u")}, {digest_of("operator"): Token("o")}
 BOTH, USERS, OPERATORS, NONE = (
     KnownTokens(USER, OPERATOR),
     KnownTokens(users=USER),
@@ -84,8 +87,8 @@ def test_bearer(credential: str | None, token: str | None) -> None:
 def test_tokens_as_written() -> None:
     assert Tokens("gateway.tokens", ()).current() is None
     assert Tokens("gateway.tokens", ("abc", "ann:def")).current() == {
-        digest_of("abc"): "token-1",
-        digest_of("def"): "ann",
+        digest_of("abc"): Token("token-1"),
+        digest_of("def"): Token("ann"),
     }
     with pytest.raises(BadTokens, match=r"gateway\.tokens: there is no token"):
         Tokens("gateway.tokens", ("ann:",))
@@ -136,6 +139,32 @@ def test_tokens_are_as_written_and_files_read_again_until_missing_or_emptied(tmp
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(BadTokens, match="it is not a text"):
         AccessControl(GatewaySettings(tokens=str(tmp_path / "bytes")))
+
+
+def test_tokens_of_the_command_are_for_an_app_end_and_can_be_revoked(tmp_path: Path) -> None:
+    store = CredentialStore(tmp_path)
+    store.begin("infaas")
+    file = tmp_path / "gateway-tokens"
+    access = AccessControl(load(environ={"INFAAS_GATEWAY__TOKENS_FILE": str(file)}).gateway)
+
+    def asked(token: str) -> tuple[int, str]:
+        access._users._read_at = float("-inf")
+        status, _, app = access.verdict(Right.QUERY, f"Bearer {token}")
+        return status, app
+
+    assert asked("") == (401, ""), "where nobody has a token yet, nobody may query"
+    web = store.add_token("web", "digits", time.time() + 3600.0)
+    boss, old = store.add_token("boss", "", None), store.add_token("old", "digits", time.time() - 1.0)
+    assert web not in file.read_text()
+    assert [asked(token) for token in (web, boss, old)] == [(0, "digits"), (0, ""), (401, "")]
+    assert "was valid until" in access.verdict(Right.QUERY, f"Bearer {old}").message
+    assert access.verdict(Right.OPERATE, f"Bearer {web}").status == 403
+    with pytest.raises(CredentialError, match="there is 'web' already"):
+        store.add_token("web", "faces", None)
+    assert store.revoke_token("web") and not store.revoke_token("web")
+    assert [asked(token)[0] for token in (web, boss)] == [401, 0]
+    file.write_text("web app=digits until=never sha256=1\n")
+    assert asked(boss)[0] == 0, "a file that cannot be read takes no token away"
 
 
 # -- services/gateway/http/checks.py: paths, hosts and origins.

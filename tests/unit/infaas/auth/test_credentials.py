@@ -4,6 +4,7 @@ import json
 import re
 import stat
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,11 @@ def test_each_option_of_the_command_reaches_the_store(tmp_path: Path, capsys: py
     assert "mine.execute.w1.*" in said("show", "gpu-1")["subscribe"]
     said("add", "phone", "--role", "client", "--app", "faces", "--bucket", "things")
     assert "$O.things.C.*" in said("show", "phone")["publish"]
+    made = said("token", "web", "--app", "faces", "--days", "90")
+    [token] = said("list")["tokens"]
+    assert (token["name"], token["app"]) == ("web", "faces")
+    assert 89 < (datetime.fromisoformat(token["until"]) - datetime.now(UTC)).total_seconds() / 86400 <= 90
+    assert made["token"] not in (store.directory / "gateway-tokens").read_text()
     said("rotate", "phone")
     said("revoke", "phone", "--wholly")
     assert "phone" not in {user["name"] for user in said("list")["users"]}

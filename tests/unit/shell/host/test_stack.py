@@ -1,12 +1,14 @@
 """What `infaas up` starts, as its settings say."""
 
 import asyncio
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nats.aio.client import Client
 
+from bus.durability import weaknesses
 from infaas.cli.up import _plan
 from services.core.settings import MachineKind, MachineSettings, WorkerSettings
 from services.shell.host.machine import devices_of, environ_of, initial, worker_of
@@ -15,7 +17,8 @@ from services.shell.host.process import ServerError
 from services.shell.host.stack import Stack
 from services.shell.host.supervise import Child
 from services.shell.settings import load
-from tests.support.servers.nats import run
+from tests.support.servers.nats import free_port, run
+from tests.support.servers.processes import eventually
 
 
 class Children:
@@ -80,6 +83,40 @@ def test_nats_takes_messages_as_large_as_the_settings_say(tmp_path: Path, most: 
             await stack._supervisor.stop()
 
     assert asyncio.run(main()) == most
+
+
+@pytest.mark.parametrize(("sync", "certain"), [("", True), ("sync_interval: always", False)])
+def test_a_nats_of_ones_own_that_may_lose_what_it_acknowledged_is_told_and_refused(
+    tmp_path: Path, sync: str, certain: bool
+) -> None:
+    """bus.monitoring says where it shows that, and bus.require_durable that it is a reason not to start."""
+    port, pages = free_port(), free_port()
+    text = f'listen: "127.0.0.1:{port}"\nhttp: "127.0.0.1:{pages}"\njetstream {{ store_dir: "{tmp_path / "js"}"\n{sync}\n}}\n'
+    (tmp_path / "nats.conf").write_text(text)
+    try:
+        server = subprocess.Popen([find_nats_server(), "-c", tmp_path / "nats.conf"], stderr=subprocess.DEVNULL)
+    except ServerError as error:
+        pytest.skip(str(error))
+    url, where = f"nats://127.0.0.1:{port}", f"http://127.0.0.1:{pages}"
+
+    def told(monitoring: str, require: str) -> list[str]:
+        file = f"[bus]\nurl = '{url}'\nmonitoring = '{monitoring}'\nrequire_durable = {require}\n"
+        stack = planned(tmp_path, file)
+        run(stack._start_nats(0))
+        return stack.notices
+
+    try:
+        eventually(lambda: bool(weaknesses(url, where)) == certain and bool(weaknesses(url, "http://127.0.0.1:1")))
+        assert [weak.certain for weak in weaknesses(url, "http://127.0.0.1:1")] == [False]
+        assert len(told(where, "false")) == certain
+        for monitoring in [where] * certain + ["http://127.0.0.1:1"]:
+            with pytest.raises(ServerError, match=r"bus\.require_durable forbids.*: set `"):
+                told(monitoring, "true")
+        if not certain:
+            assert told(where, "true") == []
+    finally:
+        server.kill()
+        server.wait()
 
 
 # -- What a worker of a kind is, and with which workers a system starts.

@@ -28,8 +28,7 @@ from services.core.actor import Changed, Envelope, Malformed, Record, Started, S
 from services.core.catalog import app_key, variant_key
 from services.core.placement import OVERCOMMIT, Device
 from services.core.settings import Settings
-from services.simulation.run import BEGINS
-from services.simulation.scenario.model import MachineSpec, Scenario
+from services.simulation.scenario.model import BEGINS, MachineSpec, Scenario
 from services.simulation.scenario.policies import base_tree, settings_of
 from services.simulation.scenario.toml import Location
 from services.simulation.shadow.actor import LISTEN, Shadow, make_shadow

@@ -1,0 +1,154 @@
+"""Whether a system grows while it lives: `python benches/soak.py [--minutes M] [--every S]` (`make soak`, HOURS=24).
+
+Versions, apps, pipelines and jobs come and go under a steady load. Memory, descriptors and log of each process, subjects, messages and bytes of
+NATS, and rows of the database are read every few seconds. Each has its slope an hour with a 95 % interval: of the means of eight equal parts of the
+time after the first quarter, in which caches fill. A slope whose interval does not hold 0 is marked. What is kept for days by design grows: rows of
+history and its bytes. Wanted: no other mark, no restart, nothing refused but for what overload explains.
+"""
+
+import argparse
+import asyncio
+import json
+import time
+import urllib.request
+from collections import Counter, defaultdict
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import psycopg
+import rig
+from path import APP, prepare
+
+import infaas
+from infaas.client import Client
+from infaas.connecting import read_endpoints
+
+PARTS = 8
+T975 = 2.447  # of Student's t with PARTS - 2 degrees of freedom
+ROWS = """SELECT relname, n_live_tup FROM pg_stat_user_tables WHERE schemaname IN ('infaas', 'infaas_internal')"""
+
+
+async def look(client: Client, own: rig.DemoSystem, dsn: str) -> dict[str, float]:
+    """Every figure now."""
+    found: dict[str, float] = defaultdict(float)
+    parts: dict[str, int] = json.loads((own.data_dir / "parts.json").read_text())
+    supervisor = json.loads((own.data_dir / "endpoints.json").read_text())["pid"]
+    others = {pid: rig.kind(pid) for pid in rig.children(supervisor)}
+    named = {pid: name for name, pid in parts.items()} | {supervisor: "up"}
+    for pid, name in {**others, **named}.items():
+        with suppress(OSError):
+            rss = int((Path("/proc") / str(pid) / "statm").read_text().split()[1]) * 4096
+            found[f"{name}: memory, MB"] += rss / 2**20
+            found[f"{name}: descriptors"] += len(list((Path("/proc") / str(pid) / "fd").iterdir()))
+    for log in (own.data_dir / "logs").glob("*.log*"):
+        found[f"{log.name.partition('.')[0]}: log, kB"] += log.stat().st_size / 1024
+    reply = await client.bus.request("$JS.API.STREAM.LIST", b"", 10.0)
+    for stream in json.loads(reply.data)["streams"]:
+        name, state = stream["config"]["name"], stream["state"]
+        for what, value in (("messages", state["messages"]), ("subjects", state.get("num_subjects", 0))):
+            found[f"{name}: {what}"] = value
+        found["NATS: streams"] += 1
+        found["NATS: MB on disk"] += state["bytes"] / 2**20
+        found["NATS: consumers"] += state["consumer_count"]
+    with psycopg.connect(dsn) as connection:
+        for table, rows in connection.execute(ROWS):
+            found[f"rows of {table}"] = rows
+        size = connection.execute("SELECT pg_database_size(current_database())").fetchone()
+        found["PostgreSQL: MB on disk"] = size[0] / 2**20 if size else 0.0
+    return dict(found)
+
+
+async def load(client: Client, x: np.ndarray, ended: Counter[str]) -> None:
+    while True:
+        answer = await client.query(APP, x, latency_ms=1000, raise_refused=False)
+        ended[answer.code if isinstance(answer, infaas.Refused) else "answered"] += 1
+        await asyncio.sleep(0.05)
+
+
+async def come_and_go(client: Client, own: rig.DemoSystem, x: np.ndarray, done: Counter[str]) -> None:
+    """An app with a model, a pipeline over it, a job, and away with all of them, again and again."""
+    for number in count():
+        app = f"guest-{number}"
+        await client.register(rig.MODEL, app=app, model=app, validation=str(rig.VALIDATION))
+        done["registrations"] += 1
+        graph = {"vertex": [{"name": "one", "app": app, "inputs": {"x": "$.x"}}], "output": {"scores": "one.scores"}}
+        await client.admin("set-pipeline", pipeline={"name": f"line-{number}", "latency_ms": 2000}, **graph)
+        await client.query(f"line-{number}", x, raise_refused=False)
+        await client.admin("delete-app", app=f"line-{number}")
+        done["pipelines"] += 1
+        inputs = own.data_dir / "jobs" / f"in-{number}.npy"
+        inputs.parent.mkdir(exist_ok=True)
+        np.save(inputs, np.repeat(x, 500, axis=0))
+        job = await client.submit(app, inputs.as_uri(), inputs.with_name(f"out-{number}.npy").as_uri())
+        await client.wait_job(job)
+        done["jobs"] += 1
+        inputs.unlink()
+        inputs.with_name(f"out-{number}.npy").unlink(missing_ok=True)
+        await client.admin("delete-app", app=app)
+        await client.admin("delete-version", model=app, version="1")
+
+
+def slope(times: np.ndarray, values: np.ndarray) -> tuple[float, float]:
+    """Of the means of PARTS equal parts: change an hour, and half of its 95 % interval."""
+    hours = np.array([part.mean() for part in np.array_split(times, PARTS)]) / 3600.0
+    means = np.array([part.mean() for part in np.array_split(values, PARTS)])
+    centred = hours - hours.mean()
+    found = float(centred @ means / (centred @ centred))
+    rest = means - means.mean() - found * centred
+    return found, T975 * float(np.sqrt(rest @ rest / (PARTS - 2) / (centred @ centred)))
+
+
+async def soak(own: rig.DemoSystem, seconds: float, every: float) -> None:
+    with np.load(rig.VALIDATION) as stored:
+        x = stored["x"][:1]
+    found = read_endpoints(own.data_dir)
+    ended, done = Counter[str](), Counter[str]()
+    looks: list[tuple[float, dict[str, float]]] = []
+    async with infaas.connect(data_dir=own.data_dir) as client:
+        asking = [asyncio.create_task(load(client, x, ended)), asyncio.create_task(come_and_go(client, own, x, done))]
+        began = time.monotonic()
+        while (now := time.monotonic() - began) < seconds:
+            for task in asking:
+                if task.done():
+                    task.result()
+            looks.append((now, await look(client, own, found.sql)))
+            await asyncio.sleep(every)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    print(f"{seconds / 60:.0f} min: {dict(ended)}; {dict(done)}; restarts {restarts(found.metrics):.0f}, wanted 0")
+    show(looks)
+
+
+def restarts(page: str) -> float:
+    with urllib.request.urlopen(page) as reply:
+        lines = reply.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("infaas_part_restarts_total{"))
+
+
+def show(looks: list[tuple[float, dict[str, float]]]) -> None:
+    settled = looks[len(looks) // 4 :]
+    times = np.array([at for at, _ in settled])
+    print(f"{'':44} {'first':>10} {'last':>10} {'slope an hour':>14}   95 %")
+    for name in sorted({name for _, each in looks for name in each}):
+        values = np.array([each.get(name, 0.0) for _, each in settled])
+        change, half = slope(times, values)
+        mark = "" if abs(change) <= half + 1e-6 * (1.0 + abs(values[-1])) else "  grows" if change > 0 else "  shrinks"
+        print(f"{name:44} {looks[0][1].get(name, 0.0):10.1f} {values[-1]:10.1f} {change:14.2f} ± {half:.2f}{mark}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between two looks")
+    options = parser.parse_args()
+    with rig.system() as own:
+        asyncio.run(own.start())
+        asyncio.run(prepare(own.data_dir))
+        asyncio.run(soak(own, 60.0 * options.minutes, options.every))
+
+
+if __name__ == "__main__":
+    main()
