@@ -213,6 +213,8 @@ STORE_RIGHTS: tuple[StoreRights, ...] = (
         creates=_r("registrar"),
         reads=_SERVICES | {"gateway", "operator"},
         writes=_r("registrar"),
+        puts=_r("dispatcher"),
+        keys="quality.>",
     ),
     StoreRights(
         "control_bucket",

@@ -96,6 +96,36 @@ class Profile(Struct, frozen=True, kw_only=True):
     host_mb: float | None = None
 
 
+class LiveAccuracy(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a variant reaches in an app in production. accuracy: 0..1, as that of the variant. low, high: its interval, which holds at every moment
+    (services/core/quality.py). labels: that it rests on, since that Unix time. source: what it was measured by.
+    """
+
+    accuracy: float
+    low: float
+    high: float
+    labels: int
+    since: float
+    source: str = "labels"
+
+    def excludes(self, registered: float | None) -> bool:
+        """Whether its interval has left what was measured at registration."""
+        return registered is not None and not self.low <= registered <= self.high
+
+
+class AppQuality(Struct, frozen=True, kw_only=True, weakref=True):
+    """What labels say of an app, as a dispatcher has put it into the catalogue bucket. variants: by name. answers: of its answers, whoever made them;
+    promised: what those should reach, on average: the accuracy that their queries state, else what their variants were registered with.
+    revision: of the value in the selection bucket from which it is made.
+    """
+
+    app: str
+    revision: int
+    variants: dict[str, LiveAccuracy] = {}
+    answers: LiveAccuracy | None = None
+    promised: float = 0.0
+
+
 class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     """One way to run one version of a model.
 
@@ -108,6 +138,8 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     metric, labels, allow_nan, functions: as in `Register`. model_accuracy: of the model as it was uploaded; None: not known.
     alone: why each item is computed alone, since its answer would depend on others in its batch; empty: it does not.
     arithmetic: of the CPU on which it was measured, "exact" or "saturating", where its accuracy depends on that; it runs on such ones only.
+
+    As an app sees it (`Catalog.seen`): live: what labels say; registered: the accuracy of the bucket's record, where `accuracy` is the live one.
     """
 
     variant: str
@@ -140,6 +172,28 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     arithmetic: str = ""
     differing: dict[str, float] = {}
     functions: Functions | None = None
+    live: LiveAccuracy | None = None
+    registered: float | None = None
+
+    @property
+    def twins(self) -> str:
+        """What it has in common with those variants that answer as it does, in whatever threads and batches."""
+        return "/".join((self.model, self.version, self.hardware, self.framework, self.precision, self.artifact[:12]))
+
+    @property
+    def measured(self) -> float | None:
+        """The accuracy that was measured at registration."""
+        return self.accuracy if self.registered is None else self.registered
+
+    @property
+    def truth(self) -> LiveAccuracy | None:
+        """What it reaches in production, where that has left what was measured at registration."""
+        return self.live if self.live is not None and self.live.excludes(self.measured) else None
+
+    @property
+    def production(self) -> tuple[float, str] | None:
+        """The accuracy of `truth`, and what that was measured by."""
+        return None if self.truth is None else (self.truth.accuracy, self.truth.source)
 
     @property
     def says_class(self) -> bool:
@@ -429,7 +483,8 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     selection: how several models answer together; None: one variant answers each query. replicas: by linked model, the least number of
     instances of its best variant. pipeline: the graph of other apps that answers; such an app links no models. plan: of the pipeline,
     the one that is deployed. accuracy: what a query without one gets: "own", a variant at most 0.5 points below its model, or "any".
-    plan_ended: why the last plan was ended by a change that it does not fit; empty: none was.
+    plan_ended: why the last plan was ended by a change that it does not fit; empty: none was. quality_act: what becomes of a query whose accuracy no
+    variant reaches any more: "report", "select" or "refuse" (docs/quality.md).
     """
 
     app: str
@@ -447,3 +502,4 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     plan: PipelinePlan | None = None
     accuracy: str = "own"
     plan_ended: str = ""
+    quality_act: str = "select"

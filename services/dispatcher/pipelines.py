@@ -349,6 +349,7 @@ class Pipelines(Struct, eq=False):
             outputs,
             now - query.arrived,
             accuracy=None if least is None else known[least],
+            accuracy_source="registered" if least is None else replies[least].accuracy_source,
             queue_ms=sum(replies[name].queue_ms for name in path),
             compute_ms=sum(replies[name].compute_ms for name in path),
             cached=all(reply.cached for reply in replies.values()),

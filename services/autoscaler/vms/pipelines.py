@@ -222,14 +222,15 @@ class PipelineReplication:
         return unserved
 
     def _serving(self, vertex: PipelineVertex, stage: PlannedStage) -> str:
-        """The planned variant, or if it is gone the cheapest that suffices. Empty: there is none."""
-        if self._catalog.variant(stage.variant) is not None:
-            return stage.variant
+        """The planned variant, or if it is gone, or not accurate enough any more, the cheapest that suffices. Empty: there is none."""
+        known = stage.variant if self._catalog.variant(stage.variant) is not None else ""
         able = [
             record
             for record in variants_for(vertex.app, None, None, None, self._catalog, vertex.accuracy or 0.0)
             if record.hardware == stage.hardware
         ]
+        if known and (not able or any(record.variant == known for record in able)):
+            return known
         best = min(able, key=lambda each: (self._problems.cost(each, stage.batch), each.variant), default=None)
         return best.variant if best is not None else ""
 

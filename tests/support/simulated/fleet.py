@@ -10,7 +10,16 @@ import msgspec
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import (
+    AppQuality,
+    AppRecord,
+    ModelRecord,
+    Profile,
+    ProfileRow,
+    Signature,
+    TensorSpec,
+    VariantRecord,
+)
 from bus.messages.fleet import EnsureLoaded, ExecutorExited
 from bus.messages.public import ObjectRef, Tensor
 from bus.subjects import Subjects
@@ -25,6 +34,7 @@ from services.dispatcher.commands import (
     ContextWritten,
     DeleteResults,
     GatherOutputs,
+    PutQuality,
     ReadContext,
     RunPolicy,
     StoredContext,
@@ -175,6 +185,7 @@ class ContextStore:
         self.lost = ""  # why nothing can be stored
         self.stored: dict[str, StoredContext] = {}
         self.policy: Callable[[RunPolicy], tuple[float, Any]] | None = None
+        self.quality: dict[str, AppQuality] = {}  # what dispatchers have put into the catalogue
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         if isinstance(command, RunPolicy):
@@ -190,6 +201,9 @@ class ContextStore:
         if isinstance(command, DeleteResults):
             for key in command.keys:
                 self.objects.pop(key, None)
+            return 0.001, None
+        if isinstance(command, PutQuality):
+            self.quality[command.app] = decode(AppQuality, command.value)
             return 0.001, None
         present = self.stored.get(command.key, StoredContext(None, 0))
         match command:
