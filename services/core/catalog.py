@@ -181,9 +181,10 @@ class Catalog:
         self._of_app.pop(app, None)
         return {app} if app in self._apps and before != self._truths(app) else set()
 
-    def _truths(self, app: str) -> dict[str, float]:
-        seen = self.seen(app, self.variants_of(app))
-        return {one.variant: round(one.truth.accuracy, 3) for one in seen if one.truth is not None}
+    def _truths(self, app: str) -> dict[str, tuple[float, float]]:
+        """By variant, as exactly as decisions need it: the views of an app are made anew when it changes."""
+        known = ((one.variant, one.truth) for one in self.variants_of(app))
+        return {name: (round(one.accuracy, 3), round(one.high, 2)) for name, one in known if one is not None}
 
     def _stale(self, model: str, version: str) -> set[str]:
         """The apps that serve this version now. Their cached variants are dropped, and collected again at the next look-up."""

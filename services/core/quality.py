@@ -24,12 +24,13 @@ def level_of(place: int) -> float:
 
 class Score(Struct, array_like=True):
     """The labels of one variant. bins: (sum of scores, labels), oldest first. place: multiples of BIN before the first of them. since: Unix
-    seconds of the first label that still counts.
+    seconds of the first label that still counts. last: how many labels its app had with its own last one.
     """
 
     bins: list[tuple[float, int]] = []
     place: int = 0
     since: float = 0.0
+    last: int = 0
 
     @property
     def observed(self) -> Observed:

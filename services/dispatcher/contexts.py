@@ -30,6 +30,7 @@ from services.dispatcher.counted import MARK, MOVED, Counted, OlderMarks
 READ_S = 2.0  # s for one read; queries wait for it, and are then served by what no feedback has taught
 RETRIES = 100  # reads that failed and are tried again, at each check
 UNREAD = -1  # instead of a revision: the bucket could not be read
+FORGOTTEN = 1000  # labels of an app without one for a variant, which then counts as it was registered: the world may have gone back
 PROMISES = 512  # of labels, of which the mean is the promise; then half of them
 OLD_MARKS = 128  # that a value had at most before older ones moved
 COUNTS = Ensemble(policy="")  # of an app without a policy: nothing learns, and feedback is counted all the same
@@ -40,6 +41,7 @@ class ContextValue(Struct, frozen=True, array_like=True):
     """The value of a key in the selection bucket. state: dumped by the policy. n: feedbacks that made it. marks: of the last feedbacks, MARK
     bytes each. moved: the revision of the key with older ones (`services.dispatcher.counted`); 0: there are none, -1: not known. full: older
     ones are forgotten. scores: what labels say, by the variants' `twins`, and of the answers (`services.dispatcher.answered`). promised: their sum, and how many.
+    told: labels that have scored something.
     """
 
     policy: str
@@ -50,6 +52,7 @@ class ContextValue(Struct, frozen=True, array_like=True):
     full: bool = False
     scores: dict[str, Score] = {}
     promised: tuple[float, int] = (0.0, 0)
+    told: int = 0
 
     def known(self) -> set[bytes]:
         """The marks that are here."""
@@ -65,15 +68,17 @@ class ContextValue(Struct, frozen=True, array_like=True):
 
     def scored(self, scored: Scored, now: float) -> "ContextValue":
         """With what one more label says."""
-        scores = dict(self.scores)
+        told = self.told + 1
+        scores = {name: one for name, one in self.scores.items() if told - one.last <= FORGOTTEN}
         for name, one in {**scored.variants, **({} if scored.answer is None else {ANSWERS: scored.answer})}.items():
             before = scores.get(name, Score())
-            scores[name] = replace(before, bins=list(before.bins))
+            scores[name] = replace(before, bins=list(before.bins), last=told)
             scores[name].add(one, now)
         total, count = self.promised
         if scored.answer is not None:
             total, count = total + (scored.promised or 0.0), count + 1
-        return replace(self, scores=scores, promised=(total / 2, count // 2) if count >= PROMISES else (total, count))
+        promised = (total / 2, count // 2) if count >= PROMISES else (total, count)
+        return replace(self, scores=scores, promised=promised, told=told)
 
     def judge(self, now: float) -> None:
         """Find changes."""
