@@ -1,11 +1,12 @@
 """What a variant reaches in production, by its labels: a mean that may change, with an interval that holds at every moment. Pure.
 
 Labels lie in bins, whose sizes grow with their age. Each bin begins a window that reaches to now, with a confidence sequence of its own
-(services/core/confidence.py); their levels add up to LEVEL, so that all windows that ever begin hold together, and so does what they have in
-common. Where they have nothing in common, the mean has changed: what is older than the most likely moment of the change is dropped (Shin,
-Ramdas and Rinaldo, "E-detectors", 2022).
+(services/core/confidence.py). Their levels add up to less than LEVEL, so that all windows that ever begin hold together, and whichever is
+looked at does. It is the longest one, until a later one contradicts it, or has left the registered figure where it has not: then what is older
+than the likeliest moment of the change is dropped (Shin, Ramdas and Rinaldo, "E-detectors", 2022).
 """
 
+from collections.abc import Iterator
 from math import inf, log, log2
 
 from msgspec import Struct
@@ -24,13 +25,15 @@ def level_of(place: int) -> float:
 
 class Score(Struct, array_like=True):
     """The labels of one variant. bins: (sum of scores, labels), oldest first. place: multiples of BIN before the first of them. since: Unix
-    seconds of the first label that still counts. last: how many labels its app had with its own last one.
+    seconds of the first label that still counts. aim: the registered figure. last: how many labels its app had with its own last one; at: when.
     """
 
     bins: list[tuple[float, int]] = []
     place: int = 0
     since: float = 0.0
+    aim: float = 0.0
     last: int = 0
+    at: float = 0.0
 
     @property
     def observed(self) -> Observed:
@@ -41,6 +44,7 @@ class Score(Struct, array_like=True):
         bins = self.bins
         if not bins:
             self.since = now
+        self.at = now
         if bins and bins[-1][1] < BIN:
             bins[-1] = bins[-1][0] + score, bins[-1][1] + 1
             return
@@ -55,36 +59,42 @@ class Score(Struct, array_like=True):
             i -= 1
 
     def interval(self, now: float) -> tuple[float, float]:
-        """What all windows have in common. Where that is nothing, the labels before the change are dropped. now: when a change is found."""
+        """Of the mean of all labels that count. Where the mean has changed, those before it are dropped. now: when a change is found."""
         while True:
-            low, high = self._common()
-            if low <= high:
+            low, high = self.observed.interval(level_of(self.place))
+            at = self._changed(low, high)
+            if not at:
                 return low, high
-            self._restart(now)
+            self.place += sum(count for _, count in self.bins[:at]) // BIN
+            del self.bins[:at]
+            self.since = now
 
-    def _common(self) -> tuple[float, float]:
-        low, high, place, bound = 0.0, 1.0, self.place, self.observed
-        for total, count in self.bins:
-            level = level_of(place)
-            if bound.excludes(low, level) or bound.excludes(high, level):
-                lower, upper = bound.interval(level)
-                low, high = max(low, lower), min(high, upper)
-            place += count // BIN
-            bound = Observed(max(0.0, bound.total - total), bound.count - count)
-        return low, high
-
-    def _restart(self, now: float) -> None:
-        """Keep what came after the most likely moment of one change."""
-        whole = self.observed
-        best, at, before = -inf, 1, Observed()
+    def _windows(self) -> Iterator[tuple[int, Observed, float]]:
+        """All but the longest: at which bin each begins, what it has, and its level."""
+        seen, place = self.observed, self.place
         for i, (total, count) in enumerate(self.bins[:-1], 1):
-            before += Observed(total, count)
-            after = Observed(whole.total - before.total, whole.count - before.count)
-            if (found := _likelihood(before) + _likelihood(after)) > best:
+            place += count // BIN
+            seen = Observed(max(0.0, seen.total - total), seen.count - count)
+            yield i, seen, level_of(place)
+
+    def _changed(self, low: float, high: float) -> int:
+        """The bin from which on the mean is another one; 0: it is the same."""
+        inside = low <= self.aim <= high
+        for i, seen, level in self._windows():
+            if (seen.mean < low and seen.excludes(low, level)) or (seen.mean > high and seen.excludes(high, level)):
+                return self._likeliest()
+            if inside and seen.excludes(self.aim, level):
+                return i
+        return 0
+
+    def _likeliest(self) -> int:
+        whole = self.observed
+        best, at = -inf, 1
+        for i, seen, _ in self._windows():
+            before = Observed(max(0.0, whole.total - seen.total), whole.count - seen.count)
+            if (found := _likelihood(before) + _likelihood(seen)) > best:
                 best, at = found, i
-        self.place += sum(count for _, count in self.bins[:at]) // BIN
-        del self.bins[:at]
-        self.since = now
+        return at
 
 
 def _likelihood(one: Observed) -> float:

@@ -8,7 +8,7 @@ from bus.messages.catalog import TARGETS, AppQuality, LiveAccuracy, VariantRecor
 from bus.messages.flow import DoneBatch
 from services.core.actor import Do
 from services.core.catalog import Catalog
-from services.core.ensemble.outputs import reached, said, score
+from services.core.ensemble.outputs import aim_of, reached, said, score
 from services.core.quality import Score
 from services.dispatcher.commands import PutQuality
 from services.dispatcher.predictions import Prediction
@@ -62,12 +62,13 @@ class AnsweredQueries:
 
 class Scored(NamedTuple):
     """What one label says: of each variant whose answer to the query is known, by its `twins`, and of the answer. promised: what that should have
-    reached.
+    reached. aims: the mean score of each variant at registration.
     """
 
     variants: Mapping[str, float] = {}
     answer: float | None = None
     promised: float | None = None
+    aims: Mapping[str, float] = {}
 
 
 def score_answered(label: Any, item: int, of: Answered, record: VariantRecord | None) -> Scored:
@@ -76,7 +77,10 @@ def score_answered(label: Any, item: int, of: Answered, record: VariantRecord | 
     if record is None or found is None:
         return Scored()
     one = {record.twins: found}
-    return Scored(one) if record.metric in TARGETS else Scored(one, found, of.floor or record.accuracy)
+    aims = {record.twins: aim_of(record.metric, record.accuracy)}
+    if record.metric in TARGETS:
+        return Scored(one, aims=aims)
+    return Scored(one, found, of.floor or record.accuracy, aims)
 
 
 def score_prediction(label: Any, item: int, of: Prediction, record_of: Callable[[str], VariantRecord | None]) -> Scored:
@@ -90,12 +94,13 @@ def score_prediction(label: Any, item: int, of: Prediction, record_of: Callable[
             continue
         found[record.twins] = one
         known.append(record)
+    aims = {one.twins: aim_of(one.metric, one.accuracy) for one in known}
     if not known or of.answer is None or known[0].metric in TARGETS:
-        return Scored(found)
+        return Scored(found, aims=aims)
     words = said({name: array[item : item + 1] for name, array in of.answer.items()}, known[0].metric)
     right = None if words is None else _score(label, words[0], known[0])
     promised = of.floor or sum(one.accuracy or 0.0 for one in known) / len(known)
-    return Scored(found, right, promised)
+    return Scored(found, right, promised, aims)
 
 
 def _score(label: Any, words: Any, record: VariantRecord) -> float | None:
@@ -150,7 +155,6 @@ class Publisher:
 def _figures(one: Score, now: float, reaches: Callable[[float], float]) -> LiveAccuracy:
     low, high = one.interval(now)
     seen = one.observed
-    mean = min(max(seen.mean, low), high)
     return LiveAccuracy(
-        accuracy=reaches(mean), low=reaches(low), high=reaches(high), labels=int(seen.count), since=one.since
+        accuracy=reaches(seen.mean), low=reaches(low), high=reaches(high), labels=int(seen.count), since=one.since
     )

@@ -30,7 +30,10 @@ from services.dispatcher.counted import MARK, MOVED, Counted, OlderMarks
 READ_S = 2.0  # s for one read; queries wait for it, and are then served by what no feedback has taught
 RETRIES = 100  # reads that failed and are tried again, at each check
 UNREAD = -1  # instead of a revision: the bucket could not be read
-FORGOTTEN = 1000  # labels of an app without one for a variant, which then counts as it was registered: the world may have gone back
+FORGOTTEN, FORGOTTEN_S = (
+    1000,
+    600.0,
+)  # labels of an app, and s, without one for a variant, which is then tried again: the world may have gone back
 PROMISES = 512  # of labels, of which the mean is the promise; then half of them
 OLD_MARKS = 128  # that a value had at most before older ones moved
 COUNTS = Ensemble(policy="")  # of an app without a policy: nothing learns, and feedback is counted all the same
@@ -69,10 +72,13 @@ class ContextValue(Struct, frozen=True, array_like=True):
     def scored(self, scored: Scored, now: float) -> "ContextValue":
         """With what one more label says."""
         told = self.told + 1
-        scores = {name: one for name, one in self.scores.items() if told - one.last <= FORGOTTEN}
+        scores = {
+            name: one for name, one in self.scores.items() if told - one.last <= FORGOTTEN or now - one.at < FORGOTTEN_S
+        }
+        aims = {**scored.aims, ANSWERS: scored.promised or 0.0}
         for name, one in {**scored.variants, **({} if scored.answer is None else {ANSWERS: scored.answer})}.items():
             before = scores.get(name, Score())
-            scores[name] = replace(before, bins=list(before.bins), last=told)
+            scores[name] = replace(before, bins=list(before.bins), aim=aims[name], last=told)
             scores[name].add(one, now)
         total, count = self.promised
         if scored.answer is not None:

@@ -126,6 +126,11 @@ def score(label: Any, answer: Any, metric: str, names: Sequence[str], error: flo
     return 1.0 - min(1.0, (off * off if metric == "rmse" else off) / SCORED[metric])
 
 
+def aim_of(metric: str, registered: float | None) -> float:
+    """The mean of scores that is as good as this accuracy, by whose error they are scored."""
+    return 1.0 - 1.0 / SCORED[metric] if metric in TARGETS else registered or 0.0
+
+
 def reached(share: float, metric: str, registered: float) -> float:
     """The accuracy that a mean of scores stands for. registered: the accuracy by whose error they were scored."""
     if metric not in TARGETS:

@@ -7,6 +7,7 @@ import pytest
 from bus.messages.catalog import AppQuality, Ensemble
 from bus.messages.events import FeedbackEvent
 from bus.messages.public import ListRequest, Requirements
+from services.dispatcher.contexts import FORGOTTEN_S
 from tests.support.simulated.fleet import Fleet, refused, variant
 
 CHEAP = variant("cheap-1", model="cheap", accuracy=0.98)
@@ -93,6 +94,7 @@ def test_a_variant_that_has_had_no_label_for_long_counts_as_it_was_registered() 
     labelled(fleet, 20, **FLOOR)
     assert labelled(fleet, 1, **FLOOR)["variant"] == "dear-1"
     fleet.behave(says={})
+    fleet.stage.run(FORGOTTEN_S)
     while labelled(fleet, 100, **FLOOR)["variant"] != "cheap-1":
         assert known(fleet).answers is not None
         assert known(fleet).answers.labels < 1200
