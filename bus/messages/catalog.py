@@ -97,9 +97,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
 
 class LiveAccuracy(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a variant reaches in an app in production. accuracy: 0..1, as that of the variant. low, high: its interval, which holds at every moment
-    (services/core/quality.py). labels: that it rests on, since that Unix time. source: what it was measured by.
-    """
+    """What labels say of a variant in an app: its accuracy, 0..1, with an interval that holds at every moment, since so many Unix seconds."""
 
     accuracy: float
     low: float
@@ -114,9 +112,8 @@ class LiveAccuracy(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AppQuality(Struct, frozen=True, kw_only=True, weakref=True):
-    """What labels say of an app, as a dispatcher has put it into the catalogue bucket. variants: by name. answers: of its answers, whoever made them;
-    promised: what those should reach, on average: the accuracy that their queries state, else what their variants were registered with.
-    revision: of the value in the selection bucket from which it is made.
+    """What labels say of an app: of each variant, and of its answers, which are promised to reach so much on average. revision: of the selection
+    bucket's value from which a dispatcher has made it.
     """
 
     app: str
@@ -138,8 +135,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     metric, labels, allow_nan, functions: as in `Register`. model_accuracy: of the model as it was uploaded; None: not known.
     alone: why each item is computed alone, since its answer would depend on others in its batch; empty: it does not.
     arithmetic: of the CPU on which it was measured, "exact" or "saturating", where its accuracy depends on that; it runs on such ones only.
-
-    As an app sees it (`Catalog.seen`): live: what labels say; registered: the accuracy of the bucket's record, where `accuracy` is the live one.
+    live, registered: as an app sees it (`Catalog.seen`): what labels say, and the accuracy of the bucket's record.
     """
 
     variant: str
@@ -177,7 +173,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
 
     @property
     def twins(self) -> str:
-        """What it has in common with those variants that answer as it does, in whatever threads and batches."""
+        """The same for all variants that answer alike, in whatever threads and batches."""
         return "/".join((self.model, self.version, self.hardware, self.framework, self.precision, self.artifact[:12]))
 
     @property

@@ -3,16 +3,19 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from bus.codec import encode
 from bus.messages.catalog import TARGETS, AppQuality, LiveAccuracy, VariantRecord
+from bus.messages.events import FeedbackEvent
 from bus.messages.flow import DoneBatch
 from services.core.actor import Do
 from services.core.catalog import Catalog
 from services.core.ensemble.outputs import aim_of, reached, said, score
 from services.core.quality import Score
 from services.dispatcher.commands import PutQuality
-from services.dispatcher.predictions import Prediction
-from services.dispatcher.query import Query
+from services.dispatcher.predictions import Prediction, Predictions, digest_of
+from services.dispatcher.query import Join, Query
 
 KEPT = 100_000  # queries, at least; at most twice as many: 250 bytes each
 PUBLISH_S = 0.5  # between two times that an app's figures are put into the catalogue
@@ -106,6 +109,34 @@ def score_prediction(label: Any, item: int, of: Prediction, record_of: Callable[
 def _score(label: Any, words: Any, record: VariantRecord) -> float | None:
     error = 1.0 / record.accuracy - 1.0 if record.accuracy else None
     return score(label, words, record.metric, record.labels, error)
+
+
+def prediction_of(join: Join, predictions: Predictions, now: float) -> Prediction:
+    """What feedback to a pipeline is about: the prediction of the stage that made the answer. join: its query, which has been answered."""
+    query, run = join.query, join.plan
+    chosen = (
+        next((ref.vertex for ref in refs if ref.vertex in run.parts), None) for refs in run.served.outputs.values()
+    )
+    made = [name for name in dict.fromkeys(chosen) if name is not None]
+    of: Prediction | str | None = (
+        f"{' and '.join(made)} made this answer together" if made else "no stage made this answer"
+    )
+    if len(made) == 1:
+        app = run.served.stages[made[0]].vertex.app
+        found = predictions.by_query(app, run.parts[made[0]].uid)
+        of = f"{made[0]} made this answer, and its app {app} has no policy" if found is None else found.of or found
+    if isinstance(of, str):
+        of = f"{of}: nothing learns from it; send feedback to the app of a stage that has one, with its `inputs`"
+    head = query.head
+    digest = digest_of(head.inputs) if head.inputs_ref is None and query.refs is None else None
+    return Prediction(
+        query.uid, query.ask.app, query.ask.context, digest, now, (), {}, {}, query.ask.items, head.id, of
+    )
+
+
+def scored_event(event: FeedbackEvent, scored: Scored, variant: str | None) -> FeedbackEvent:
+    """With what it says. variant: that answered; None: several did."""
+    return msgspec.structs.replace(event, variant=variant, score=scored.answer, promised=scored.promised)
 
 
 class Publisher:

@@ -40,6 +40,7 @@ from services.dispatcher.answered import (
     Scored,
     score_answered,
     score_prediction,
+    scored_event,
 )
 from services.dispatcher.apps import Apps
 from services.dispatcher.contexts import COUNTS, Contexts
@@ -54,7 +55,6 @@ from services.dispatcher.feedback_names import (
 )
 from services.dispatcher.learning import FeedbackUpdate, Learning, Sender
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
-from services.dispatcher.query import Join
 from services.dispatcher.stages import learns
 
 UNKNOWN = "_unknown"  # in metrics: apps that do not exist, whose names clients choose
@@ -264,7 +264,7 @@ class Feedbacks:
                 return self._no_item(one, len(of.said))
             marks = (one.mark, mark_of_item(of.app, of.uid, item))
             scored = score_answered(one.feedback.label, item, of, self._apps.catalog.variant(of.variant))
-            event = _scored(event, scored, of.variant)
+            event = scored_event(event, scored, of.variant)
         update = FeedbackUpdate(None, item, one.feedback.label, marks, event, one.sender, scored=scored)
         return self._after(self._learning.apply(update, COUNTS))
 
@@ -301,7 +301,7 @@ class Feedbacks:
             else (mark_of_item(prediction.app, named_uid(prediction.id, prediction.digest), item),)
         )
         scored = score_prediction(one.feedback.label, item, prediction, self._apps.catalog.variant)
-        one.event = _scored(one.event, scored, None)
+        one.event = scored_event(one.event, scored, None)
         update = FeedbackUpdate(
             prediction,
             item,
@@ -477,33 +477,6 @@ class Feedbacks:
             else:
                 effects.extend(self._apply(one, made, reevaluated=True))
         return effects
-
-
-def prediction_of(join: Join, predictions: Predictions, now: float) -> Prediction:
-    """What feedback to a pipeline is about: the prediction of the stage that made the answer. join: its query, which has been answered."""
-    query, run = join.query, join.plan
-    chosen = (
-        next((ref.vertex for ref in refs if ref.vertex in run.parts), None) for refs in run.served.outputs.values()
-    )
-    made = [name for name in dict.fromkeys(chosen) if name is not None]
-    of: Prediction | str | None = (
-        f"{' and '.join(made)} made this answer together" if made else "no stage made this answer"
-    )
-    if len(made) == 1:
-        app = run.served.stages[made[0]].vertex.app
-        found = predictions.by_query(app, run.parts[made[0]].uid)
-        of = f"{made[0]} made this answer, and its app {app} has no policy" if found is None else found.of or found
-    if isinstance(of, str):
-        of = f"{of}: nothing learns from it; send feedback to the app of a stage that has one, with its `inputs`"
-    head = query.head
-    digest = digest_of(head.inputs) if head.inputs_ref is None and query.refs is None else None
-    return Prediction(
-        query.uid, query.ask.app, query.ask.context, digest, now, (), {}, {}, query.ask.items, head.id, of
-    )
-
-
-def _scored(event: FeedbackEvent, scored: Scored, variant: str | None) -> FeedbackEvent:
-    return msgspec.structs.replace(event, variant=variant, score=scored.answer, promised=scored.promised)
 
 
 def _uid(text: str) -> bytes:

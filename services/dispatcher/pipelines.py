@@ -25,13 +25,13 @@ from services.core.selection.eligibility import INFINITE, Ask
 from services.core.selection.refusals import EXPIRED
 from services.core.settings import DispatcherSettings
 from services.core.validation import WrongField, count_items, length_of
+from services.dispatcher.answered import prediction_of
 from services.dispatcher.apps import Apps
 from services.dispatcher.budgets import Budgets, Least, dearest, share
 from services.dispatcher.central import FULL
 from services.dispatcher.commands import GatherOutputs
 from services.dispatcher.default_output import default_due
 from services.dispatcher.demand import ArrivalsCounter
-from services.dispatcher.feedback import prediction_of
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import Joins, answer_part, refuse_part
 from services.dispatcher.needs import head_of, missed_by, needs_of_stage, unrouted

@@ -237,6 +237,7 @@ BEGIN
       ('accuracy_by_app_hourly', 'found', 'share of right answers'),
       ('accuracy_by_app_hourly', 'low', 'lower end of its 95 % interval, which holds at every moment'),
       ('accuracy_by_app_hourly', 'high', 'upper end'),
+      ('accuracy_by_app_hourly', 'labels', 'labels that it rests on, one an item at most'),
       ('accuracy_by_app_hourly', 'burn', 'wrong answers over those that the promise allows; 1: it is just kept'),
       ('slo_by_app_minutely', '', 'Queries of each app by the minute and how they ended; without offline work'),
       ('slo_by_app_minutely', 'slo_target', 'what attainment should be now, 0..1; null: the app is gone'),
