@@ -479,8 +479,7 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     selection: how several models answer together; None: one variant answers each query. replicas: by linked model, the least number of
     instances of its best variant. pipeline: the graph of other apps that answers; such an app links no models. plan: of the pipeline,
     the one that is deployed. accuracy: what a query without one gets: "own", a variant at most 0.5 points below its model, or "any".
-    plan_ended: why the last plan was ended by a change that it does not fit; empty: none was. quality_act: what becomes of a query whose accuracy no
-    variant reaches any more: "report", "select" or "refuse" (docs/quality.md).
+    plan_ended: why the last plan was ended by a change that it does not fit; empty: none was. quality_act: as `set-app` says.
     """
 
     app: str

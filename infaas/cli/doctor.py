@@ -377,7 +377,7 @@ async def _apps(bus: Bus, subjects: Subjects) -> str:
     if missed:
         raise CheckFailed(
             "; ".join(missed),
-            "look at what comes in, register a model that suits it, or set what becomes of such queries (`infaas set-app APP --quality-act`)",
+            "look at what comes in, register a model that suits it, or set what becomes of such queries (`infaas admin set-app APP --quality-act refuse`)",
         )
     return f"each of {len(apps)} may be served"
 
