@@ -324,7 +324,7 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
         cost_per_1000=float(app.cost[i]),
         cost=float(app.charge(ask.items, ask.length)[i]),
         why_not=why_not,
-        fits=bool(group.active) and app.accuracy[i] >= ask.accuracy and not _unmet(i, app, ask, now),
+        fits=bool(group.active and app.accuracy[i] >= ask.accuracy) and not _unmet(i, app, ask, now),
         functions="" if record.functions is None else record.functions.words,
     )
 

@@ -8,6 +8,7 @@ from bus.messages.catalog import AppQuality, Ensemble
 from bus.messages.events import FeedbackEvent
 from bus.messages.public import ListRequest, Requirements
 from services.dispatcher.contexts import FORGOTTEN_S
+from services.dispatcher.metrics import DispatcherMetrics
 from tests.support.simulated.fleet import Fleet, refused, variant
 
 CHEAP = variant("cheap-1", model="cheap", accuracy=0.98)
@@ -156,6 +157,9 @@ def test_lists_and_explain_say_it() -> None:
     [app] = fleet.request(fleet.subjects.list("apps"), ListRequest())["items"]
     assert app["quality_act"] == "select"
     assert (app["quality"]["promised"], app["quality"]["found"] < 1.0) == (0.95, True)
+    shown = {one.name: one.samples for one in DispatcherMetrics().families(fleet.dispatcher())}
+    assert shown["infaas_accuracy_promised"] == [({"app": "app"}, 0.95)]
+    assert shown["infaas_accuracy_labels"] == [({"app": "app"}, 20)]
 
 
 def test_a_label_scores_every_member_of_an_ensemble() -> None:
