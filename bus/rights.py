@@ -218,6 +218,8 @@ STORE_RIGHTS: tuple[StoreRights, ...] = (
         creates=_r("registrar"),
         reads=_SERVICES | {"gateway", "operator", "backup"},
         writes=_r("registrar", "backup"),
+        puts=_r("dispatcher"),
+        keys="quality.>",
     ),
     StoreRights(
         "control_bucket",

@@ -137,12 +137,14 @@ def lines(
     note: str | None = None,
     every: float = 0.0,
     holds: bool = False,
+    band: tuple[str, str] | None = None,
 ) -> Spec:
     """Lines over `time`, one for each value of `series`, broken where no value was measured. The tooltip shows the values at the pointer.
 
     level: the column with the value that each line should reach, drawn as a dashed line of the same colour. note: the column that says why the
     value changed; then lines are steps, with a mark at each change that has a note. every: seconds between two measurements, if that is
-    more than a bucket. holds: a value holds until the next one, so lines are steps without gaps.
+    more than a bucket. holds: a value holds until the next one, so lines are steps without gaps. band: the columns with the ends of each line's
+    interval, drawn behind it.
     """
     value, real = _value(y, unit, form, domain), _known(series)
     encoding = {"y": value, "color": {**_colour(series), "legend": _STROKES}}
@@ -156,10 +158,15 @@ def lines(
         tips.append(_tip(note))
     wanted = {**encoding, "y": {**value, "field": level}}
     dashed = {"type": "line", "strokeWidth": 1, "strokeDash": [4, 4]}
+    behind = []
+    if band is not None:
+        low, high = {**value, "field": band[0]}, {"field": band[1]}
+        behind = [_layer({"type": "area", "opacity": 0.2}, real, **encoding | {"y": low, "y2": high})]
     about = {"series": series, "value": y, "steps": holds and note is None, **({} if holds else {"every": every})}
     return _over_time(
         about,
         _topped(value),
+        *behind,
         *([_layer(dashed, real, **wanted)] if level is not None else []),
         _layer(mark, real, **encoding),
         _layer({"type": "point", "filled": True, **point}, marked, tooltip=tips, **encoding, **seen),

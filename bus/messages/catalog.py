@@ -96,6 +96,33 @@ class Profile(Struct, frozen=True, kw_only=True):
     host_mb: float | None = None
 
 
+class LiveAccuracy(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What labels say of a variant in an app: its accuracy, 0..1, with an interval that holds at every moment, since so many Unix seconds."""
+
+    accuracy: float
+    low: float
+    high: float
+    labels: int
+    since: float
+    source: str = "labels"
+
+    def excludes(self, registered: float | None) -> bool:
+        """Whether its interval has left what was measured at registration."""
+        return registered is not None and not self.low <= registered <= self.high
+
+
+class AppQuality(Struct, frozen=True, kw_only=True, weakref=True):
+    """What labels say of an app: of each variant, and of its answers, which are promised to reach so much on average. revision: of the selection
+    bucket's value from which a dispatcher has made it.
+    """
+
+    app: str
+    revision: int
+    variants: dict[str, LiveAccuracy] = {}
+    answers: LiveAccuracy | None = None
+    promised: float = 0.0
+
+
 class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     """One way to run one version of a model.
 
@@ -108,6 +135,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     metric, labels, allow_nan, functions: as in `Register`. model_accuracy: of the model as it was uploaded; None: not known.
     alone: why each item is computed alone, since its answer would depend on others in its batch; empty: it does not.
     arithmetic: of the CPU on which it was measured, "exact" or "saturating", where its accuracy depends on that; it runs on such ones only.
+    live, registered: as an app sees it (`Catalog.seen`): what labels say, and the accuracy of the bucket's record.
     """
 
     variant: str
@@ -140,6 +168,28 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     arithmetic: str = ""
     differing: dict[str, float] = {}
     functions: Functions | None = None
+    live: LiveAccuracy | None = None
+    registered: float | None = None
+
+    @property
+    def twins(self) -> str:
+        """The same for all variants that answer alike, in whatever threads and batches."""
+        return "/".join((self.model, self.version, self.hardware, self.framework, self.precision, self.artifact[:12]))
+
+    @property
+    def measured(self) -> float | None:
+        """The accuracy that was measured at registration."""
+        return self.accuracy if self.registered is None else self.registered
+
+    @property
+    def truth(self) -> LiveAccuracy | None:
+        """What it reaches in production, where that has left what was measured at registration."""
+        return self.live if self.live is not None and self.live.excludes(self.measured) else None
+
+    @property
+    def production(self) -> tuple[float, str] | None:
+        """The accuracy of `truth`, and what that was measured by."""
+        return None if self.truth is None else (self.truth.accuracy, self.truth.source)
 
     @property
     def says_class(self) -> bool:
@@ -448,6 +498,7 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     instances of its best variant. pipeline: the graph of other apps that answers; such an app links no models. plan: of the pipeline,
     the one that is deployed. accuracy: what a query without one gets: "own", a variant at most 0.5 points below its model, or "any".
     expects: what an operator has said of its load. plan_ended: why the last plan was ended by a change that it does not fit; empty: none was.
+    quality_act: as `set-app` says.
     """
 
     app: str
@@ -466,3 +517,4 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     accuracy: str = "own"
     plan_ended: str = ""
     expects: list[Expectation] = []
+    quality_act: str = "select"

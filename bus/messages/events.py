@@ -206,7 +206,9 @@ class FeedbackEvent(Event, frozen=True, kw_only=True, gc=False):
     """The true label of an earlier query, or of given inputs.
 
     query: uid of the query. id: the id that its sender gave it. input_digest: the digest of the inputs. label: JSON. uid: the feedback's own:
-    an event that comes again has the same.
+    an event that comes again has the same. variant: that answered; None: several did, or nobody knows. score: how right the answer was, 0..1; None: it does
+    not count, or is no matter of right and wrong. promised: the accuracy that it should have reached on average: that its query stated, else the
+    registered one.
     """
 
     kind: ClassVar[str] = "feedback"
@@ -218,6 +220,9 @@ class FeedbackEvent(Event, frozen=True, kw_only=True, gc=False):
     input_digest: str | None
     query: bytes | None = None
     uid: bytes | None = None
+    variant: str | None = None
+    score: float | None = None
+    promised: float | None = None
 
 
 class SelectionEvent(Event, frozen=True, kw_only=True, gc=False):

@@ -3,6 +3,8 @@
 These messages are encoded as arrays, since they are on the hot path.
 """
 
+from typing import Any
+
 from msgspec import Raw, Struct
 
 from bus.messages.public import Error, Feedback
@@ -20,7 +22,7 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
     that are in the object store, beside those of the body. more: the next query to this queue belongs to the same batch.
     higher: a query of higher priority that this instance had no time for a moment ago: its priority, and the seconds that it had.
     payer: the app that pays, if it is another one: a pipeline for the visits of its stages; for a query that names a model and no app, the first
-    app that links the model.
+    app that links the model. live: the variant's accuracy in production, and what that was measured by, where it has left the registered one.
     """
 
     uid: bytes
@@ -57,6 +59,7 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
     confidence: float | None = None
     higher: tuple[int, float] | None = None
     payer: str | None = None
+    live: tuple[float, str] | None = None
 
 
 class TensorRef(Struct, frozen=True, array_like=True, gc=False):
@@ -180,7 +183,8 @@ class DoneBatch(Struct, frozen=True, array_like=True, gc=False):
     mixed: items of a batch there with queries of several priorities, at most; 0: as of any batch. levels: items that wait there by priority, whoever
     sent them.
     cost: US$ per item. The latency of each query is finished - arrived; the dispatcher knows when it arrived. items: of each query, where one's
-    inputs came from the object store: nobody had counted them before.
+    inputs came from the object store: nobody had counted them before. said: of each query, of each item, what a label is compared with
+    (`services.core.ensemble.outputs.said`); None: it is not known.
     """
 
     queue: str
@@ -199,6 +203,7 @@ class DoneBatch(Struct, frozen=True, array_like=True, gc=False):
     items: list[int] | None = None
     storing: list[bytes] | None = None
     levels: dict[int, int] = {}
+    said: list[list[Any] | None] | None = None
 
 
 class ContextChanged(Struct, frozen=True, array_like=True):

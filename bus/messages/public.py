@@ -132,7 +132,8 @@ class Answer(Struct, frozen=True, gc=False):
     are not. confidence: the share of the asked members that agree with the answer, the least of all items; confidences: of each item,
     where there are several. labels: the name of each item's class, if the model has names of its classes. zeros: whether a simulated device
     has made up the outputs, which are zeros; `reason` says why. target, unit: of a regressor's numbers, as given at registration. metric: that
-    `accuracy` counts for, where it is no share of right answers.
+    `accuracy` counts for, where it is no share of right answers. accuracy_source: what `accuracy` was measured by: "registered" on the validation
+    set, or "labels" in production.
     """
 
     id: str | None
@@ -164,6 +165,7 @@ class Answer(Struct, frozen=True, gc=False):
     target: str | UnsetType = UNSET
     unit: str | UnsetType = UNSET
     metric: str | UnsetType = UNSET
+    accuracy_source: str = "registered"
 
 
 class Closest(Struct, frozen=True, kw_only=True, gc=False):
@@ -374,7 +376,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     time, and meets all needs, chosen or not.
 
     stage: of a pipeline, the vertex for which it was considered. metric: of the accuracy; error: that it stands for, in the unit of the
-    labels (`unit`), if the metric is mae or rmse. cost_per_1000: US$ for 1,000 items in its usual batches, by which variants are ordered. cost: US$ per
+    labels (`unit`), if the metric is mae or rmse. accuracy_source: as of an answer. cost_per_1000: US$ for 1,000 items in its usual batches, by which variants are ordered. cost: US$ per
     1,000 such queries that are each alone in their batch, which a query's `cost` limits. functions: of its owner, and their ms of its latency.
     """
 
@@ -397,6 +399,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     fits: bool = False
     unit: str = ""
     functions: str = ""
+    accuracy_source: str = "registered"
 
 
 class MemberShare(Struct, frozen=True, kw_only=True):

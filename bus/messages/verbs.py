@@ -60,6 +60,12 @@ class AppSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
         choice("own", "any"),
         "What a query gets that states no accuracy: own, a variant at most 0.5 points below its model (the default), or any.",
     ] = UNSET
+    quality_act: Annotated[
+        str | UnsetType | None,
+        choice("report", "select", "refuse"),
+        "What a query gets whose accuracy no variant reaches any more, by the labels: report, the same variant as before; select, the best that"
+        " there is (the default); or refuse. The first two say what they miss.",
+    ] = UNSET
     input_type: Annotated[
         str | UnsetType | None,
         choice(*INPUT_TYPES),

@@ -160,6 +160,40 @@ def objectives() -> None:
             charts.draw(one, spec, f"expected-{name}", window, series.marks(window, name))
 
 
+def accuracy() -> None:
+    window = widgets.up_to_now(chosen)
+    rows = of_app(history("accuracy", window))
+    if rows.empty:
+        return
+    st.subheader("Right answers", anchor=False)
+    names = {name: 100 * rows[name] for name in ("promised", "found", "low", "high")}
+    shown = rows.assign(**names)
+    count = int(rows["labels"].sum())
+    with st.container(border=True):
+        st.markdown(
+            f"**Right**, % by the labels that came ({count:,}), with its 95 % interval; dashed: what was promised"
+        )
+        bounds = [charts.axis_start(pd.concat([shown["low"], shown["promised"]])), 100]
+        band = ("low", "high")
+        spec = charts.lines("found", "app", unit="%", domain=bounds, level="promised", every=3600.0, band=band)
+        charts.draw(shown, spec, "accuracy", window)
+    widgets.table(
+        rows.groupby("app", as_index=False).last().assign(labels=rows.groupby("app")["labels"].sum().to_numpy()),
+        {
+            "app": "app",
+            "promised": widgets.number_column("promised", "%.4g", help="What its labelled queries stated, on average"),
+            "found": widgets.number_column("found, last hour", "%.4g"),
+            "low": widgets.number_column("at least", "%.4g"),
+            "high": widgets.number_column("at most", "%.4g"),
+            "labels": widgets.number_column("labels", "localized"),
+            "burn": widgets.number_column(
+                "used up at", "%.1f ×", help="Wrong answers of the last hour over those that the promise allows"
+            ),
+        },
+        "accuracy",
+    )
+
+
 def reasons() -> None:
     window = widgets.up_to_now(chosen)
     if of_app(series.traffic(window)).empty:
@@ -262,6 +296,7 @@ def served() -> None:
 
 show_live(chosen, endings)
 show_live(chosen, objectives)
+show_live(chosen, accuracy)
 show_live(chosen, reasons)
 show_live(chosen, mistakes)
 show_live(chosen, latencies)

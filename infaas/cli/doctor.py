@@ -33,7 +33,7 @@ from infaas.cli.machine_checks import (
     run_async_check,
 )
 from infaas.cli.options import DataDir, Json, Wide
-from infaas.cli.output import FAILED, Failure, line_width, show
+from infaas.cli.output import FAILED, Failure, line_width, missed_words, show
 from infaas.cli.parts import processes_of
 from infaas.connecting import SystemAddress, connect, data_place, locate
 from infaas.errors import InfaasError, NotConnected
@@ -426,6 +426,12 @@ async def _apps(bus: Bus, subjects: Subjects) -> str:
     if alarms:
         raise CheckFailed(
             "; ".join(alarms), "do what the reason says; `infaas variants` and `infaas workers` show more"
+        )
+    missed = [words for app in apps if (words := missed_words(app))]
+    if missed:
+        raise CheckFailed(
+            "; ".join(missed),
+            "look at what comes in, register a model that suits it, or set what becomes of such queries (`infaas admin set-app APP --quality-act refuse`)",
         )
     return f"each of {len(apps)} may be served"
 

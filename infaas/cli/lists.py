@@ -14,7 +14,18 @@ import msgspec
 from bus.messages.catalog import is_error, value_of
 from bus.port import BusError, Forbidden, KeyValueEntry
 from infaas.cli.options import DataDir, Json, Wide
-from infaas.cli.output import COMPUTED, Column, hardware_of, number, print_table, print_variants, quality_of, show
+from infaas.cli.output import (
+    COMPUTED,
+    Column,
+    found_words,
+    hardware_of,
+    missed_words,
+    number,
+    print_table,
+    print_variants,
+    quality_of,
+    show,
+)
 from infaas.client import Client
 from infaas.connecting import find_sql, with_client
 from infaas.errors import Refused, denied
@@ -239,6 +250,8 @@ def render_overview(found: Item, *, wide: bool = False) -> None:
     for app in apps:
         if app.get("unserved"):
             print(f"nobody can serve {app['app']}: {app['unserved']}")
+        if missed := missed_words(app):
+            print(missed)
     instances = [instance for worker in workers for instance in worker["instances"]]
     ready = sum(worker["state"] == "Ready" for worker in workers)
     pipelines = sum(app.get("pipeline") is not None for app in apps)
@@ -277,6 +290,12 @@ def _interval(item: Mapping[str, Any]) -> str | None:
     return "..".join(number(one) for one in sorted(value_of(one, metric) for one in (high, low)))
 
 
+def _found(item: Mapping[str, Any]) -> str | None:
+    """What labels say of a variant."""
+    live = item.get("live")
+    return None if live is None else found_words(live)
+
+
 def _percent(share: float | None) -> str | None:
     return None if share is None else f"{100 * share:.5g} %"
 
@@ -289,6 +308,7 @@ def _capacity(item: Mapping[str, Any]) -> float | None:
 
 _OBJECTIVE = (
     Column("target", lambda item: _percent(item.get("slo_target")), rank=2),
+    Column("right", lambda item: None if not item.get("quality") else found_words(item["quality"]), rank=4),
     Column("in time, 1 h", lambda item: _percent(item.get("attainment_1h"))),
     Column("5 min", lambda item: _percent(item.get("attainment_5m")), rank=3),
     Column("expected/s", "forecast", rank=4),
@@ -382,6 +402,7 @@ _VARIANTS = (
     Column("state", _state),
     Column("hardware", hardware_of, rank=1),
     Column("accuracy", quality_of),
+    Column("found", _found, rank=3),
     Column("95 %", _interval, rank=6),
     Column("compute ms", "latency_ms"),
     Column("load ms", "load_ms", rank=3),

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from datetime import datetime
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 FAILED = 1  # the request failed
+DAY_S = 86_400.0
 USAGE = 2  # the command was used wrongly
 
 
@@ -31,6 +33,22 @@ class Failure(Exception):
 def render_done(document: Mapping[str, Any]) -> None:
     """That an operator's verb was carried out, and what else became of it."""
     print("done", *filter(None, [document.get("note")]), sep=": ")
+
+
+def found_words(found: Mapping[str, Any]) -> str:
+    """What labels say, with half of its interval: "0.447 ± 0.05 (994 labels)"."""
+    half = (found["high"] - found["low"]) / 2
+    return f"{found['accuracy']:.3f} ± {half:.2g} ({found['labels']:,} label{'s' * (found['labels'] != 1)})"
+
+
+def missed_words(app: Mapping[str, Any]) -> str:
+    """What an app's answers should reach and do not, by their labels; empty: they do, or nobody knows."""
+    found = app.get("quality")
+    if not found or found["high"] >= found["promised"]:
+        return ""
+    at = datetime.fromtimestamp(found["since"]).astimezone()
+    since = at.strftime("%H:%M" if time.time() - found["since"] < DAY_S else "%Y-%m-%d %H:%M")
+    return f"{app['app']}: promised {found['promised']:.4g}, found {found_words(found)} since {since}"
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:

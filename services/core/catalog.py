@@ -1,8 +1,11 @@
 """The catalogue in memory, built from the bucket's entries. Dispatchers base decisions on it. Registrars check registrations against it.
 
-The bucket's keys are `app.<app>`, `model.<model>.<version>` and `variant.<variant>`. The values are the MessagePack maps of the
+The bucket's keys are `app.<app>`, `model.<model>.<version>`, `variant.<variant>` and `quality.<app>`. The values are the MessagePack maps of the
 records in `bus.messages.catalog`. Writers put variants first, then the model, then the app's link. Variants stay invisible until their
 model exists, so that no reader sees an incomplete registration.
+
+What labels say of an app's variants is part of its variants as the app sees them (`Catalog.seen`), the one place where a live accuracy takes the
+registered one's.
 
 Beside it: the replicas that the leading VM-autoscaler keeps for deployed pipelines, as it writes them into the control bucket.
 """
@@ -18,13 +21,23 @@ from msgspec.structs import replace
 
 from bus.codec import decode_kept
 from bus.fields import TYPO, meant
-from bus.messages.catalog import TARGETS, AppRecord, ModelRecord, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import (
+    TARGETS,
+    AppQuality,
+    AppRecord,
+    LiveAccuracy,
+    ModelRecord,
+    Signature,
+    TensorSpec,
+    VariantRecord,
+)
 from bus.messages.public import Register
 from bus.messages.scaling import PipelineReplicas
 from bus.subjects import WITHOUT_APP
 
-_Record = TypeVar("_Record", AppRecord, ModelRecord, VariantRecord)
-_DECODERS: dict[type, Any] = {kind: msgspec.msgpack.Decoder(kind) for kind in (AppRecord, ModelRecord, VariantRecord)}
+_Record = TypeVar("_Record", AppRecord, ModelRecord, VariantRecord, AppQuality)
+_KINDS = (AppRecord, ModelRecord, VariantRecord, AppQuality)
+_DECODERS: dict[type, Any] = {kind: msgspec.msgpack.Decoder(kind) for kind in _KINDS}
 # What has been read, by key and digest: all actors of a process follow the bucket, and hold its records once.
 _READ: WeakValueDictionary[tuple[str, bytes], Any] = WeakValueDictionary()
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -60,6 +73,10 @@ def model_key(model: str, version: str) -> str:
     return f"model.{model}.{version}"
 
 
+def quality_key(app: str) -> str:
+    return f"quality.{app}"
+
+
 def variant_key(variant: str) -> str:
     return f"variant.{variant}"
 
@@ -74,8 +91,10 @@ def counted_key(key: str) -> str:
     return f"{key}.counted"
 
 
-def key_of(record: AppRecord | ModelRecord | VariantRecord) -> str:
+def key_of(record: AppRecord | ModelRecord | VariantRecord | AppQuality) -> str:
     """The bucket's key of a record."""
+    if isinstance(record, AppQuality):
+        return quality_key(record.app)
     if isinstance(record, AppRecord):
         return app_key(record.app)
     if isinstance(record, ModelRecord):
@@ -112,6 +131,7 @@ class Catalog:
         self._linking: dict[str, set[str]] = {}  # model -> apps that link it
         self._of_app: dict[str, tuple[VariantRecord, ...]] = {}  # the cache of `variants_of`
         self._planned: dict[str, tuple[str, ...]] | None = None  # the cache of `planned`
+        self._quality: dict[str, AppQuality] = {}
 
     # -- fold
 
@@ -125,6 +145,8 @@ class Catalog:
             return self._model(name, self._read(key, value, ModelRecord))
         if kind == "variant":
             return self._variant(name, self._read(key, value, VariantRecord))
+        if kind == "quality":
+            return self._labelled(name, self._read(key, value, AppQuality))
         return set()
 
     def _read(self, key: str, value: bytes | None, record: type[_Record]) -> _Record | None:
@@ -177,6 +199,21 @@ class Catalog:
             affected |= self._stale(record.model, record.version)
         return affected
 
+    def _labelled(self, app: str, record: AppQuality | None) -> set[str]:
+        """The app, if another accuracy counts for one of its variants now."""
+        before = self._truths(app)
+        if record is None:
+            self._quality.pop(app, None)
+        else:
+            self._quality[app] = record
+        self._of_app.pop(app, None)
+        return {app} if app in self._apps and before != self._truths(app) else set()
+
+    def _truths(self, app: str) -> dict[str, tuple[float, float]]:
+        """By variant, as exactly as decisions need it: the views of an app are made anew when it changes."""
+        known = ((one.variant, one.truth) for one in self.variants_of(app))
+        return {name: (round(one.accuracy, 3), round(one.high, 2)) for name, one in known if one is not None}
+
     def _stale(self, model: str, version: str) -> set[str]:
         """The apps that serve this version now. Their cached variants are dropped, and collected again at the next look-up."""
         apps = {app for app in self._linking.get(model, ()) if self._apps[app].links[model] == version}
@@ -185,6 +222,22 @@ class Catalog:
         return apps
 
     # -- look-ups
+
+    def quality(self, app: str) -> AppQuality | None:
+        """What labels say of an app; None: there are none."""
+        return self._quality.get(app)
+
+    def seen(self, app: str, records: Iterable[VariantRecord]) -> tuple[VariantRecord, ...]:
+        """Variants as an app sees them: with what its labels say of each. Where that has left what was registered it is their accuracy, unless the
+        app only reports it.
+        """
+        found, record = self._quality.get(app), self._apps.get(app)
+        if found is None or record is None:
+            return tuple(records)
+        return tuple(
+            one if one.variant not in found.variants else _seen(one, found.variants[one.variant], record.quality_act)
+            for one in records
+        )
 
     def app(self, name: str) -> AppRecord | None:
         return self._apps.get(name)
@@ -214,7 +267,7 @@ class Catalog:
         return self._variants.get(name)
 
     def variants_of(self, app: str) -> tuple[VariantRecord, ...]:
-        """All variants of an app's models, each model in the version that serves now. Empty for an unknown app.
+        """All variants of an app's models as it sees them, each model in the version that serves now. Empty for an unknown app.
 
         It returns the same tuple until the variants change.
         """
@@ -224,7 +277,8 @@ class Catalog:
             if record is None:
                 return ()
             links = sorted(record.links.items())
-            found = self._of_app[app] = tuple(variant for link in links for variant in self.variants_at(*link))
+            found = self.seen(app, (variant for link in links for variant in self.variants_at(*link)))
+            self._of_app[app] = found
         return found
 
     def variants_at(self, model: str, version: str) -> tuple[VariantRecord, ...]:
@@ -304,6 +358,11 @@ class Catalog:
     @property
     def variants(self) -> Iterable[VariantRecord]:
         return self._variants.values()
+
+
+def _seen(record: VariantRecord, live: LiveAccuracy, act: str) -> VariantRecord:
+    own = replace(record, live=live, registered=record.measured)
+    return own if act == "report" or own.truth is None else replace(own, accuracy=live.accuracy)
 
 
 # -- What an app's models must have in common.

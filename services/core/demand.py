@@ -5,7 +5,7 @@ members. Queries that name a model, a version or a variant form a class of their
 
 A query that states no accuracy gets that of its model, as it was uploaded. A variant answers as its model does if its accuracy is at most FLOOR below the model's own, and its further outputs agree with the model's.
 For errors (mae, rmse): if its error is at most FLOOR of it larger, and all answers but a share of FLOOR agree. A variant of a model of
-unknown accuracy does, too.
+unknown accuracy does, too. It is what was measured at registration that says this, whatever labels say of the world.
 """
 
 from collections import Counter
@@ -13,7 +13,9 @@ from collections.abc import Iterable, Sequence
 from math import ceil, floor, inf, log2, sqrt
 from typing import Literal, get_args
 
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from bus.messages.catalog import FLOOR, TARGETS, AppRecord, VariantRecord, is_error
 from bus.messages.scaling import ClassDemand
@@ -30,6 +32,11 @@ Default = Literal[
 DEFAULTS: tuple[Default, ...] = get_args(Default)
 
 
+def as_registered(record: VariantRecord) -> VariantRecord:
+    """A variant as no app in particular sees it."""
+    return record if record.live is None else replace(record, accuracy=record.measured, live=None, registered=None)
+
+
 def floor_of(record: VariantRecord) -> float:
     """The least accuracy of a variant that answers as its model does; 0.0 if the model's own is not known."""
     own = record.model_accuracy
@@ -43,7 +50,7 @@ def floor_of(record: VariantRecord) -> float:
 def answers_as_model(record: VariantRecord) -> bool:
     """Whether this variant answers as its model does."""
     agrees = record.metric not in TARGETS or record.agreement is None or record.agreement >= 1.0 - FLOOR
-    return agrees and not record.differing and (record.accuracy is None or record.accuracy >= floor_of(record))
+    return agrees and not record.differing and (record.measured is None or record.measured >= floor_of(record))
 
 
 def defaults(records: Sequence[VariantRecord], app: AppRecord | None) -> list[bool]:
@@ -54,11 +61,30 @@ def defaults(records: Sequence[VariantRecord], app: AppRecord | None) -> list[bo
     as_model = [answers_as_model(record) for record in records]
     for record, kept in zip(records, as_model, strict=True):
         version = (record.model, record.version)
-        best[version] = max(best.get(version, 0.0), float("inf") if kept else merit(record.accuracy))
+        best[version] = max(best.get(version, 0.0), float("inf") if kept else merit(record.measured))
     return [
-        kept or merit(record.accuracy) >= best[record.model, record.version]
+        kept or merit(record.measured) >= best[record.model, record.version]
         for record, kept in zip(records, as_model, strict=True)
     ]
+
+
+def reaching(
+    records: Sequence[VariantRecord], accuracy: float, app: AppRecord | None, able: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Which variants of an app reach this accuracy. One whose accuracy was not measured does.
+
+    Where none of those that are able to answer does any more, by the labels, though one of them was registered with it: the best of them, and those
+    that may be as good. An app that refuses such queries has none.
+    """
+    figures = np.array([1.0 if one.accuracy is None else one.accuracy for one in records], dtype=np.float64)
+    reach: NDArray[np.bool_] = figures >= accuracy
+    if (reach & able).any() or app is None or app.quality_act == "refuse":
+        return reach
+    promised = [one.registered is not None and one.registered >= accuracy for one in records]
+    if not (np.array(promised, dtype=np.bool_) & able).any():
+        return reach
+    most = np.array([one.accuracy if one.truth is None else one.truth.high for one in records], dtype=np.float64)
+    return np.asarray(able & (most >= figures[able].max()))
 
 
 def meeting(
@@ -70,7 +96,8 @@ def meeting(
     """
     pool = tuple(records)
     if accuracy > 0.0:
-        return tuple(record for record in pool if record.accuracy is None or record.accuracy >= accuracy)
+        meets = reaching(pool, accuracy, app, np.ones(len(pool), dtype=np.bool_))
+        return tuple(record for record, serves in zip(pool, meets.tolist(), strict=True) if serves)
     if named:
         return pool
     return tuple(record for record, serves in zip(pool, defaults(pool, app), strict=True) if serves)
@@ -183,12 +210,15 @@ def variants_named(
     if variant is not None:
         found = catalog.variant(variant)
         may = found is not None and found.model in links and _may_answer(app, found.model, found.version, catalog)
-        return (found,) if found is not None and may else ()
-    return tuple(
-        record
-        for model, current in sorted(links.items())
-        if needs_model in (None, model) and (version is None or _may_answer(app, model, version, catalog))
-        for record in catalog.variants_at(model, version or current)
+        return catalog.seen(app, [found]) if found is not None and may else ()
+    return catalog.seen(
+        app,
+        [
+            record
+            for model, current in sorted(links.items())
+            if needs_model in (None, model) and (version is None or _may_answer(app, model, version, catalog))
+            for record in catalog.variants_at(model, version or current)
+        ],
     )
 
 
@@ -198,12 +228,13 @@ def _may_answer(app: str, model: str, version: str, catalog: Catalog) -> bool:
 
 
 def requirement_class(index: int, needs: ClassDemand, load: float) -> RequirementClass:
-    """A class of demand in a planning problem. Its app has the class's index, since each has a scope of its own. load: items/s."""
+    """A class of demand in a planning problem. Its app has the class's index, since each has a scope of its own, which knows what is accurate
+    enough. load: items/s.
+    """
     return RequirementClass(
         app=f"{needs.app}/{index}",
         load=load,
         latency_ms=inf if needs.latency_ms is None else needs.latency_ms,
-        accuracy=needs.accuracy,
         cost=inf if needs.cost is None else needs.cost,
     )
 

@@ -55,7 +55,7 @@ def answered(
         code or None,
         (finished - route.arrived) * 1000.0,
         route.latency_ms,
-        record.accuracy,
+        record.accuracy if route.live is None else route.live[0],
         route.accuracy,
         route.cost,
         route.priority,

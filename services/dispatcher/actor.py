@@ -268,7 +268,8 @@ class Dispatcher(TableActor):
     def _dispatch(self, query: Query, instance: Instance, now: float, *, more: bool = False) -> Publish:
         self.in_flight.dispatch(query, instance, now)
         higher, instance.no_time = instance.no_time, None
-        route = query.sent = query.route(self.name, instance.id, self._policy.name, more=more, higher=higher)
+        live = self.view.production(query.ask.app, instance.record.variant)
+        route = query.sent = query.route(self.name, instance.id, self._policy.name, more=more, higher=higher, live=live)
         key = (instance.worker.name, instance.device)
         subject = self._queues.get(key)
         if subject is None:
@@ -284,6 +285,8 @@ class Dispatcher(TableActor):
         batch: DoneBatch = self.clocks.done(envelope.message)
         record = self.view.records.get(batch.variant)
         ended = self.in_flight.ended(batch.uids)
+        if batch.said is not None:
+            self.composites.answered.ended(batch, ended)
         effects = self._outcomes.done(batch, record, ended, self.silence.crossed, envelope.now)
         effects += (*self.resent.ended(envelope.message), *self.silence.settled(batch, ended))
         for uid in batch.storing or ():

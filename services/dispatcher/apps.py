@@ -83,7 +83,7 @@ class Apps:
             for version in sorted(self.catalog.versions_for(app, model))
             for record in self.catalog.variants_at(model, version)
         ]
-        self.view.set_app(app, records, key)
+        self.view.set_app(app, self.catalog.seen(key, records), key)
 
 
 def members_of(catalog: Catalog, name: str) -> list[Member]:
@@ -97,7 +97,9 @@ def members_of(catalog: Catalog, name: str) -> list[Member]:
         record = None if version is None else catalog.model(model, version)
         if version is None or record is None:
             continue
-        measured = [v.accuracy for v in catalog.variants_at(model, version) if v.accuracy is not None]
+        measured = [
+            v.accuracy for v in catalog.seen(name, catalog.variants_at(model, version)) if v.accuracy is not None
+        ]
         best = max(measured, default=None)
         found.append(Member(model=model, version=version, accuracy=best, metric=record.metric, labels=record.labels))
     return found

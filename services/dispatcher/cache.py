@@ -37,6 +37,7 @@ class PartSource(NamedTuple):
     simulated: bool
     reason: str = ""
     zeros: bool = False
+    accuracy_source: str = "registered"
 
     def reaches(self, accuracy: float) -> bool:
         """Whether it has at least this accuracy. One that was never measured has 0."""
@@ -243,7 +244,16 @@ class CachedParts(Struct, eq=False):
         elif cache.max_bytes != most:
             cache.resize(most)
         kept = cache.get(join.digest, ask.model, ask.version, lambda source: self._suits(source, ask))
-        return None if kept is None else _reply(kept.source, kept.outputs)
+        return None if kept is None else _reply(self._now(ask.app, kept.source), kept.outputs)
+
+    def _now(self, app: str, source: PartSource) -> PartSource:
+        """With the accuracy that counts now, which may not be that of when the answer was computed."""
+        view = self.apps.view.apps[app]
+        if not view.live and source.accuracy_source == "registered":
+            return source
+        record = view.records[view.index[source.variant]]
+        accuracy, by = record.production or (record.measured, "registered")
+        return source._replace(accuracy=accuracy, accuracy_source=by)
 
     def holds(self, digest: bytes | None, ask: Ask) -> bool:
         """Whether the answer to a part with these needs is kept, and costs nothing. digest: of its inputs, where its app keeps answers."""
@@ -287,7 +297,10 @@ class CachedParts(Struct, eq=False):
         """Whether an answer is accurate enough, or without an accuracy its model's own, and of the version that serves now."""
         view = self.apps.view.apps.get(ask.app)
         place = None if view is None else view.index.get(source.variant)
-        if view is None or place is None or not (source.reaches(ask.accuracy) if ask.accuracy else view.default[place]):
+        if view is None or place is None:
+            return False
+        reaches = view.accurate(ask)[place] if view.left else source.reaches(ask.accuracy)
+        if not (reaches if ask.accuracy else view.default[place]):
             return False
         # With a model, the key names the version, which serves since the part asks for it.
         return ask.model is not None or bool(view.current[place])

@@ -32,6 +32,14 @@ class WriteContext(Struct, frozen=True):
     revision: int
 
 
+class PutQuality(Struct, frozen=True):
+    """Put what labels say of an app into the catalogue, unless a later one is there. revision: as in the `AppQuality` that `value` is."""
+
+    app: str
+    value: bytes
+    revision: int
+
+
 class ContextWritten(Struct, frozen=True):
     """The value is stored, at this revision."""
 

@@ -11,6 +11,7 @@ from services.core.actor import Done, Effect, Envelope, Failed, Handler, Inlet, 
 from services.core.ensemble.policies import make_policy
 from services.core.outcomes import PART_GRACE
 from services.core.settings import DispatcherSettings, EnsembleSettings
+from services.dispatcher.answered import AnsweredQueries
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import Budgets
 from services.dispatcher.cache import CachedParts
@@ -79,7 +80,9 @@ class Composites:
             self.begin,
         )
         self.budgets.served = self.pipelines.served
-        self.feedback = Feedbacks(name, subjects, apps, self.contexts, self.predictions, outcomes.log, new_uid)
+        self.answered = AnsweredQueries()
+        known = (self.contexts, self.predictions, outcomes.log, new_uid, self.answered)
+        self.feedback = Feedbacks(name, subjects, apps, *known)
         self.feedback.evaluate = self.ensembles.evaluate
         self.ensembles.evaluated = self.feedback.evaluated
         self._list = SelectionList(apps.catalog, self.contexts)
@@ -138,7 +141,12 @@ class Composites:
 
     def check(self, now: float) -> Iterable[Effect]:
         """To be called now and then."""
-        return (*self.joins.forget(now), *self.contexts.retry(), *self.ensembles.overdue(now - PART_GRACE, now))
+        return (
+            *self.joins.forget(now),
+            *self.contexts.retry(),
+            *self.ensembles.overdue(now - PART_GRACE, now),
+            *self.feedback.publisher.due(now),
+        )
 
     def _replied(self, envelope: Envelope) -> Iterable[Effect]:
         uid = bytes.fromhex(envelope.subject.rpartition(".")[2])
@@ -157,7 +165,7 @@ class Composites:
             return self.pipelines.stored(done, envelope.now)
         if kind in ("items", "rows"):
             return self.pipelines.fetched(done, envelope.now)
-        if kind == RESULTS:
+        if kind in (RESULTS, "quality"):
             return ()  # what could not be deleted goes when its time is up
         if kind == "policy":
             return self.ensembles.ran(done, envelope.now)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bus.codec import decode_kept
 from bus.messages.catalog import Ensemble
@@ -20,6 +21,8 @@ from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, Publish, TimedOut
 from services.core.catalog import Catalog, selection_key
 from services.core.ensemble.base import EnsemblePolicy, Learnt, Member
+from services.core.quality import Score
+from services.dispatcher.answered import ANSWERS, Scored
 from services.dispatcher.apps import members_of
 from services.dispatcher.commands import ReadContext, RunPolicy, StoredContext
 from services.dispatcher.counted import MARK, MOVED, Counted, OlderMarks
@@ -27,6 +30,11 @@ from services.dispatcher.counted import MARK, MOVED, Counted, OlderMarks
 READ_S = 2.0  # s for one read; queries wait for it, and are then served by what no feedback has taught
 RETRIES = 100  # reads that failed and are tried again, at each check
 UNREAD = -1  # instead of a revision: the bucket could not be read
+FORGOTTEN, FORGOTTEN_S = (
+    1000,
+    600.0,
+)  # labels of an app, and s, without one for a variant, which is then tried again: the world may have gone back
+PROMISES = 512  # of labels, of which the mean is the promise; then half of them
 OLD_MARKS = 128  # that a value had at most before older ones moved
 COUNTS = Ensemble(policy="")  # of an app without a policy: nothing learns, and feedback is counted all the same
 _encode = msgspec.msgpack.Encoder().encode
@@ -35,7 +43,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class ContextValue(Struct, frozen=True, array_like=True):
     """The value of a key in the selection bucket. state: dumped by the policy. n: feedbacks that made it. marks: of the last feedbacks, MARK
     bytes each. moved: the revision of the key with older ones (`services.dispatcher.counted`); 0: there are none, -1: not known. full: older
-    ones are forgotten.
+    ones are forgotten. scores: what labels say, by the variants' `twins`, and of the answers (`services.dispatcher.answered`). promised: their sum, and how many.
+    told: labels that have scored something.
     """
 
     policy: str
@@ -44,6 +53,9 @@ class ContextValue(Struct, frozen=True, array_like=True):
     marks: bytes = b""
     moved: int = -1
     full: bool = False
+    scores: dict[str, Score] = {}
+    promised: tuple[float, int] = (0.0, 0)
+    told: int = 0
 
     def known(self) -> set[bytes]:
         """The marks that are here."""
@@ -51,22 +63,44 @@ class ContextValue(Struct, frozen=True, array_like=True):
 
     def after(self, state: bytes, marks: Iterable[bytes]) -> "ContextValue":
         """With one more feedback, which made this state."""
-        return ContextValue(self.policy, state, self.n + 1, self.marks + b"".join(marks), self.moved, self.full)
+        return replace(self, state=state, n=self.n + 1, marks=self.marks + b"".join(marks))
 
     def counted(self, marks: Iterable[bytes]) -> "ContextValue":
         """With one more feedback, which taught nothing."""
-        return ContextValue(self.policy, self.state, self.n, self.marks + b"".join(marks), self.moved, self.full)
+        return replace(self, marks=self.marks + b"".join(marks))
+
+    def scored(self, scored: Scored, now: float) -> "ContextValue":
+        """With what one more label says."""
+        told = self.told + 1
+        scores = {
+            name: one for name, one in self.scores.items() if told - one.last <= FORGOTTEN or now - one.at < FORGOTTEN_S
+        }
+        aims = {**scored.aims, ANSWERS: scored.promised or 0.0}
+        for name, one in {**scored.variants, **({} if scored.answer is None else {ANSWERS: scored.answer})}.items():
+            before = scores.get(name, Score())
+            scores[name] = replace(before, bins=list(before.bins), aim=aims[name], last=told)
+            scores[name].add(one, now)
+        total, count = self.promised
+        if scored.answer is not None:
+            total, count = total + (scored.promised or 0.0), count + 1
+        promised = (total / 2, count // 2) if count >= PROMISES else (total, count)
+        return replace(self, scores=scores, promised=promised, told=told)
+
+    def judge(self, now: float) -> None:
+        """Find changes."""
+        for one in self.scores.values():
+            one.interval(now)
 
     def beside(self, older: OlderMarks) -> "ContextValue":
         """As it is with these older marks."""
         full = self.full or older.full or (self.moved < 0 and len(self.marks) >= MARK * OLD_MARKS)
         if full == self.full and self.moved >= 0:
             return self
-        return ContextValue(self.policy, self.state, self.n, self.marks, older.covers, full)
+        return replace(self, moved=older.covers, full=full)
 
     def without(self, older: OlderMarks) -> "ContextValue":
         """Without its oldest marks, which are among these now."""
-        return ContextValue(self.policy, self.state, self.n, self.marks[MARK * MOVED :], older.covers, self.full)
+        return replace(self, marks=self.marks[MARK * MOVED :], moved=older.covers)
 
     def encoded(self) -> bytes:
         return _encode(self)
@@ -158,7 +192,7 @@ class Contexts(Struct, eq=False):
         held.state = b"" if policy is None else policy.init(self.members(app))
         dumped = b"" if policy is None else policy.dump(held.state)
         before = value or ContextValue("", b"", moved=0)
-        held.value = ContextValue(ensemble.policy, dumped, 0, before.marks, before.moved, before.full)
+        held.value = replace(before, policy=ensemble.policy, state=dumped, n=0)
 
     def read(self, app: str, ensemble: Ensemble, context: str | None) -> Iterable[Effect]:
         """Read a context that is not in memory. Its result comes to `took`; a second call meanwhile changes nothing."""

@@ -6,6 +6,7 @@ first, and leave the value with its next write, so that a crash in between loses
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from hashlib import blake2b
 
 import numpy as np
 
@@ -13,6 +14,11 @@ MARK = 8  # bytes of a feedback's mark; one of a context's is another's by chanc
 MOVED = 512  # marks that move at once: a value has at most 5 kB of them
 MOST = 60_000  # marks in the other key, 480 kB: those of the last 20,000 feedbacks at least, of three each at most
 MOST_BYTES = 64 * 2**20  # of other keys in a dispatcher's memory; those that were used last. The others are read again
+
+
+def mark_of_bytes(app: str, what: bytes) -> bytes:
+    """By which a feedback is known again."""
+    return blake2b(what, digest_size=MARK, key=app.encode()[:64]).digest()
 
 
 class OlderMarks:

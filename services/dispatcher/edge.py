@@ -3,15 +3,20 @@
 import itertools
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from bus.codec import decode_kept
+from bus.messages.catalog import AppQuality
 from bus.port import Bus, KeyValue, NotFound, WrongRevision
 from bus.subjects import Subjects
+from services.core.catalog import quality_key
 from services.dispatcher.commands import (
     ContextWritten,
     DeleteResults,
     FetchTensors,
     GatherOutputs,
+    PutQuality,
     ReadContext,
     RunPolicy,
     StoredContext,
@@ -43,6 +48,8 @@ class DispatcherEdge:
             return await fetch_tensors(self._bus, command.refs)
         if type(command) is DeleteResults:
             return await delete_all(self._bus, self._subjects.outputs_bucket, command.keys)
+        if type(command) is PutQuality:
+            return await _put(await self._bus.key_value(self._subjects.catalog_bucket), command)
         if self._bucket is None:  # most dispatchers serve no app that needs it
             self._bucket = await self._bus.key_value(self._subjects.selection_bucket)
         match command:
@@ -68,6 +75,24 @@ async def _write(bucket: KeyValue, command: WriteContext) -> ContextWritten | St
         return ContextWritten(await bucket.create(command.key, command.value))
     except WrongRevision:
         return await _read(bucket, command.key)
+
+
+async def _put(bucket: KeyValue, command: PutQuality) -> None:
+    key = quality_key(command.app)
+    while True:
+        try:
+            entry = await bucket.get(key)
+        except NotFound:
+            with suppress(WrongRevision):
+                await bucket.create(key, command.value)
+                return
+            continue
+        held = decode_kept(AppQuality, entry.value)
+        if held is not None and held.revision >= command.revision:
+            return
+        with suppress(WrongRevision):
+            await bucket.update(key, command.value, entry.revision)
+            return
 
 
 def uid_maker() -> Callable[[], bytes]:

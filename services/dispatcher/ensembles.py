@@ -308,7 +308,7 @@ class Ensembles:
             if part.reply is not None and part.stage:
                 self.late[join.query.ask.app, part.stage] += 1
                 with suppress(BadTensor):
-                    self.predictions.late(join.query.uid, part.stage, outputs_of(part))
+                    self.predictions.late(join.query.uid, part.stage, outputs_of(part), part.reply.variant)
             part.reply = None  # a user's policy may combine the others at this moment: the answer names those
             return NOTHING
         if not join.under_way or (now >= join.due and join.answered):
@@ -343,6 +343,7 @@ class Ensembles:
             if plan.group.policy is None:
                 return self._run(join, "combine", plan.state, plan.group.members, outputs)
             combined = plan.group.policy.combine(plan.state, plan.group.members, outputs)
+            prediction.answer = combined.outputs
         except (BadTensor, ValueError) as error:
             text = f"the members' outputs do not fit together: {error}"
             return self._refuse(join, Error(code="model_error", message=text), now)
@@ -405,4 +406,6 @@ def _prediction(join: Join, outputs: dict[str, Outputs], now: float) -> Predicti
         outputs,
         query.ask.items,
         head.id,
+        variants={part.stage: part.reply.variant for part in join.answered if part.reply is not None},
+        floor=query.ask.accuracy or None,
     )

@@ -33,20 +33,28 @@ from services.core.actor import (
 )
 from services.core.ensemble.outputs import label_error
 from services.core.outcomes import OutcomeLog
+from services.dispatcher.answered import (
+    Answered,
+    AnsweredQueries,
+    Publisher,
+    Scored,
+    score_answered,
+    score_prediction,
+    scored_event,
+)
 from services.dispatcher.apps import Apps
 from services.dispatcher.contexts import COUNTS, Contexts
+from services.dispatcher.counted import mark_of_bytes
 from services.dispatcher.feedback_names import (
     FeedbackLists,
     OpenFeedback,
     mark_of,
-    mark_of_bytes,
     mark_of_item,
     named_uid,
     row_uid,
 )
 from services.dispatcher.learning import FeedbackUpdate, Learning, Sender
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
-from services.dispatcher.query import Join
 from services.dispatcher.stages import learns
 
 UNKNOWN = "_unknown"  # in metrics: apps that do not exist, whose names clients choose
@@ -92,12 +100,15 @@ class Feedbacks:
         predictions: Predictions,
         log: OutcomeLog,
         new_uid: Callable[[], bytes],
+        answered: AnsweredQueries,
     ) -> None:
         self._name = name
         self._subjects = subjects
         self._apps = apps
         self._predictions = predictions
-        self._learning = Learning(contexts, log)
+        self._answered = answered
+        self.publisher = Publisher(apps.catalog)
+        self._learning = Learning(contexts, log, self.publisher)
         self._new_uid = new_uid
         self.evaluate: Evaluate = self._cannot_evaluate
         self._lists = FeedbackLists(name, subjects, self._feedback)
@@ -160,8 +171,9 @@ class Feedbacks:
         inputs = bytes(feedback.inputs)
         digest = None if inputs in _NO_INPUTS else digest_of(inputs)
         one = OpenFeedback(mark, feedback, event, event.query, digest, sender)
-        if record.pipeline is None and self._ensemble(app) is None:
-            return self._count(one)
+        if self._is_plain(app):
+            known_as = self._answered.find(app, one.query, feedback.id)
+            return self._count(one, known_as) if known_as is not None or not one.named else self._seek(one)
         found = self._find(app, one)
         if not one.by_id:
             return self._seek(one) if found is None else self._apply(one, found)
@@ -214,6 +226,11 @@ class Feedbacks:
         served = [] if record is None else [catalog.model(*link) for link in sorted(record.links.items())]
         return label_error(label, [model for model in served if model is not None])
 
+    def _is_plain(self, app: str) -> bool:
+        """Whether one variant answers each of its queries."""
+        record = self._apps.catalog.app(app)
+        return record is not None and record.pipeline is None and self._ensemble(app) is None
+
     def _ensemble(self, app: str) -> Ensemble | None:
         """None: no policy learns here."""
         record = self._apps.catalog.app(app)
@@ -238,10 +255,22 @@ class Feedbacks:
         ensemble = self._ensemble(app)
         return ensemble is not None and ensemble.contextual
 
-    def _count(self, one: OpenFeedback) -> list[Effect]:
-        """It teaches nothing, and counts all the same."""
-        update = FeedbackUpdate(None, one.feedback.item, one.feedback.label, (one.mark,), one.event, one.sender)
+    def _count(self, one: OpenFeedback, of: Answered | None = None) -> list[Effect]:
+        """It teaches no policy, and counts all the same. of: the query that it is about, if that is known."""
+        item, scored, event = one.feedback.item, Scored(), one.event
+        marks: tuple[bytes, ...] = (one.mark,)
+        if of is not None:
+            if item >= len(of.said):
+                return self._no_item(one, len(of.said))
+            marks = (one.mark, mark_of_item(of.app, of.uid, item))
+            scored = score_answered(one.feedback.label, item, of, self._apps.catalog.variant(of.variant))
+            event = scored_event(event, scored, of.variant)
+        update = FeedbackUpdate(None, item, one.feedback.label, marks, event, one.sender, scored=scored)
         return self._after(self._learning.apply(update, COUNTS))
+
+    def _no_item(self, one: OpenFeedback, items: int) -> list[Effect]:
+        text = f"item {one.feedback.item} is none of the query's: they are 0 to {items - 1}"
+        return self._refuse(one.sender, _error("bad_request", text))
 
     def _apply(self, one: OpenFeedback, prediction: Prediction, *, reevaluated: bool = False) -> list[Effect]:
         if isinstance(prediction.of, str):
@@ -262,8 +291,7 @@ class Feedbacks:
             return self._refuse(one.sender, _error("bad_request", text))
         item = one.feedback.item
         if item >= prediction.items:
-            text = f"item {item} is none of the query's: they are 0 to {prediction.items - 1}"
-            return self._refuse(one.sender, _error("bad_request", text))
+            return self._no_item(one, prediction.items)
         prediction.fed.add(item)
         query = one.meant() if reevaluated and one.named else prediction.uid
         marks = (one.mark, mark_of_item(prediction.app, query, item))
@@ -272,8 +300,18 @@ class Feedbacks:
             if prediction.id is None or prediction.digest is None
             else (mark_of_item(prediction.app, named_uid(prediction.id, prediction.digest), item),)
         )
+        scored = score_prediction(one.feedback.label, item, prediction, self._apps.catalog.variant)
+        one.event = scored_event(one.event, scored, None)
         update = FeedbackUpdate(
-            prediction, item, one.feedback.label, marks, one.event, one.sender, more=more, reevaluated=reevaluated
+            prediction,
+            item,
+            one.feedback.label,
+            marks,
+            one.event,
+            one.sender,
+            more=more,
+            reevaluated=reevaluated,
+            scored=scored,
         )
         return self._after(self._learning.apply(update, ensemble))
 
@@ -346,6 +384,9 @@ class Feedbacks:
             uid=row_uid(asked.mark),
         )
         one = OpenFeedback(asked.mark, asked.feedback, event, asked.query, asked.digest, sender)
+        if self._is_plain(asked.app):
+            known_as = self._answered.find(asked.app, asked.query, asked.feedback.id)
+            return NOTHING if known_as is None else (taken, *self._count(one, known_as))
         found = self._find(asked.app, one)
         if found is None:
             return NOTHING
@@ -375,6 +416,8 @@ class Feedbacks:
             # Who applied it is gone, or has forgotten: its row may be lost with it. Rather twice than not at all.
             return self._learning.record(one.event, [one.mark], one.sender)
         app = one.event.app
+        if self._is_plain(app):
+            return self._count(one)
         if one.by_id and one.latest is not None:
             one.is_about(one.latest)
             known = self._learning.known((one.mark,), one.sender)
@@ -434,31 +477,6 @@ class Feedbacks:
             else:
                 effects.extend(self._apply(one, made, reevaluated=True))
         return effects
-
-
-def prediction_of(join: Join, predictions: Predictions, now: float) -> Prediction:
-    """What feedback to a pipeline is about: the prediction of the stage that made the answer. join: its query, which has been answered."""
-    query, run = join.query, join.plan
-    chosen = (
-        next((ref.vertex for ref in refs if ref.vertex in run.parts), None) for refs in run.served.outputs.values()
-    )
-    made = [name for name in dict.fromkeys(chosen) if name is not None]
-    of: Prediction | str | None = (
-        f"{' and '.join(made)} made this answer together" if made else "no stage made this answer"
-    )
-    if len(made) == 1 and made[0] in run.fans:
-        of = f"{made[0]} answered for each item"
-    elif len(made) == 1:
-        app = run.served.stages[made[0]].vertex.app
-        found = predictions.by_query(app, run.parts[made[0]].uid)
-        of = f"{made[0]} made this answer, and its app {app} has no policy" if found is None else found.of or found
-    if isinstance(of, str):
-        of = f"{of}: nothing learns from it; send feedback to the app of a stage that has one, with its `inputs`"
-    head = query.head
-    digest = digest_of(head.inputs) if head.inputs_ref is None and query.refs is None else None
-    return Prediction(
-        query.uid, query.ask.app, query.ask.context, digest, now, (), {}, {}, query.ask.items, head.id, of
-    )
 
 
 def _uid(text: str) -> bytes:

@@ -15,7 +15,7 @@ from bus.messages.flow import FeedbackTold
 from bus.messages.public import Accepted, Error, Feedback, Refusal, RefusedItem
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, After, Cancel, Effect, Envelope, Handler, Inlet, Publish
-from services.dispatcher.counted import MARK
+from services.dispatcher.counted import mark_of_bytes
 from services.dispatcher.learning import Sender
 
 LIST_S = 20.0  # s in which all of a list are to end
@@ -125,11 +125,6 @@ class OpenFeedback(Struct, eq=False):
     def meant(self) -> bytes:
         """The uid of the query that it names, or what stands for it where no dispatcher knows which one has its id."""
         return self.query if self.query is not None else named_uid(self.feedback.id or "", self.digest)
-
-
-def mark_of_bytes(app: str, what: bytes) -> bytes:
-    """By which a feedback is known again."""
-    return blake2b(what, digest_size=MARK, key=app.encode()[:64]).digest()
 
 
 def mark_of(app: str, feedback: Feedback, query: bytes | None, label: str) -> bytes:

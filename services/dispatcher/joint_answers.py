@@ -48,6 +48,9 @@ def answer_of(join: Join, combined: Combined | None, max_inline: int, now: float
         seconds,
         **({} if one is None else {name: getattr(one, name) for name in names}),
         accuracy=accuracy,
+        accuracy_source=next(
+            (one.accuracy_source for one in replies if one.accuracy_source != "registered"), "registered"
+        ),
         queue_ms=max(reply.queue_ms for reply in replies),
         compute_ms=max(reply.compute_ms for reply in replies),
         cached=all(reply.cached for reply in replies),

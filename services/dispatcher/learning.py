@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bus.messages.catalog import Ensemble
 from bus.messages.events import FeedbackEvent, SelectionEvent
@@ -20,9 +21,10 @@ from services.core.catalog import counted_key
 from services.core.ensemble.base import EnsemblePolicy, Learnt
 from services.core.ensemble.outputs import BadLabel, BadOutputs, losses
 from services.core.outcomes import OutcomeLog
+from services.dispatcher.answered import Publisher, Scored
 from services.dispatcher.commands import ContextWritten, ReadContext, RunPolicy, StoredContext, WriteContext
-from services.dispatcher.contexts import READ_S, UNREAD, Contexts, ContextValue, Held, context_key
-from services.dispatcher.counted import MARK, MOVED, NONE, OlderMarks
+from services.dispatcher.contexts import COUNTS, READ_S, UNREAD, Contexts, ContextValue, Held, context_key
+from services.dispatcher.counted import MARK, MOVED, NONE, OlderMarks, mark_of_bytes
 from services.dispatcher.predictions import Prediction
 
 WRITE_S = 5.0  # s for one write; the sender of a feedback may then ask again
@@ -42,7 +44,8 @@ class FeedbackUpdate(Struct, eq=False):
     """A feedback with the prediction that it is for; None: it teaches nothing, and counts all the same.
 
     marks: by which it is known again, MARK bytes each. more: marks of other names of its prediction. label: as it came. seeks: whoever wants
-    to know whether it has counted; then it does not count now.
+    to know whether it has counted; then it does not count now. scored: what it says of variants. silent: another one, of which this is a part, has
+    been recorded.
     """
 
     prediction: Prediction | None
@@ -54,6 +57,8 @@ class FeedbackUpdate(Struct, eq=False):
     more: Sequence[bytes] = ()
     seeks: Any = None
     reevaluated: bool = False
+    scored: Scored = Scored()
+    silent: bool = False
     losses: dict[str, float] = {}
     rows: list[Learnt] = []
 
@@ -97,6 +102,7 @@ class Learning(Struct, eq=False):
 
     contexts: Contexts
     log: OutcomeLog
+    publisher: Publisher
     ended: Counter[tuple[str, str]] = field(default_factory=Counter)
     open: int = 0  # updates that are not stored yet
     repeated: list[FeedbackUpdate] = []  # applied before, by whom is not known here; the owner takes them
@@ -199,8 +205,11 @@ class Learning(Struct, eq=False):
         for update in again:
             if update.prediction is not None:
                 update.prediction.counted.add(update.item)
-            if not writes.has(update.marks[:1]):  # another word about the same item: it is kept, and teaches nothing
-                effects.extend(self.record(update.event, update.marks[:1], update.sender))
+            if update.silent:
+                pass
+            elif not writes.has(update.marks[:1]):  # another word about the same item: it is kept, and teaches nothing
+                event = replace(update.event, score=None)
+                effects.extend(self.record(event, update.marks[:1], update.sender))
             elif (known := self.known(update.marks[:1], update.sender)) is not None:
                 effects.extend(known)
             else:
@@ -243,6 +252,7 @@ class Learning(Struct, eq=False):
         last = self._last(writes)
         if policy is None and last is not None and last.prediction is not None and not last.rows:
             return [*effects, self._run(writes, "learnt", (writes.state, last.prediction.members))]
+        writes.value.judge(writes.applied[-1].event.time)
         return [
             *effects,
             Do(("write", writes.key), WriteContext(writes.key, writes.value.encoded(), writes.revision), WRITE_S),
@@ -262,6 +272,8 @@ class Learning(Struct, eq=False):
     def _counts(self, writes: ContextWrites, update: FeedbackUpdate) -> None:
         writes.known.update(update.marks)
         writes.applied.append(update)
+        if update.scored.variants and writes.value is not None and not writes.ensemble.contextual:
+            writes.value = writes.value.scored(update.scored, update.event.time)
 
     def _last(self, writes: ContextWrites) -> FeedbackUpdate | None:
         """The last update of the batch that a policy has observed."""
@@ -341,18 +353,35 @@ class Learning(Struct, eq=False):
             return self._compute(writes, held)
         assert writes.value is not None
         effects: list[Effect] = [self.contexts.put(writes.app, writes.key, writes.value, result.revision)]
-        for update in writes.applied:
+        total, count = writes.value.promised
+        self.publisher.changed(writes.app, result.revision, writes.value.scores, total / max(count, 1))
+        loud = [update for update in writes.applied if not update.silent]
+        if writes.ensemble.contextual:  # what it says of variants counts for the app as a whole
+            for update in loud:
+                effects.extend(self._score(update))
+        for update in loud:
             effects.append(self.log.record(update.event))
             effects.extend(self.log.record(event) for event in _events(update, writes))
             if update.prediction is not None:
                 update.prediction.counted.add(update.item)
             self._remember(update.marks[:1])
-        for update in writes.batch:
+        for update in [one for one in writes.batch if not one.silent]:
             known = self.known(update.marks[:1], update.sender)
             effects.extend(self.record(update.event, update.marks[:1], update.sender) if known is None else known)
         self.open -= len(writes.batch)
         writes.busy = False
         return [*effects, *self._next(writes)]
+
+    def _score(self, update: FeedbackUpdate) -> list[Effect]:
+        """Count in its app what a feedback says that has counted in its context."""
+        if not update.scored.variants:
+            return []
+        mark = mark_of_bytes(update.event.app, b"scored" + update.marks[0])
+        nobody = Sender(update.sender.app, "", None)
+        one = FeedbackUpdate(
+            None, update.item, update.label, (mark,), update.event, nobody, scored=update.scored, silent=True
+        )
+        return self.apply(one, COUNTS)
 
     # -- how each ends
 
@@ -367,7 +396,8 @@ class Learning(Struct, eq=False):
         effects: list[Effect] = []
         for update in updates:
             self.open -= 1
-            effects.extend(self.tell(update.sender, Refusal(id=update.sender.id, error=error)))
+            if not update.silent:
+                effects.extend(self.tell(update.sender, Refusal(id=update.sender.id, error=error)))
         return effects
 
     def _remember(self, marks: Sequence[bytes]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
-from bus.messages.catalog import AppRecord, ModelRecord, PipelineRecord, error_of
+from bus.messages.catalog import AppQuality, AppRecord, ModelRecord, PipelineRecord, VariantRecord, error_of
 from bus.messages.public import Error, Listing, ListRequest, Refusal
 from bus.messages.scaling import PipelineReplicas
 from bus.subjects import WITHOUT_APP
@@ -22,7 +22,7 @@ from services.dispatcher.fanout import SeenItems
 from services.dispatcher.stages import service_seconds
 
 # Fields that an item has as its record does.
-APP = ("app", "latency_ms", "accuracy", "default_output", "min_instances", "replicas", "created")
+APP = ("app", "latency_ms", "accuracy", "quality_act", "default_output", "min_instances", "replicas", "created")
 MODEL = ("model", "version", "task", "metric", "labels", "format", "created")
 VARIANT = (
     "model", "version", "variant", "hardware", "framework", "precision", "threads", "max_batch", "alone", "arithmetic", "accuracy",
@@ -70,7 +70,7 @@ def listing(
     if what == "models":
         return Listing(items=_models(ask, catalog))
     if what == "variants":
-        return Listing(items=_variants(ask, view, hops))
+        return Listing(items=_variants(ask, catalog, view, hops))
     if what == "workers":
         return Listing(items=_workers(now, view))
     if what == "pipelines":
@@ -98,6 +98,7 @@ def _apps(
             "selection": None if app.selection is None else asdict(app.selection),
             "pipeline": None if app.pipeline is None else msgspec.to_builtins(app.pipeline),
             "unserved": unserved(app.app) or None,
+            "quality": _quality(catalog.quality(app.app)),
             "stage_of": sorted(stages.get(app.app, ())),
             "inputs": _specs(app.signature.inputs) if app.signature else [],
             "outputs": _specs(app.signature.outputs) if app.signature else [],
@@ -106,6 +107,13 @@ def _apps(
         for app in sorted(catalog.apps, key=lambda app: app.app)
         if ask.app in (None, app.app) and (ask.model is None or ask.model in app.links)
     ]
+
+
+def _quality(found: AppQuality | None) -> dict[str, Any] | None:
+    """What labels say of an app's answers, beside what was promised; None: nothing."""
+    if found is None or found.answers is None:
+        return None
+    return {"promised": found.promised, "found": found.answers.accuracy, **asdict(found.answers)}
 
 
 def _specs(specs: list[Any]) -> list[dict[str, Any]]:
@@ -144,7 +152,22 @@ def _concerns(model: ModelRecord, app: str, catalog: Catalog) -> bool:
     )
 
 
-def _variants(ask: ListRequest, view: ClusterView, hops: Mapping[str, MeasuredHop]) -> list[dict[str, Any]]:
+def _production(record: VariantRecord, found: AppQuality | None) -> dict[str, Any]:
+    """accuracy: that counts now, by accuracy_source; registered: that of the validation set. live: what labels say, whatever counts."""
+    accuracy, source = record.production or (record.measured, "registered")
+    live = None if found is None else found.variants.get(record.variant)
+    return {
+        "accuracy": accuracy,
+        "accuracy_source": source,
+        "registered": record.measured,
+        "live": None if live is None else asdict(live),
+        "error": error_of(accuracy, record.metric),
+    }
+
+
+def _variants(
+    ask: ListRequest, catalog: Catalog, view: ClusterView, hops: Mapping[str, MeasuredHop]
+) -> list[dict[str, Any]]:
     items = []
     for name, app in sorted(view.apps.items()):
         if name.startswith("_") or ask.app not in (None, name):
@@ -160,10 +183,10 @@ def _variants(ask: ListRequest, view: ClusterView, hops: Mapping[str, MeasuredHo
                 {
                     "app": name,
                     **_of(record, VARIANT),
+                    **_production(record, catalog.quality(name)),
                     "engine": record.profile.host.get("engine"),
                     "functions": "" if record.functions is None else record.functions.words,
                     "batching": "+".join(sorted({one.status.batching for one in instances})) or record.batching,
-                    "error": error_of(record.accuracy, record.metric),
                     "unit": record.signature.target[1],
                     **_of(record.profile, PROFILE),
                     "latency_ms": group.table.seconds(1) * 1000.0,

@@ -104,6 +104,7 @@ class DispatcherMetrics:
                 "gauge",
                 "1 while no query of the app can be answered, whatever it asks for; `infaas status` says why.",
             ).add_all({app: int(bool(unserved(app, actor.apps))) for app in apps}, "app"),
+            *_accuracy(actor),
             policy_failures(actor.policy_failures),
             *_kept(actor),
             *_pipelines(actor),
@@ -122,6 +123,24 @@ class DispatcherMetrics:
     def under_way(self, actor: Dispatcher) -> bool:
         """Whether queries that it took have not ended."""
         return len(actor.in_flight) > 0 or bool(actor.composites.joins.open)
+
+
+def _accuracy(actor: Dispatcher) -> Iterable[MetricFamily]:
+    """Of the apps of whose answers labels came."""
+    promised = MetricFamily(
+        "infaas_accuracy_promised", "gauge", "Accuracy that the app's labelled answers should reach."
+    )
+    found = MetricFamily("infaas_accuracy_found", "gauge", "Share of them that are right.")
+    high = MetricFamily("infaas_accuracy_found_high", "gauge", "The upper end of its 95 % interval.")
+    labels = MetricFamily("infaas_accuracy_labels", "gauge", "Labels that it rests on.")
+    for app in actor.apps.catalog.apps:
+        known = actor.apps.catalog.quality(app.app)
+        if known is not None and known.answers is not None:
+            promised.add(known.promised, app=app.app)
+            found.add(known.answers.accuracy, app=app.app)
+            high.add(known.answers.high, app=app.app)
+            labels.add(known.answers.labels, app=app.app)
+    return promised, found, high, labels
 
 
 def _kept(actor: Dispatcher) -> Iterable[MetricFamily]:

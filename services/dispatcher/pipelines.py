@@ -24,6 +24,7 @@ from services.core.selection.eligibility import INFINITE, Ask
 from services.core.selection.refusals import EXPIRED
 from services.core.settings import DispatcherSettings
 from services.core.validation import WrongField, count_items, length_of
+from services.dispatcher.answered import prediction_of
 from services.dispatcher.apps import Apps
 from services.dispatcher.budgets import Budgets, Least
 from services.dispatcher.central import FULL
@@ -41,7 +42,6 @@ from services.dispatcher.fanout import (
     stored,
     together,
 )
-from services.dispatcher.feedback import prediction_of
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import Joins, answer_part, refuse_part
 from services.dispatcher.needs import head_of, missed_by, needs_of_stage, unrouted
@@ -394,6 +394,7 @@ class Pipelines(Struct, eq=False):
             outputs,
             now - query.arrived,
             accuracy=None if least is None else known[least],
+            accuracy_source="registered" if least is None else replies[least].accuracy_source,
             queue_ms=sum(replies[name].queue_ms for name in path),
             compute_ms=sum(replies[name].compute_ms for name in path),
             cached=all(reply.cached for reply in replies.values()),

@@ -27,7 +27,7 @@ class Prediction:
 
     id: of the client. digest: `digest_of` its inputs; None if they were too large for a message. members: all of the selection, asked or
     not. p: by model, the probability that it is asked. outputs: by model, of those that have answered, by output name; the first axis is
-    the items. fed: items that feedback has come for here; counted: of them, those for which one has counted. of: of a pipeline's answer, which has no members, the prediction of the stage that
+    the items. variants: by model, who gave them. answer: that was made of them. floor: the accuracy that the query stated. fed: items that feedback has come for here; counted: of them, those for which one has counted. of: of a pipeline's answer, which has no members, the prediction of the stage that
     made it, or why no policy can learn from it.
     """
 
@@ -42,6 +42,9 @@ class Prediction:
     items: int = 1
     id: str | None = None
     of: "Prediction | str | None" = None
+    variants: dict[str, str] = field(default_factory=dict)
+    answer: Outputs | None = None
+    floor: float | None = None
     fed: set[int] = field(default_factory=set)
     counted: set[int] = field(default_factory=set)
 
@@ -92,13 +95,13 @@ class Predictions:
         while self._by_uid and self.bytes > self._most_bytes:
             self._remove(next(iter(self._by_uid)))
 
-    def late(self, uid: bytes, model: str, outputs: Outputs) -> None:
+    def late(self, uid: bytes, model: str, outputs: Outputs, variant: str = "") -> None:
         """A member has answered after its query: feedback teaches about it all the same."""
         prediction = self._by_uid.get(uid)
         if prediction is None or model in prediction.outputs:
             return
         self.bytes -= prediction.size
-        prediction.outputs[model] = outputs
+        prediction.outputs[model], prediction.variants[model] = outputs, variant
         self.bytes += prediction.size
         while self._by_uid and self.bytes > self._most_bytes:
             self._remove(next(iter(self._by_uid)))

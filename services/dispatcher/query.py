@@ -65,8 +65,9 @@ class Query:
         *,
         more: bool = False,
         higher: tuple[int, float] | None = None,
+        live: tuple[float, str] | None = None,
     ) -> Route:
-        """What goes in front of the body, and into the outcome. more, higher: as in `Route`."""
+        """What goes in front of the body, and into the outcome. more, higher, live: as in `Route`."""
         head, ask, part = self.head, self.ask, self.part
         latency = ask.latency_s
         return Route(
@@ -104,6 +105,7 @@ class Query:
             ask.confidence,
             higher,
             self.payer,
+            live,
         )
 
     @property
@@ -125,6 +127,7 @@ class PartReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     hardware: str = ""
     worker: str = ""
     accuracy: float | None = None
+    accuracy_source: str = "registered"
     queue_ms: float = 0.0
     compute_ms: float = 0.0
     batch: int = 0

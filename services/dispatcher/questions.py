@@ -325,19 +325,22 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
         seconds = best.predict(ask.items, ask.length, ask.deadline, now)
         worker = best.worker.name
         load_ms = max(0.0, best.ready_at - now) * 1000.0 if not group.active else 0.0
+    accuracy, source = record.production or (record.accuracy, "registered")
     return filled(
         Candidate,
         record,
         worker=worker,
         state=state_of(group, app, view),
-        error=error_of(record.accuracy, record.metric),
+        accuracy=accuracy,
+        accuracy_source=source,
+        error=error_of(accuracy, record.metric),
         unit=record.signature.target[1],
         latency_ms=(seconds + app.way) * 1000.0,
         load_ms=load_ms,
         cost_per_1000=float(app.cost[i]),
         cost=float(app.charge(ask.items, ask.length)[i]),
         why_not=why_not,
-        fits=bool(group.active) and not _unmet(i, app, ask, now),
+        fits=bool(group.active and app.accuracy[i] >= ask.accuracy) and not _unmet(i, app, ask, now),
         functions="" if record.functions is None else record.functions.words,
     )
 
@@ -350,7 +353,7 @@ def _unmet(i: int, app: AppView, ask: Ask, now: float) -> str:
         if not app.current[i]:
             return f"version {record.version} does not serve now: name it to use it"
         return "the query names another model, version or variant"
-    if app.accuracy[i] < ask.accuracy:
+    if ask.accuracy and not app.accurate(ask)[i]:
         if record.metric in ("top1", "top5"):
             return f"accuracy {app.accuracy[i]:.4f} is below {ask.accuracy:g}"
         than = "above" if is_error(record.metric) else "below"

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, PipelineEdge, PipelineVertex, PlannedStage
 from bus.messages.public import Error
+from services.core.demand import reaching
 from services.core.pipelines.branching import drawn_edges, ways
 from services.core.pipelines.graph import PipelineGraph, Reference, references
 from services.core.pipelines.items import Rows, fan_of, item_of
@@ -213,7 +214,8 @@ def service_seconds(app: AppRecord, apps: Mapping[str, AppView], depth: int = 0)
             graph = PipelineGraph(view.app.pipeline)
             seconds = graph.longest_path(service_seconds(view.app, apps, depth + 1))[0]
         elif view is not None and view.app.pipeline is None:
-            suffices = view.accuracy >= vertex.accuracy if vertex.accuracy else view.default
+            floor = vertex.accuracy
+            suffices = reaching(view.records, floor, view.app, view.current) if floor else view.default
             places = view.in_order(np.flatnonzero(view.current & suffices))
             seconds = view.groups[int(places[0])].table.seconds(1) if places.size else 0.0
         found[vertex.name] = seconds

@@ -328,6 +328,7 @@ class Executor:
                 answer: Answer | Refusal = refuse(route, result.errors[i])
             else:
                 answer = answer_of(loaded, self.worker, query, result, i, items, cost)
+                query.said = None if result.said is None else result.said[i]
                 if large and output_bytes(answer) > self._max_inline:
                     query.storing = True
                     store = StoreOutputs(route.uid.hex(), answer.outputs)

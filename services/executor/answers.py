@@ -26,7 +26,8 @@ def answer_of(
     missed = route.missed or []
     if result.finished > route.deadline or (route.latency_ms is not None and latency_ms > route.latency_ms):
         missed = [*missed, "latency"]
-    if route.accuracy is not None and (record.accuracy is None or record.accuracy < route.accuracy):
+    accuracy, source = (record.accuracy, "registered") if route.live is None else route.live
+    if route.accuracy is not None and (accuracy is None or accuracy < route.accuracy):
         missed = [*missed, "accuracy"]  # it was never measured
     if route.cost is not None and cost * query.items * 1000.0 > route.cost:
         missed = [*missed, "cost"]  # more than its profile promised: the batch was disturbed
@@ -39,7 +40,7 @@ def answer_of(
         record.variant,
         record.hardware,
         worker,
-        record.accuracy,
+        accuracy,
         latency_ms,
         (result.started - route.arrived) * 1000.0,  # queued
         (result.finished - result.started) * 1000.0,  # computed
@@ -61,6 +62,7 @@ def answer_of(
         loaded.target[0] or UNSET,
         loaded.target[1] or UNSET,  # its unit
         loaded.metric or UNSET,
+        source,
     )
 
 

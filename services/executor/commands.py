@@ -1,5 +1,7 @@
 """The commands of the executor's actor to its edge, and their results. Pure."""
 
+from typing import Any
+
 from msgspec import Raw, Struct
 
 from bus.messages.catalog import VariantRecord
@@ -89,7 +91,7 @@ class BatchResult(Struct, frozen=True, gc=False):
 
     bytes: of all outputs together, at most. note: why the outputs are zeros that a simulated device made up; it becomes the answers' `reason`. unfit: the
     inputs are to blame for the errors, and not the model. labels: names of the classes, by query; None: the model has none.
-    functions_s: seconds of the functions before and after the model; None: it has none.
+    functions_s: seconds of the functions before and after the model; None: it has none. said: by query, as in `DoneBatch`; None: not known.
     """
 
     started: float
@@ -101,6 +103,7 @@ class BatchResult(Struct, frozen=True, gc=False):
     unfit: bool = False
     labels: list[list[str]] | None = None
     functions_s: tuple[float, float] | None = None
+    said: list[list[Any] | None] | None = None
 
 
 class FetchInputs(Struct, frozen=True):

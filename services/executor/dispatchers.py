@@ -106,10 +106,11 @@ class KnownDispatchers(Struct, eq=False):
     def report_done(
         self, name: str, loaded: HeldInstance, routes: list[Route], batch: int, span: tuple[float, float], cost: float,
         codes: list[str] | None, now: float, *, counted: bool = False, storing: list[Route] | None = None,
+        said: list[list[Any] | None] | None = None,
     ) -> Iterable[Effect]:  # fmt: skip
         """Report queries as done to their dispatcher. If it is dead, record their outcomes here. span: start and end.
 
-        counted: it does not know their items. storing: those that end later, with their outputs in the object store.
+        counted: it does not know their items. storing: those that end later, with their outputs in the object store. said: as in `DoneBatch`.
         """
         dispatcher = self._of(name, now)
         dispatcher.seq += 1
@@ -130,6 +131,7 @@ class KnownDispatchers(Struct, eq=False):
             [route.items for route in routes] if counted else None,
             [route.uid for route in storing] if storing else None,
             loaded.queue.levels,
+            said,
         )
         dispatcher.pending.append((done, routes, loaded))
         if self._leaves or not dispatcher.alive:  # or stopped: then it hears when it goes on that these have ended
@@ -165,11 +167,13 @@ class KnownDispatchers(Struct, eq=False):
                 break
             routes.append(route)
         else:  # as nearly always
-            return self.report_done(name, loaded, routes, batch, span, cost, codes, now)
+            known = [query.said for query in queries] if any(query.said for query in queries) else None
+            return self.report_done(name, loaded, routes, batch, span, cost, codes, now, said=known)
         effects: list[Effect] = []
         ended: dict[str, list[Route]] = {}
         storing: dict[str, list[Route]] = {}
         counted = False
+        answers = {query.route.uid: query.said for query in queries}
         for query in queries:
             to, route = ended, query.route
             if query.storing:
@@ -181,8 +185,11 @@ class KnownDispatchers(Struct, eq=False):
         for name in ended | storing if storing else ended:
             routes, later = ended.get(name, []), storing.get(name)
             codes = [code] * len(routes) if code else None
+            known = [answers.get(route.uid) for route in routes]
             effects.extend(
-                self.report_done(name, loaded, routes, batch, span, cost, codes, now, counted=counted, storing=later)
+                self.report_done(
+                    name, loaded, routes, batch, span, cost, codes, now, counted=counted, storing=later, said=known
+                )
             )
         return effects
 

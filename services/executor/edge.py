@@ -31,7 +31,7 @@ from bus.messages.public import Tensor, TensorView
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
 from bus.tensors import BadTensor, check_finite, datatype_of, dtype_of, fit, from_array, to_array
-from services.core.ensemble.outputs import class_names
+from services.core.ensemble.outputs import MOST_SAID, class_names, said
 from services.core.settings import ExecutorSettings
 from services.executor.backends.base import BackendError, Handle, ItemRefused, RunFailed, plain
 from services.executor.backends.functions import WithFunctions
@@ -152,6 +152,18 @@ def named_classes(outputs: list[Array], labels: list[str], queries: list[QueuedQ
     found, at = [], 0
     for query in queries:
         found.append(names[at : at + query.items])
+        at += query.items
+    return found
+
+
+def by_query(items: list[Any] | None, queries: list[QueuedQuery]) -> list[list[Any] | None] | None:
+    """What all items said, by query. None: it is not known, or a query has too many."""
+    if items is None:
+        return None
+    found: list[list[Any] | None] = []
+    at = 0
+    for query in queries:
+        found.append(items[at : at + query.items] if query.items <= MOST_SAID else None)
         at += query.items
     return found
 
@@ -288,7 +300,9 @@ class ExecutorEdge:
                 outputs = self._named_pieces(model, arrays)
             parts = split(outputs, handle.outputs, queries)
             labels = named_classes(outputs, record.labels, queries) if record.labels or record.says_class else None
-            result = BatchResult(started, unix_now(), parts, None, most_bytes(outputs), labels=labels)
+            named = dict(zip(handle.outputs, outputs, strict=True))
+            known = by_query(said(named, record.metric), queries)
+            result = BatchResult(started, unix_now(), parts, None, most_bytes(outputs), labels=labels, said=known)
         except (BackendError, BadTensor, NotANumber, ValueError, KeyError, MemoryError) as error:
             found = [plain(error)] * len(queries)
             result = BatchResult(

@@ -37,6 +37,7 @@ class QueuedQuery(Struct, eq=False):
     also: tuple[Route, ...] = ()
     headers: Mapping[str, str] | None = None  # that came with it, if it is traced
     taken: float = 0.0  # when, if it is traced; Unix seconds
+    said: list[Any] | None = None  # as in `DoneBatch`, once it is computed
 
     @property
     def routes(self) -> tuple[Route, ...]:

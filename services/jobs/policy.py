@@ -43,7 +43,9 @@ def eligible(
         linked = catalog.app(app)
         found = []
         if record is not None and linked is not None and record.model in linked.links:
-            found = [record] if record.version in catalog.versions_for(linked, record.model) else []
+            found = (
+                [*catalog.seen(app, [record])] if record.version in catalog.versions_for(linked, record.model) else []
+            )
     else:
         found = [record for record in catalog.variants_of(app) if simulated or not record.simulated]
     able = [record for record in found if record.profile.rows and model in (None, record.model)]

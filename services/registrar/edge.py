@@ -26,7 +26,16 @@ from bus.messages.work import ArtifactsKept
 from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, WrongRevision
 from bus.subjects import Subjects
 from services.core.batching import batching_key
-from services.core.catalog import Catalog, app_key, counted_key, key_of, model_key, selection_key, variant_key
+from services.core.catalog import (
+    Catalog,
+    app_key,
+    counted_key,
+    key_of,
+    model_key,
+    quality_key,
+    selection_key,
+    variant_key,
+)
 from services.core.placement import quarantined_at
 from services.registrar.changes import AMENDMENTS, amend, note_of
 from services.registrar.commands import (
@@ -340,6 +349,9 @@ class RegistrarEdge:
                     await self._contexts.get(one)
                     await self._contexts.delete(one)
             return ContextsDeleted(app, key)
+        with suppress(NotFound):  # what labels said
+            await self._catalog.get(quality_key(app))
+            await self._catalog.delete(quality_key(app))
         keys = await self._contexts.keys(app)
         for at in range(0, len(keys), TOGETHER):
             await asyncio.gather(*map(self._contexts.delete, keys[at : at + TOGETHER]))

@@ -106,7 +106,7 @@ def _best_accuracy(app: str, catalog: Catalog, unlinked: tuple[str, str]) -> flo
     record = catalog.app(app)
     if record is not None and record.pipeline is not None:
         return min((_best_accuracy(one.app, catalog, unlinked) for one in record.pipeline.vertices), default=1.0)
-    known = [one.accuracy for one in catalog.variants_of(app) if (app, one.model) != unlinked]
+    known = [one.measured for one in catalog.variants_of(app) if (app, one.model) != unlinked]
     return max((1.0 if one is None else one for one in known), default=1.0)
 
 

@@ -28,7 +28,7 @@ from services.core.catalog import replicas_key
 from services.core.emulation import one_at_a_time, zeros
 from services.core.placement import quarantine_key
 from services.core.planning.fleet import Unsolved, solve_fleet
-from services.dispatcher.commands import ContextWritten, ReadContext, StoredContext, WriteContext
+from services.dispatcher.commands import ContextWritten, PutQuality, ReadContext, StoredContext, WriteContext
 from services.executor.commands import (
     LOADERS,
     BatchResult,
@@ -230,7 +230,7 @@ class SimulatedExecutorEdge(Struct, eq=False):
 class SimulatedDispatcherEdge(Struct, eq=False):
     """A dispatcher's edge. stored: the selection bucket of all dispatchers, by key."""
 
-    remote = frozenset((ReadContext, WriteContext))  # what travels on its process's connection
+    remote = frozenset((ReadContext, WriteContext, PutQuality))  # what travels on its process's connection
 
     stored: dict[str, StoredContext]
 
@@ -244,6 +244,8 @@ class SimulatedDispatcherEdge(Struct, eq=False):
                     return STORE, present
                 self.stored[command.key] = StoredContext(command.value, command.revision + 1)
                 return STORE, ContextWritten(command.revision + 1)
+            case PutQuality():
+                return STORE, None
         return 0.0, ValueError(f"simulated dispatchers cannot {type(command).__name__}")
 
 

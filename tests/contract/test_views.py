@@ -11,7 +11,7 @@ import pytest
 
 from bus.codec import encode
 from bus.messages.catalog import Profile
-from bus.messages.events import CostEvent, StateEvent, WorkerEvent, WorkerSample
+from bus.messages.events import CostEvent, FeedbackEvent, StateEvent, WorkerEvent, WorkerSample
 from services.core.cost import HANDLING_MS
 from services.recorder.catalog import CatalogWriter
 from services.recorder.events import EventWriter
@@ -303,6 +303,28 @@ def test_objectives_by_the_minute(db: Recorder) -> None:
     assert len(found) == 2
     assert found[0] == (datetime.fromtimestamp(minute, UTC), "digits", 10, 1, 1, 2, 0.6, 4.0, pytest.approx(6.94), None)
     assert found[1][:3] == (datetime.fromtimestamp(minute + 60, UTC), "other", 1)
+
+
+def test_accuracy_by_the_hour_is_that_of_the_labels_that_count(db: Recorder) -> None:
+    def label(i: int, **fields: Any) -> FeedbackEvent:
+        return FeedbackEvent(
+            time=HOUR + i,
+            app="hid",
+            id=None,
+            context=None,
+            label="1",
+            input_digest=None,
+            uid=i.to_bytes(16, "big"),
+            **fields,
+        )
+
+    counted = [label(i, variant=VARIANT, score=float(i % 2), promised=0.95) for i in range(994)]
+    db.ledger.write([message(*counted, label(1000), label(5000, score=1.0, promised=0.9))])
+    [first, second] = db.ask("SELECT * FROM accuracy_by_app_hourly ORDER BY time")
+    assert first[:4] == (datetime.fromtimestamp(HOUR, UTC), "hid", pytest.approx(0.95), 0.5)
+    assert first[4:6] == (pytest.approx(0.45, abs=0.01), pytest.approx(0.55, abs=0.01))
+    assert first[6:] == (994, pytest.approx(10.0))
+    assert second[3:7] == (1.0, 0.0, 1.0, 1)
 
 
 def test_targets_stand_beside_attainment_and_follow_the_catalogue(db: Recorder) -> None:

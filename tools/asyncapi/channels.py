@@ -291,6 +291,7 @@ def inner_channels() -> list[Channel]:
                 ("app", "app.{app}", catalog.AppRecord),
                 ("model", "model.{model}.{version}", catalog.ModelRecord),
                 ("variant", "variant.{variant}", catalog.VariantRecord),
+                ("quality", "quality.{app}", catalog.AppQuality),
             )
         ),
     ]

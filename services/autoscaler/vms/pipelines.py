@@ -226,14 +226,17 @@ class PipelineReplication:
         return unserved
 
     def _serving(self, vertex: PipelineVertex, stage: PlannedStage) -> str:
-        """The planned variant, or if it is gone the cheapest that suffices. Empty: there is none."""
-        if self._catalog.variant(stage.variant) is not None:
+        """The planned variant, or if it is gone, or not accurate enough any more, the cheapest that suffices. Empty: there is none."""
+        known = self._catalog.variant(stage.variant)
+        if known is not None and self._catalog.seen(vertex.app, [known])[0].truth is None:
             return stage.variant
         able = [
             record
             for record in variants_for(vertex.app, None, None, None, self._catalog, vertex.accuracy or 0.0)
             if record.hardware == stage.hardware
         ]
+        if known is not None and (not able or any(record.variant == known.variant for record in able)):
+            return stage.variant
         best = min(able, key=lambda each: (self._problems.cost(each, stage.batch), each.variant), default=None)
         return best.variant if best is not None else ""
 

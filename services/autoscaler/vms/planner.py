@@ -443,7 +443,7 @@ class FleetPlanner(Struct, eq=False):
     def _planned_load(
         self, worker: FleetWorker, record: VariantRecord, count: int, seen: FleetSnapshot, by: PlannedBy, turn: Turn
     ) -> list[Effect]:
-        ours = [one for one in seen.classes if record in one.scope]
+        ours = [one for one in seen.classes if one.takes(record)]
         reserved = seen.reserved.get(record.variant)
         pipelines = reserved.pipelines if reserved is not None else ()
         why = f"for {sum(one.soon for one in ours):.4g} items/s of {_apps(ours)}" if ours or not pipelines else ""

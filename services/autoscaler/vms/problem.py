@@ -53,6 +53,10 @@ class ClassNeeds(Struct, frozen=True):
     later: float
     usual: tuple[tuple[float, float], ...] = ()
 
+    def takes(self, record: VariantRecord) -> bool:
+        """Whether this variant may answer it, as another app may see it otherwise."""
+        return any(one.variant == record.variant for one in self.scope)
+
 
 class Reservation(Struct, frozen=True):
     """Instances of a variant that are kept for vertices of deployed pipelines, whatever is asked of it."""
@@ -153,7 +157,7 @@ class FleetProblems:
             able = next((device for device in devices if _suits(record, device, self.share)), None)
             if able is None:
                 continue
-            ours = [(k, one) for k, one in enumerate(seen.classes) if record in one.scope]
+            ours = [(k, one) for k, one in enumerate(seen.classes) if one.takes(record)]
             running, factor, _ = self._running(record, workers, seen.classes)
             table = self._tables.table(record)
             alone_ms = table.seconds(1) * 1000.0
@@ -373,7 +377,7 @@ class FleetProblems:
         loading = sum(one.state == "Loading" for one in found)
         if loading and self.goal == "cost":
             table = self._tables.table(record)
-            able = (min(one.soon, service_rate(table, one.limit_s)) for one in classes if record in one.scope)
+            able = (min(one.soon, service_rate(table, one.limit_s)) for one in classes if one.takes(record))
             serves += loading * max(able, default=0.0)
         return len(found), sum(factors) / len(factors) if factors else 1.0, serves / len(found) if found else 0.0
 

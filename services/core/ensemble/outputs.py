@@ -23,6 +23,10 @@ NAMED = 20  # classes that an error names
 MOST_CHECKED = 65_536  # values of an item's output up to which a label is compared with its shape
 
 
+# Metrics that are means over items, by which labels score them; of errors: so many times the (squared) registered one counts as the worst.
+SCORED = {"top1": 1.0, "top5": 1.0, "mae": 20.0, "rmse": 100.0}
+
+
 class BadLabel(ValueError):
     """A feedback's label does not fit the outputs of the models. The text names the label and what is known."""
 
@@ -78,6 +82,61 @@ def losses(label: Any, members: Sequence[Member], outputs: Mapping[str, Outputs]
         for member in members
         if member.model in outputs
     }
+
+
+MOST_SAID = 64  # items of a query whose answers are kept for labels
+
+
+def said(outputs: Outputs, metric: str) -> list[Any] | None:
+    """Of each item, what a label is compared with: its class, for top5 the five best classes, a regressor's number.
+
+    None: the metric is no mean over the items, or an item has several answers.
+    """
+    if metric not in SCORED:
+        return None
+    try:
+        counts = _counts(outputs, metric)
+    except BadOutputs:
+        return None
+    array = outputs[counts.name]
+    if array.ndim != 2 if counts.kind == "score" else array.size != len(array):
+        return None
+    if counts.kind == "score" and metric == "top5":
+        best: list[Any] = np.argsort(-array, axis=1, kind="stable")[:, :5].tolist()
+        return best
+    found: list[Any] = _labels(array, counts.kind).reshape(-1).tolist()
+    return [int(one) for one in found] if counts.kind == "threshold" else found
+
+
+def score(label: Any, answer: Any, metric: str, names: Sequence[str], error: float | None) -> float | None:
+    """How right an item's answer (`said`) is by a label: 1 or 0; of a number 1 less its error, where SCORED times the registered `error` is 1.
+
+    None: it cannot be told.
+    """
+    values = leaves(label)
+    if len(values) != 1 or (metric in TARGETS and not error):
+        return None
+    best: list[Any] = answer if metric == "top5" else [answer]
+    try:
+        if metric not in TARGETS:
+            return 1.0 if _value(values[0], best[0], names) in best else 0.0
+        off: float = abs(float(values[0]) - answer) / (error or 1.0)
+    except (BadLabel, TypeError, ValueError, OverflowError):
+        return None
+    return 1.0 - min(1.0, (off * off if metric == "rmse" else off) / SCORED[metric])
+
+
+def aim_of(metric: str, registered: float | None) -> float:
+    """The mean of scores that is as good as this accuracy, by whose error they are scored."""
+    return 1.0 - 1.0 / SCORED[metric] if metric in TARGETS else registered or 0.0
+
+
+def reached(share: float, metric: str, registered: float) -> float:
+    """The accuracy that a mean of scores stands for. registered: the accuracy by whose error they were scored."""
+    if metric not in TARGETS:
+        return share
+    times = SCORED[metric] * (1.0 - share)
+    return 1.0 / (1.0 + (1.0 / registered - 1.0) * (math.sqrt(times) if metric == "rmse" else times))
 
 
 def label_error(label: Any, models: Iterable[ModelRecord]) -> str | None:

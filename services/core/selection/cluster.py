@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.cost import Goal, instance_price_per_s
+from services.core.demand import as_registered
 from services.core.placement import adds_alike
 from services.core.selection.eligibility import INFINITE, AppView, Ask
 from services.core.selection.instances import MANY, OVERHEAD, WAY, Instance, SharedCores, Worker
@@ -66,12 +67,17 @@ class ClusterView:
         self.drop_app(key or app.app)
         self.apps[key or app.app] = view
         for record in view.records:
-            self.records[record.variant] = record
+            self.records[record.variant] = as_registered(record)
             self._serving.setdefault(record.variant, []).append(view)
             for instance in self.by_variant.get(record.variant, {}).values():
                 view.place(instance)
         for heartbeat in list(self._unknown.values()):
             self.heartbeat(heartbeat, heartbeat.at)
+
+    def production(self, app: str, variant: str) -> tuple[float, str] | None:
+        """The accuracy of a variant in an app in production, where it has left the registered one."""
+        view = self.apps.get(app)
+        return None if view is None or not view.live else view.records[view.index[variant]].production
 
     def took(self, way: float) -> None:
         """A query was away for so many seconds beside computing. All queries wait at times; the least says what none can do without."""

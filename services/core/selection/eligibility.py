@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.public import Requirements
 from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis
-from services.core.demand import defaults
+from services.core.demand import defaults, reaching
 from services.core.selection.instances import DEFAULT_PRIORITY, MANY, OVERHEAD, Instance
 from services.core.selection.sampler import InstanceSampler
 
@@ -110,7 +110,6 @@ class RankedVariants:
         self.groups = [app.groups[i] for i in found.tolist()]
         self._app = app
         self._found = found
-        self._accuracy = app.accuracy[found]
         self._current = app.current[found]
         self._default = app.default[found]
         self._latency: dict[tuple[int, int | None], NDArray[np.float64]] = {}
@@ -124,7 +123,7 @@ class RankedVariants:
         else:
             mask = self._current
         if ask.accuracy > 0.0:
-            mask = mask & (self._accuracy >= ask.accuracy)
+            mask = mask & self._app.accurate(ask)[self._found]
         elif ask.variant is None:
             mask = mask & self._default
         if ask.latency_s < INFINITE:
@@ -250,6 +249,8 @@ class AppView:
         self.accuracy: NDArray[np.float64] = np.array(
             [1.0 if r.accuracy is None else r.accuracy for r in records], dtype=np.float64
         )
+        self.live = any(r.truth is not None for r in records)
+        self.left = any(r.registered not in (None, r.accuracy) for r in records)  # a live accuracy counts
         current = [r for r, serves in zip(records, self.current.tolist(), strict=True) if serves]
         self.metrics = frozenset(r.metric for r in current or records)
         # Which ones serve queries that state no accuracy.
@@ -421,8 +422,11 @@ class AppView:
 
     def eligible(self, ask: Ask) -> NDArray[np.bool_]:
         """Which variants meet accuracy, latency (inference alone, and the way to it), cost and what was pinned."""
-        latency = self.latency(ask.items, ask.length)
-        mask: NDArray[np.bool_] = self.accurate(ask) & (latency + self.way <= ask.latency_s)
+        return self.accurate(ask) & self._able(ask)
+
+    def _able(self, ask: Ask) -> NDArray[np.bool_]:
+        """Which variants meet all of it but the accuracy."""
+        mask: NDArray[np.bool_] = self.latency(ask.items, ask.length) + self.way <= ask.latency_s
         if ask.cost < INFINITE:
             mask &= self.charge(ask.items, ask.length) <= ask.cost
         if ask.variant is not None or ask.model is not None or ask.version is not None:
@@ -433,6 +437,8 @@ class AppView:
 
     def accurate(self, ask: Ask) -> NDArray[np.bool_]:
         """Which variants meet the query's accuracy. Without one, those that answer as their model does (`services.core.demand`), or the named one."""
+        if ask.accuracy > 0.0 and self.left:
+            return reaching(self.records, ask.accuracy, self.app, self._able(ask))
         if ask.accuracy > 0.0:
             return np.asarray(self.accuracy >= ask.accuracy)
         return self.default.copy() if ask.variant is None else np.ones(len(self.records), dtype=bool)

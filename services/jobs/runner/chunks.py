@@ -90,13 +90,15 @@ class TakenChunk:
         self.route: Route | None = None
         self.uid = uid_of(chunk.job, chunk.number, 0)
 
-    def send(self, runner: str, instance: str, reply_to: str, now: float) -> Route:
-        """It goes to the executor now."""
+    def send(
+        self, runner: str, instance: str, reply_to: str, now: float, live: tuple[float, str] | None = None
+    ) -> Route:
+        """It goes to the executor now. live: as in `Route`."""
         self.state, self.instance, self.sent, self.computing = "flying", instance, now, False
         self.route = Route(
             self.uid, 0, 0, reply_to, now + DEADLINE_S, now, runner, instance, self.status.app, self.chunk.items,
             f"{self.chunk.job}/{self.chunk.number}", None, self.status.accuracy, None, 9, None, None, OFFLINE, None,
-            self.status.model, None, self.status.variant, False, ALONE,
+            self.status.model, None, self.status.variant, False, ALONE, live=live,
         )  # fmt: skip
         return self.route
 

@@ -149,6 +149,11 @@ class RunnerView:
         devices = self.heartbeat.devices if self.heartbeat is not None else ()
         return ranked(found, devices, self._prices, record.chunk_items)
 
+    def production(self, app: str, variant: str) -> tuple[float, str] | None:
+        """As in `Route.live`."""
+        record = self.catalog.variant(variant)
+        return None if record is None else self.catalog.seen(app, [record])[0].production
+
     def instances(self, variant: str, device: str) -> list[InstanceStatus]:
         if self.heartbeat is None:
             return []

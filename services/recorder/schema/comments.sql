@@ -106,6 +106,9 @@ BEGIN
       ('feedback', 'label', 'right answer, as JSON'),
       ('feedback', 'input_digest', 'name of the inputs; null: not given'),
       ('feedback', 'query', 'uid of the query in query_outcomes; null: not given, and not found by its id'),
+      ('feedback', 'variant', 'variant that answered; null: several models did, or nobody knows'),
+      ('feedback', 'score', '1: the answer was right, 0: wrong, 0..1; null: it does not count, or is no matter of right and wrong'),
+      ('feedback', 'promised', 'accuracy, 0..1, that such answers should have: what its query stated, else the registered one'),
       ('feedback', 'uid', 'the feedback''s own: one that is sent again has the same; null: recorded before there was one'),
 
       ('instance_samples', '', 'Load of each instance every 2 s'),
@@ -235,6 +238,13 @@ BEGIN
       ('shadow_events', 'cost_rate', 'US$ per hour of its machines afterwards'),
       ('shadow_events', 'apps_cost_rate', 'US$ per hour of cost_rate for loaded instances'),
 
+      ('accuracy_by_app_hourly', '', 'What answers of each app reached by their labels, by the hour, and what was promised'),
+      ('accuracy_by_app_hourly', 'promised', 'mean accuracy, 0..1, that the labelled queries stated, else the registered one of who answered'),
+      ('accuracy_by_app_hourly', 'found', 'share of right answers, 0..1'),
+      ('accuracy_by_app_hourly', 'low', 'lower end of its 95 % confidence interval, which holds at every moment'),
+      ('accuracy_by_app_hourly', 'high', 'upper end of the confidence interval'),
+      ('accuracy_by_app_hourly', 'labels', 'labels that it rests on, one an item at most'),
+      ('accuracy_by_app_hourly', 'burn', 'wrong answers / those that the promise allows; 1: it is just kept'),
       ('slo_by_app_minutely', '', 'Queries of each app by the minute and how they ended; without offline work'),
       ('slo_by_app_minutely', 'slo_target', 'what attainment should be now, 0..1; null: the app is gone'),
       ('slo_by_pipeline_minutely', '', 'Queries of each pipeline by the minute and how they ended'),

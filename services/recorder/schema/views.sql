@@ -32,6 +32,17 @@ SELECT s.minute, s.app, s.good + s.late + s.refused + s.errors AS queries, s.lat
 FROM infaas_internal.slo_minutely s LEFT JOIN infaas_internal.apps a USING (app)
 WHERE s.good + s.late + s.refused + s.errors > 0;
 
+-- What answers reach by their labels, beside what was promised. The interval holds at every moment of the hour, with 95 % (Robbins, 1970: a
+-- normal mixture, which is tightest after some 100 labels).
+CREATE OR REPLACE VIEW infaas.accuracy_by_app_hourly AS
+SELECT time, app, promised, found, greatest(0, found - margin) AS low, least(1, found + margin) AS high, labels,
+       (1 - found) / nullif(1 - promised, 0) AS burn
+FROM (
+  SELECT date_trunc('hour', time) AS time, app, avg(promised) AS promised, avg(score) AS found, count(*) AS labels,
+         sqrt((count(*) / 4.0 + 5) * ln((count(*) / 4.0 + 5) / (5 * 0.05 ^ 2))) / count(*) AS margin
+  FROM infaas.feedback WHERE score IS NOT NULL GROUP BY 1, 2
+) hourly;
+
 -- The same for pipelines. cost: of the instances that are kept for the pipeline; null where no such row is left.
 CREATE OR REPLACE VIEW infaas.slo_by_pipeline_minutely AS
 SELECT s.minute, s.app AS pipeline, s.queries, s.late, s.refused, s.errors, s.attainment, s.p50_ms, s.p99_ms, s.slo_target, c.cost

@@ -23,8 +23,8 @@ from services.shell.host import process
 from services.shell.host.endpoints import (
     PortClaims,
     SystemEndpoints,
-    check_version,
     at,
+    check_version,
     choose_ports,
     mark_stopped,
     moved_ports,

@@ -10,7 +10,16 @@ import msgspec
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import (
+    AppQuality,
+    AppRecord,
+    ModelRecord,
+    Profile,
+    ProfileRow,
+    Signature,
+    TensorSpec,
+    VariantRecord,
+)
 from bus.messages.fleet import EnsureLoaded, ExecutorExited
 from bus.messages.public import ObjectRef, Tensor
 from bus.subjects import Subjects
@@ -26,6 +35,7 @@ from services.dispatcher.commands import (
     DeleteResults,
     FetchTensors,
     GatherOutputs,
+    PutQuality,
     ReadContext,
     RunPolicy,
     StoredContext,
@@ -165,7 +175,8 @@ class Device:
                         for w in command.queries
                     ]
                 size = sum(len(one["y"].data) for one in outputs)
-                result = BatchResult(self.stage.now, self.stage.now + seconds, outputs, bytes=size)
+                words: list[Any] = [[int(self.says.get(model, 0.0) > 0.5)] * w.items for w in command.queries]
+                result = BatchResult(self.stage.now, self.stage.now + seconds, outputs, bytes=size, said=words)
                 if model in self.refuses:
                     result = BatchResult(
                         result.started, result.finished, [], [self.refuses[model]] * len(labels), unfit=True
@@ -187,6 +198,7 @@ class ContextStore:
         self.lost = ""  # why nothing can be stored
         self.stored: dict[str, StoredContext] = {}
         self.policy: Callable[[RunPolicy], tuple[float, Any]] | None = None
+        self.put: Callable[[AppQuality], None] = lambda _: None  # what dispatchers put into the catalogue
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         if isinstance(command, RunPolicy):
@@ -204,6 +216,9 @@ class ContextStore:
         if isinstance(command, DeleteResults):
             for key in command.keys:
                 self.objects.pop(key, None)
+            return 0.001, None
+        if isinstance(command, PutQuality):
+            self.put(decode(AppQuality, command.value))
             return 0.001, None
         present = self.stored.get(command.key, StoredContext(None, 0))
         match command:
@@ -239,6 +254,7 @@ class Fleet:
         self.kind = kind  # of each worker's one device
         self.arithmetic = arithmetic  # of that
         self.contexts = ContextStore()
+        self.contexts.put = self.labelled
         self.devices: dict[str, Device] = {}
         self._uids = itertools.count()
         self._incarnations = itertools.count(1)
@@ -332,6 +348,11 @@ class Fleet:
         self.records[self.records.index(app)] = after
         self.tell(after)
         self.after(seconds)
+
+    def labelled(self, quality: AppQuality) -> None:
+        """A dispatcher has put what labels say of an app into the catalogue."""
+        self.records = [one for one in self.records if not isinstance(one, AppQuality) or one.app != quality.app]
+        self.add(quality)
 
     def add(self, *records: Any) -> None:
         """Records come into the catalogue."""

@@ -1,0 +1,103 @@
+"""What a variant reaches in production, by its labels: a mean that may change, with an interval that holds at every moment. Pure.
+
+Labels lie in bins, whose sizes grow with their age. Each bin begins a window that reaches to now, with a confidence sequence of its own
+(services/core/confidence.py). Their levels add up to less than LEVEL, so that all windows that ever begin hold together, and whichever is
+looked at does. It is the longest one, until a later one contradicts it, or has left the registered figure where it has not: then what is older
+than the likeliest moment of the change is dropped (Shin, Ramdas and Rinaldo, "E-detectors", 2022).
+"""
+
+from collections.abc import Iterator
+from math import inf, log, log2
+
+from msgspec import Struct
+
+from services.core.confidence import Observed
+
+LEVEL = 0.05
+BIN = 16  # labels of a new bin: windows begin at multiples of it
+AGED = 0.25  # two bins become one that is at most this share of all labels after it
+
+
+def level_of(place: int) -> float:
+    """Of the window that is the so-manieth multiple of BIN to begin: half of LEVEL for the first, and all levels add up to less than LEVEL."""
+    return LEVEL / 2 if not place else LEVEL / (2.8 * (place + 1) * log2(place + 1) ** 2)
+
+
+class Score(Struct, array_like=True):
+    """The labels of one variant. bins: (sum of scores, labels), oldest first. place: multiples of BIN before the first of them. since: Unix
+    seconds of the first label that still counts. aim: the registered figure. last: how many labels its app had with its own last one; at: when.
+    """
+
+    bins: list[tuple[float, int]] = []
+    place: int = 0
+    since: float = 0.0
+    aim: float = 0.0
+    last: int = 0
+    at: float = 0.0
+
+    @property
+    def observed(self) -> Observed:
+        return Observed(sum(total for total, _ in self.bins), sum(count for _, count in self.bins))
+
+    def add(self, score: float, now: float) -> None:
+        """One label more. score: 0..1."""
+        bins = self.bins
+        if not bins:
+            self.since = now
+        self.at = now
+        if bins and bins[-1][1] < BIN:
+            bins[-1] = bins[-1][0] + score, bins[-1][1] + 1
+            return
+        bins.append((score, 1))
+        after, i = 1, len(bins) - 2
+        while i > 0:
+            (older, many), (newer, few) = bins[i - 1], bins[i]
+            if many + few <= AGED * after:
+                bins[i - 1 : i + 1] = [(older + newer, many + few)]
+            else:
+                after += few
+            i -= 1
+
+    def interval(self, now: float) -> tuple[float, float]:
+        """Of the mean of all labels that count. Where the mean has changed, those before it are dropped. now: when a change is found."""
+        while True:
+            low, high = self.observed.interval(level_of(self.place))
+            at = self._changed(low, high)
+            if not at:
+                return low, high
+            self.place += sum(count for _, count in self.bins[:at]) // BIN
+            del self.bins[:at]
+            self.since = now
+
+    def _windows(self) -> Iterator[tuple[int, Observed, float]]:
+        """All but the longest: at which bin each begins, what it has, and its level."""
+        seen, place = self.observed, self.place
+        for i, (total, count) in enumerate(self.bins[:-1], 1):
+            place += count // BIN
+            seen = Observed(max(0.0, seen.total - total), seen.count - count)
+            yield i, seen, level_of(place)
+
+    def _changed(self, low: float, high: float) -> int:
+        """The bin from which on the mean is another one; 0: it is the same."""
+        inside = low <= self.aim <= high
+        for i, seen, level in self._windows():
+            if (seen.mean < low and seen.excludes(low, level)) or (seen.mean > high and seen.excludes(high, level)):
+                return self._likeliest()
+            if inside and seen.excludes(self.aim, level):
+                return i
+        return 0
+
+    def _likeliest(self) -> int:
+        whole = self.observed
+        best, at = -inf, 1
+        for i, seen, _ in self._windows():
+            before = Observed(max(0.0, whole.total - seen.total), whole.count - seen.count)
+            if (found := _likelihood(before) + _likelihood(seen)) > best:
+                best, at = found, i
+        return at
+
+
+def _likelihood(one: Observed) -> float:
+    """Of the observations by their own mean, its logarithm."""
+    wrong = one.count - one.total
+    return sum(part * log(part / one.count) for part in (one.total, wrong) if part > 1e-9)

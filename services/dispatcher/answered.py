@@ -1,0 +1,193 @@
+"""What labels are compared with: what each variant answered to the last queries; and what the labels say of variants, put into the catalogue. Pure."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from bus.codec import encode
+from bus.messages.catalog import TARGETS, AppQuality, LiveAccuracy, VariantRecord
+from bus.messages.events import FeedbackEvent
+from bus.messages.flow import DoneBatch
+from services.core.actor import Do
+from services.core.catalog import Catalog
+from services.core.ensemble.outputs import aim_of, reached, said, score
+from services.core.quality import Score
+from services.dispatcher.commands import PutQuality
+from services.dispatcher.predictions import Prediction, Predictions, digest_of
+from services.dispatcher.query import Join, Query
+
+KEPT = 100_000  # queries, at least; at most twice as many: 250 bytes each
+PUBLISH_S = 0.5  # between two times that an app's figures are put into the catalogue
+WRITE_S = 5.0
+ANSWERS = ""  # in place of a variant: the app's answers, whoever made them
+
+
+class Answered(NamedTuple):
+    """A query of an app without a policy. floor: the accuracy that it stated. said: of each item (`services.core.ensemble.outputs.said`)."""
+
+    uid: bytes
+    app: str
+    variant: str
+    floor: float | None
+    said: list[Any]
+
+
+class AnsweredQueries:
+    """The last queries that one variant answered."""
+
+    def __init__(self) -> None:
+        self._young: dict[bytes, Answered] = {}
+        self._old: dict[bytes, Answered] = {}
+        self._ids: dict[tuple[str, str], bytes] = {}
+        self._old_ids: dict[tuple[str, str], bytes] = {}
+
+    def ended(self, batch: DoneBatch, queries: Iterable[Query | None]) -> None:
+        """A batch is done."""
+        for query, words in zip(queries, batch.said or (), strict=False):
+            if query is None or words is None or query.part is not None:
+                continue
+            app, uid = query.ask.app, query.uid
+            self._young[uid] = Answered(uid, app, batch.variant, query.ask.accuracy or None, words)
+            if query.head.id is not None:
+                self._ids[app, query.head.id] = uid
+        if len(self._young) >= KEPT:
+            self._old, self._young = self._young, {}
+            self._old_ids, self._ids = self._ids, {}
+
+    def find(self, app: str, uid: bytes | None, id: str | None) -> Answered | None:
+        """The query with this uid, else the latest with the client's id, if it is this app's."""
+        if uid is None and id is not None:
+            uid = self._ids.get((app, id)) or self._old_ids.get((app, id))
+        found = None if uid is None else self._young.get(uid) or self._old.get(uid)
+        return found if found is not None and found.app == app else None
+
+
+class Scored(NamedTuple):
+    """What one label says: of each variant whose answer to the query is known, by its `twins`, and of the answer. promised: what that should have
+    reached. aims: the mean score of each variant at registration.
+    """
+
+    variants: Mapping[str, float] = {}
+    answer: float | None = None
+    promised: float | None = None
+    aims: Mapping[str, float] = {}
+
+
+def score_answered(label: Any, item: int, of: Answered, record: VariantRecord | None) -> Scored:
+    """By the answer of the one variant that was asked. record: as it was registered."""
+    found = None if record is None else _score(label, of.said[item], record)
+    if record is None or found is None:
+        return Scored()
+    one = {record.twins: found}
+    aims = {record.twins: aim_of(record.metric, record.accuracy)}
+    if record.metric in TARGETS:
+        return Scored(one, aims=aims)
+    return Scored(one, found, of.floor or record.accuracy, aims)
+
+
+def score_prediction(label: Any, item: int, of: Prediction, record_of: Callable[[str], VariantRecord | None]) -> Scored:
+    """By the outputs of all members of an ensemble that have answered."""
+    found: dict[str, float] = {}
+    known: list[VariantRecord] = []
+    for model, outputs in of.of_item(item).items():
+        record = record_of(of.variants.get(model, ""))
+        words = None if record is None else said(outputs, record.metric)
+        if record is None or words is None or (one := _score(label, words[0], record)) is None:
+            continue
+        found[record.twins] = one
+        known.append(record)
+    aims = {one.twins: aim_of(one.metric, one.accuracy) for one in known}
+    if not known or of.answer is None or known[0].metric in TARGETS:
+        return Scored(found, aims=aims)
+    words = said({name: array[item : item + 1] for name, array in of.answer.items()}, known[0].metric)
+    right = None if words is None else _score(label, words[0], known[0])
+    promised = of.floor or sum(one.accuracy or 0.0 for one in known) / len(known)
+    return Scored(found, right, promised, aims)
+
+
+def _score(label: Any, words: Any, record: VariantRecord) -> float | None:
+    error = 1.0 / record.accuracy - 1.0 if record.accuracy else None
+    return score(label, words, record.metric, record.labels, error)
+
+
+def prediction_of(join: Join, predictions: Predictions, now: float) -> Prediction:
+    """What feedback to a pipeline is about: the prediction of the stage that made the answer. join: its query, which has been answered."""
+    query, run = join.query, join.plan
+    chosen = (
+        next((ref.vertex for ref in refs if ref.vertex in run.parts), None) for refs in run.served.outputs.values()
+    )
+    made = [name for name in dict.fromkeys(chosen) if name is not None]
+    of: Prediction | str | None = (
+        f"{' and '.join(made)} made this answer together" if made else "no stage made this answer"
+    )
+    if len(made) == 1 and made[0] in run.fans:
+        of = f"{made[0]} answered for each item"
+    elif len(made) == 1:
+        app = run.served.stages[made[0]].vertex.app
+        found = predictions.by_query(app, run.parts[made[0]].uid)
+        of = f"{made[0]} made this answer, and its app {app} has no policy" if found is None else found.of or found
+    if isinstance(of, str):
+        of = f"{of}: nothing learns from it; send feedback to the app of a stage that has one, with its `inputs`"
+    head = query.head
+    digest = digest_of(head.inputs) if head.inputs_ref is None and query.refs is None else None
+    return Prediction(
+        query.uid, query.ask.app, query.ask.context, digest, now, (), {}, {}, query.ask.items, head.id, of
+    )
+
+
+def scored_event(event: FeedbackEvent, scored: Scored, variant: str | None) -> FeedbackEvent:
+    """With what it says. variant: that answered; None: several did."""
+    return msgspec.structs.replace(event, variant=variant, score=scored.answer, promised=scored.promised)
+
+
+class Publisher:
+    """Puts what labels say of apps into the catalogue bucket, where all that decide see it."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._changed: dict[str, tuple[int, Mapping[str, Score], float]] = {}
+        self._next: dict[str, float] = {}
+
+    def changed(self, app: str, revision: int, scores: Mapping[str, Score], promised: float) -> None:
+        """Labels have been stored. revision: of the value with them."""
+        if scores:
+            self._changed[app] = revision, scores, promised
+
+    def due(self, now: float) -> list[Do]:
+        """To be called now and then."""
+        effects = []
+        for app in [app for app in self._changed if now >= self._next.get(app, 0.0)]:
+            revision, scores, promised = self._changed.pop(app)
+            self._next[app] = now + PUBLISH_S
+            found = AppQuality(
+                app=app,
+                revision=revision,
+                variants={
+                    record.variant: self._live(record, scores[record.twins], now)
+                    for record in self._variants(app)
+                    if record.twins in scores and record.accuracy
+                },
+                answers=_figures(scores[ANSWERS], now, lambda share: share) if ANSWERS in scores else None,
+                promised=round(promised, 6),
+            )
+            effects.append(Do(("quality", app), PutQuality(app, encode(found), revision), WRITE_S))
+        return effects
+
+    def _variants(self, app: str) -> Iterable[VariantRecord]:
+        """Those of all versions of its models, as they were registered."""
+        record, catalog = self._catalog.app(app), self._catalog
+        for model in () if record is None else record.links:
+            for version in catalog.versions(model):
+                yield from catalog.variants_at(model, version)
+
+    def _live(self, record: VariantRecord, one: Score, now: float) -> LiveAccuracy:
+        return _figures(one, now, lambda share: reached(share, record.metric, record.accuracy or 0.0))
+
+
+def _figures(one: Score, now: float, reaches: Callable[[float], float]) -> LiveAccuracy:
+    low, high = one.interval(now)
+    seen = one.observed
+    return LiveAccuracy(
+        accuracy=reaches(seen.mean), low=reaches(low), high=reaches(high), labels=int(seen.count), since=one.since
+    )

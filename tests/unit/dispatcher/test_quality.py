@@ -1,0 +1,173 @@
+"""Labels measure each variant in production, and queries with a floor go to what reaches it."""
+
+from typing import Any
+
+import pytest
+
+from bus.messages.catalog import AppQuality, Ensemble
+from bus.messages.events import FeedbackEvent
+from bus.messages.public import ListRequest, Requirements
+from services.dispatcher.contexts import FORGOTTEN_S
+from services.dispatcher.metrics import DispatcherMetrics
+from tests.support.simulated.fleet import Fleet, refused, variant
+
+CHEAP = variant("cheap-1", model="cheap", accuracy=0.98)
+DEAR = variant("dear-1", model="dear", accuracy=0.96, base_ms=6.0, per_item_ms=2.0)
+WRONG = {"cheap": 1.0}
+FLOOR = {"accuracy": 0.95}
+
+
+def serving(*records: Any, says: dict[str, float] = WRONG, **settings: Any) -> Fleet:
+    """All variants are loaded. What is right is class 0, and what each model says by `says`, else that."""
+    fleet = Fleet(*records, **settings)
+    for record in records:
+        fleet.order(record, seconds=0.5)
+    fleet.behave(says=says)
+    return fleet
+
+
+def labelled(fleet: Fleet, count: int = 1, app: str = "app", **needs: Any) -> dict[str, Any]:
+    """So many queries, each with its label sent back; the last answer."""
+    answer = {}
+    for _ in range(count):
+        answer = fleet.reply(fleet.ask(app, **needs), 0.05)
+        if "error" in answer:
+            break
+        fleet.stage.publish(fleet.subjects.feedback(app), {"query": answer["query"], "label": 0}, "", 0.05)
+    fleet.stage.run(1.0)
+    return answer
+
+
+def known(fleet: Fleet) -> AppQuality:
+    [found] = [one for one in fleet.records if isinstance(one, AppQuality)]
+    return found
+
+
+def test_another_variant_takes_over_once_labels_show_that_the_first_does_not_reach_the_floor() -> None:
+    fleet = serving(CHEAP, DEAR)
+    assert labelled(fleet, 1, **FLOOR)["variant"] == "cheap-1"
+    labelled(fleet, 19, **FLOOR)
+    answer = fleet.reply(fleet.ask(**FLOOR), 0.05)
+    assert (answer["variant"], answer["accuracy"], answer["accuracy_source"]) == ("dear-1", 0.96, "registered")
+    assert answer["missed"] == []
+    answer = fleet.reply(fleet.ask(), 0.05)  # it states no accuracy
+    live = known(fleet).variants["cheap-1"]
+    assert (answer["variant"], answer["accuracy_source"], answer["missed"]) == ("cheap-1", "labels", [])
+    assert answer["accuracy"] == live.accuracy < 0.1
+    assert live.low <= live.accuracy <= live.high < 0.98
+    assert fleet.outcomes()[-1].accuracy == live.accuracy
+
+
+@pytest.mark.parametrize("act", ["report", "select", "refuse"])
+def test_where_no_variant_reaches_it_the_app_says_what_happens(act: str) -> None:
+    fleet = serving(CHEAP, variant("weak-1", model="weak", accuracy=0.5, base_ms=6.0), says=WRONG | {"weak": 0.0})
+    fleet.change(quality_act=act)
+    labelled(fleet, 20, **FLOOR)
+    reply = fleet.reply(fleet.ask(**FLOOR), 0.05)
+    live = known(fleet).variants["cheap-1"].accuracy
+    if act == "refuse":
+        closest = refused(reply, "unsatisfiable", "accuracy")["closest"]
+        assert (closest["variant"], closest["accuracy"]) == ("weak-1", 0.5)
+        return
+    assert reply["missed"] == ["accuracy"]
+    expected = ("cheap-1", live, "labels") if act == "report" else ("weak-1", 0.5, "registered")
+    assert (reply["variant"], reply["accuracy"], reply["accuracy_source"]) == expected
+
+
+def test_an_accuracy_that_was_never_promised_stays_unsatisfiable() -> None:
+    fleet = serving(CHEAP)
+    labelled(fleet, 20)
+    refused(fleet.reply(fleet.ask(accuracy=0.99), 0.05), "unsatisfiable")
+
+
+def test_when_the_world_goes_back_so_does_the_choice() -> None:
+    fleet = serving(CHEAP, DEAR)
+    labelled(fleet, 20, **FLOOR)
+    assert fleet.reply(fleet.ask(**FLOOR), 0.05)["variant"] == "dear-1"
+    fleet.behave(says={})
+    labelled(fleet, 40)
+    answer = fleet.reply(fleet.ask(**FLOOR), 0.05)
+    assert (answer["variant"], answer["accuracy"], answer["accuracy_source"]) == ("cheap-1", 0.98, "registered")
+
+
+def test_a_variant_that_has_had_no_label_for_long_counts_as_it_was_registered() -> None:
+    fleet = serving(CHEAP, DEAR)
+    labelled(fleet, 20, **FLOOR)
+    assert labelled(fleet, 1, **FLOOR)["variant"] == "dear-1"
+    fleet.behave(says={})
+    fleet.stage.run(FORGOTTEN_S)
+    while labelled(fleet, 100, **FLOOR)["variant"] != "cheap-1":
+        assert known(fleet).answers is not None
+        assert known(fleet).answers.labels < 1200
+    assert fleet.reply(fleet.ask(**FLOOR), 0.05)["variant"] == "cheap-1"
+
+
+@pytest.mark.parametrize("dispatchers", [1, 2])
+def test_all_dispatchers_and_their_successors_know_it(dispatchers: int) -> None:
+    fleet = serving(CHEAP, DEAR, dispatchers=dispatchers)
+    labelled(fleet, 30, **FLOOR)
+    for _ in range(4):
+        assert fleet.reply(fleet.ask(**FLOOR), 0.05)["variant"] == "dear-1"
+    labels = known(fleet).variants["cheap-1"].labels
+    for number in range(dispatchers):
+        fleet.stage.kill(f"d{number}")
+    fleet.start_dispatcher("next", seconds=1.0)
+    assert fleet.reply(fleet.ask(**FLOOR), 0.05)["variant"] == "dear-1"
+    labelled(fleet, 1)  # what they have counted goes on
+    assert known(fleet).variants["cheap-1"].labels == labels + 1
+
+
+def test_a_label_counts_once_for_the_variant_that_answered_whenever_it_comes() -> None:
+    fleet = serving(CHEAP)
+    answer = fleet.reply(fleet.ask(items=2), 0.05)
+    word = {"query": answer["query"], "label": 0}
+    fleet.stage.run(30.0)
+    for more in ({}, {}, {"retry_key": b"k" * 16}, {"label": 1}, {"item": 1}, {"item": 1}):
+        fleet.stage.publish(fleet.subjects.feedback("app"), word | more, "_INBOX.word", 1.0)
+    fleet.stage.publish(fleet.subjects.feedback("app"), word | {"item": 2}, "_INBOX.none", 1.0)
+    assert known(fleet).variants["cheap-1"].labels == 2
+    rows = [event for kind, event in fleet.stage.records if kind == "feedback"]
+    assert all(isinstance(row, FeedbackEvent) for row in rows)
+    assert [(row.variant, row.score, row.promised) for row in rows if row.score is not None] == 2 * [
+        ("cheap-1", 0.0, 0.98)
+    ]
+    [none] = fleet.sent(dict, "_INBOX.none")
+    assert "items" in none["error"]["message"] or "item 2" in none["error"]["message"]
+
+
+def test_variants_that_answer_alike_share_their_labels() -> None:
+    twin = variant("cheap-2", model="cheap", accuracy=0.98, threads=2, base_ms=3.0)
+    fleet = serving(CHEAP, twin, DEAR)
+    labelled(fleet, 20, **FLOOR)
+    assert known(fleet).variants["cheap-1"] == known(fleet).variants["cheap-2"]
+    assert fleet.reply(fleet.ask(**FLOOR), 0.05)["variant"] == "dear-1"
+
+
+def test_lists_and_explain_say_it() -> None:
+    fleet = serving(CHEAP, DEAR)
+    labelled(fleet, 20, **FLOOR)
+    found = fleet.request(fleet.subjects.explain("app"), Requirements(accuracy=0.95))
+    assert found["chosen"]["variant"] == "dear-1"
+    [cheap] = [one for one in found["candidates"] if one["variant"] == "cheap-1"]
+    assert (cheap["accuracy_source"], "below 0.95" in cheap["why_not"]) == ("labels", True)
+    items = fleet.request(fleet.subjects.list("variants"), ListRequest())["items"]
+    [row] = [one for one in items if one["variant"] == "cheap-1"]
+    assert (row["accuracy_source"], row["registered"], row["live"]["labels"] > 2) == ("labels", 0.98, True)
+    assert row["accuracy"] == cheap["accuracy"]
+    [app] = fleet.request(fleet.subjects.list("apps"), ListRequest())["items"]
+    assert app["quality_act"] == "select"
+    assert (app["quality"]["promised"], app["quality"]["found"] < 1.0) == (0.95, True)
+    shown = {one.name: one.samples for one in DispatcherMetrics().families(fleet.dispatcher())}
+    assert shown["infaas_accuracy_promised"] == [({"app": "app"}, 0.95)]
+    assert shown["infaas_accuracy_labels"] == [({"app": "app"}, 20)]
+
+
+def test_a_label_scores_every_member_of_an_ensemble() -> None:
+    fleet = serving(CHEAP, DEAR)
+    fleet.change(selection=Ensemble(policy="majority", contextual=True), seconds=0.1)
+    answer = labelled(fleet, 20, **FLOOR)
+    variants = known(fleet).variants
+    assert {name: one.labels for name, one in variants.items()} == {"cheap-1": 20, "dear-1": 20}
+    assert variants["cheap-1"].high < 0.5 < variants["dear-1"].low
+    answer = fleet.reply(fleet.ask(**FLOOR), 0.05)
+    assert (answer["accuracy_source"], "accuracy" in answer["missed"]) == ("labels", True)
