@@ -49,6 +49,7 @@ from services.executor.commands import (
     UnloadModel,
 )
 from services.executor.edge_models import DeviceModels, ModelInMemory
+from services.executor.edge_samples import QuerySampler
 from services.executor.queue import Inputs, QueuedQuery
 from services.shell.host.running import Running
 from services.shell.objects import fetch, fetch_tensors, store_outputs
@@ -180,14 +181,14 @@ _named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 
 class ExecutorEdge:
     """One device's edge. device: its address. cache: directory of fetched artifacts, which are named by their digests. running: shows the
-    supervisor what is loaded and computed. may_end_process: not one that others' code runs in (`infaas.serve`).
+    supervisor what is loaded and computed. sample_share: of the queries, compared with the validation set. may_end_process: not one that others' code runs in (`infaas.serve`).
     """
 
     may_end_process = True
 
     def __init__(
         self, bus: Bus, subjects: Subjects, device: str, cores: int, cache: Path, settings: ExecutorSettings,
-        running: Running | None = None,
+        running: Running | None = None, sample_share: float = 0.0,
     ) -> None:  # fmt: skip
         self._running = running
         self._bus = bus
@@ -196,6 +197,7 @@ class ExecutorEdge:
         # A GPU counts as one core, but may run batches of several contexts and instances. Threads are made as they are needed.
         most = max(1, cores) if device == "cpu" else MOST_RUNS
         self._threads = ThreadPoolExecutor(max_workers=most, thread_name_prefix="run")
+        self._samples = QuerySampler(bus, subjects, sample_share)
         self._models = DeviceModels(bus, subjects, device, cache, self._threads)
         self._loaded = self._models.loaded
         self._off_loop = self._models.off_loop
@@ -234,7 +236,9 @@ class ExecutorEdge:
                 return await self._run(command)
             case LoadModel():
                 with self._loading():
-                    return await self._models.load(command)
+                    loaded = await self._models.load(command)
+                self._samples.begin(command.variant)
+                return loaded
             case MoveModel():
                 with self._loading():
                     return await self._models.move(command)
@@ -282,6 +286,7 @@ class ExecutorEdge:
                 array = single(queries, model.one, allow_nan=record.allow_nan)
                 unfit = False
                 outputs = handle.run_single(array) if len(array) <= limit else self._pieces(model, array)
+                arrays = {model.one.name: array}
             else:
                 arrays = several(queries, record.signature, allow_nan=record.allow_nan)
                 unfit = False
@@ -289,6 +294,8 @@ class ExecutorEdge:
             parts = split(outputs, handle.outputs, queries)
             labels = named_classes(outputs, record.labels, queries) if record.labels or record.says_class else None
             result = BatchResult(started, unix_now(), parts, None, most_bytes(outputs), labels=labels)
+            if record.distribution:
+                self._samples.take(record, queries, arrays, dict(zip(handle.outputs, outputs, strict=True)))
         except (BackendError, BadTensor, NotANumber, ValueError, KeyError, MemoryError) as error:
             found = [plain(error)] * len(queries)
             result = BatchResult(
@@ -349,6 +356,7 @@ class ExecutorEdge:
     async def ended(self) -> None:
         """Nothing is watched any more."""
         self._over = True
+        await self._samples.close()
 
     def _watch_loop(self) -> None:
         """A run on the loop blocks everything else: this thread cancels it."""
