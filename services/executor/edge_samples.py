@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
+from math import log, log1p
 from typing import Any
 from zlib import compress
 
@@ -24,9 +25,9 @@ from services.executor.queue import QueuedQuery
 from services.shell.runtime.runtime import unix_now
 
 Array = NDArray[Any]
-Row = tuple[dict[str, Array], dict[str, Array]]  # an item's inputs and outputs, [1, ...] each
+Row = list[dict[str, Array]]  # an item's inputs and outputs, [1, ...] each
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PERIOD = 1.0  # s between counts
 MOST_ROWS, MOST_BYTES = 256, 2**24  # copied between two counts
@@ -42,6 +43,7 @@ class QuerySampler:
         self._until = 1  # queries until the next one that is sampled
         self._rows: defaultdict[tuple[str, str, str], list[Row]] = defaultdict(list)  # by app, model and distribution
         self._count = self._bytes = 0
+        self._full = True  # until something is loaded
         self._known: dict[str, Distribution | None] = {}
         self._counted: dict[tuple[str, str, str], Window] = {}
         self._task: asyncio.Task[None] | None = None
@@ -50,6 +52,7 @@ class QuerySampler:
         """A variant is loaded: from now on there is something to count, if its distribution is known."""
         if self._share > 0 and record.distribution and not record.simulated and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
+            self._full = False
 
     async def close(self) -> None:
         if self._task is not None:
@@ -61,33 +64,29 @@ class QuerySampler:
     ) -> None:
         """Copy what is sampled of a computed batch. inputs, outputs: by name, [items, ...]."""
         count = len(queries)
-        if self._until > count:
-            self._until -= count
+        if self._until > count or self._full:
+            self._until = max(1, self._until - count)
             return
-        chance, firsts = self._random.random, None
+        chance = self._random.random
         while self._until <= count:
             place = self._until - 1
-            self._until += 1 if self._share >= 1 else 1 + int(np.log(1 - chance()) / np.log1p(-self._share))
+            self._until += 1 if self._share >= 1 else 1 + int(min(1e9, log(1 - chance()) / log1p(-self._share)))
             query = queries[place]
-            if not record.distribution or query.route.policy == OFFLINE or self._full or self._task is None:
+            if query.route.policy == OFFLINE or self._full:
                 continue
-            if firsts is None:
-                firsts = np.cumsum([0, *(one.items for one in queries)]).tolist()
-            at = firsts[place] + int(chance() * query.items)
-            row = tuple({name: one[at : at + 1].copy() for name, one in side.items()} for side in (inputs, outputs))
-            self._rows[query.route.app, record.model, record.distribution].append(row)  # type: ignore[arg-type]
+            at = sum(one.items for one in queries[:place]) + int(chance() * query.items)
+            row = [{name: one[at : at + 1].copy() for name, one in side.items()} for side in (inputs, outputs)]
+            self._rows[query.route.app, record.model, record.distribution].append(row)
             self._count += 1
             self._bytes += sum(one.nbytes for side in row for one in side.values())
+            self._full = self._count >= MOST_ROWS or self._bytes >= MOST_BYTES
         self._until -= count
-
-    @property
-    def _full(self) -> bool:
-        return self._count >= MOST_ROWS or self._bytes >= MOST_BYTES
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(PERIOD)
             rows, self._rows, self._count, self._bytes = self._rows, defaultdict(list), 0, 0
+            self._full = False
             now = unix_now()
             for key, some in [*rows.items()]:
                 distribution = await self._distribution(key[2])
@@ -99,7 +98,7 @@ class QuerySampler:
         try:
             counts = await asyncio.to_thread(_counts, distribution, rows)
         except (ValueError, KeyError, TypeError) as error:  # of another signature than its version has
-            log.warning("queries of %s are not compared with its validation set: %s", key[0], error)
+            logger.warning("queries of %s are not compared with its validation set: %s", key[0], error)
             self._known[key[2]] = None
             return
         before = self._counted.get(key)
@@ -125,10 +124,10 @@ class QuerySampler:
                 artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)
                 self._known[key] = Distribution.read(await artifacts.get(key))
             except BadMessage as error:
-                log.warning("the distribution %s cannot be read: %s", key, error)
+                logger.warning("the distribution %s cannot be read: %s", key, error)
                 self._known[key] = None
             except BusError as error:
-                log.warning("the distribution %s is not here yet: %s", key, error)
+                logger.warning("the distribution %s is not here yet: %s", key, error)
                 return None
         return self._known[key]
 

@@ -154,8 +154,8 @@ class DriftWatch:
         at = {name: i for i, name in enumerate(known.columns)}
         stay, effects = list[OpenDrift](), list[Effect]()
         for one in record.open:
-            if one.model != model or one.column not in at or size < one.size:
-                stay.append(one)
+            if one.model != model or one.column not in at or size < one.size or window.start <= one.back:
+                stay.append(one)  # it says nothing of this column, or is partly of before
             elif shown[at[one.column]] > BACK:
                 stay.append(replace(one, back=0.0))
             elif not one.back:
