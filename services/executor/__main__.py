@@ -167,5 +167,5 @@ def wire_container(
     """The executor of a user's own process, which is the only device of its worker. loaded: is called when its model serves."""
     subjects = Subjects(settings.prefix)
     make = partial(make_executor, settings, subjects, worker_name(settings.worker), device, time.time_ns() // 1000)
-    edge = ContainerEdge(bus, subjects, process, settings.executor, loaded)
+    edge = ContainerEdge(bus, subjects, process, settings.executor, loaded, settings.quality.sample_share)
     return Runtime("executor", make, bus, subjects, edge, insight=ExecutorInsight())

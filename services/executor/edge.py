@@ -449,8 +449,9 @@ class ContainerEdge(ExecutorEdge):
         process: "UserProcess",
         settings: ExecutorSettings,
         loaded: Callable[[], None] = lambda: None,
+        sample_share: float = 0.0,
     ) -> None:
-        super().__init__(bus, subjects, "container", 1, Path(), settings)
+        super().__init__(bus, subjects, "container", 1, Path(), settings, sample_share=sample_share)
         self._user = process
         self._tell = loaded
 
@@ -463,6 +464,7 @@ class ContainerEdge(ExecutorEdge):
         match command:
             case LoadModel():
                 self._loaded[command.instance] = ModelInMemory(command.variant, self._user, self._threads)
+                self._samples.begin(command.variant)
                 self._tell()
                 return LoadedModel(0.0, self._user.measure_memory(), self._user.proof, self._user.one_at_a_time)
             case UnloadModel():
