@@ -1,6 +1,6 @@
 """Queries until a drift of the inputs is found, and false alarms without one: scikit-learn's data sets, seeds, shifts.
 
-    python -m benches.drift [--days 300] [--seeds 5] [--share 0.5]
+    python benches/drift.py [--days 300] [--seeds 5] [--share 0.5]
 
 A quarter of a data set trains a model, half is the validation set, shifted items of the last quarter are the queries. For false alarms both the
 validation set and the queries are independent draws from the whole, as the promise supposes: the same few items again and again are another
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bus.messages.catalog import Signature, TensorSpec
-from services.core.drift import CELLS, EDGES, Array, Distribution, Window, Windows, evidence, measure, words_of
+from services.core.drift import CELLS, EDGES, Array, CountedWindow, Distribution, Windows, evidence, measure, words_of
 
 Numbers = NDArray[np.float64]
 BLOCK = 64  # items that executors send together
@@ -81,7 +81,7 @@ def shifts(case: Case, live: Numbers, labels: Numbers) -> dict[str, Callable[[An
     weights /= weights.sum()
 
     def draw(random: Any, n: int) -> Numbers:
-        return live[random.integers(0, len(live), n)].copy()
+        return np.array(live[random.integers(0, len(live), n)])
 
     def unit(random: Any, n: int) -> Numbers:
         some = draw(random, n)
@@ -109,7 +109,7 @@ def queries_until(
     windows = Windows(SPENT)
     for block in range(1, int(100_000 * share / BLOCK)):
         counts = case.counts(known, draw(random, BLOCK))
-        for size, window in windows.add(Window(0.0, 0.0, counts)):
+        for size, window in windows.add(CountedWindow(0.0, 0.0, counts)):
             if (evidence(known.seen, window.counts) > windows.bound(size, len(known.columns))).any():
                 return int(block * BLOCK / share)
     return 100_000
@@ -127,7 +127,7 @@ def false_alarms(case: Case, days: int, daily: int, random: Any) -> int:
         for _ in range(daily // BLOCK):
             drawn = cells[random.integers(0, len(cells), BLOCK)]
             counts = np.bincount(drawn.reshape(-1), minlength=len(edges) * CELLS).reshape(-1, CELLS)
-            for size, window in windows.add(Window(0.0, 0.0, counts)):
+            for size, window in windows.add(CountedWindow(0.0, 0.0, counts)):
                 alarmed |= bool((evidence(known.seen, window.counts) > windows.bound(size, len(edges))).any())
         alarms += alarmed
     return alarms

@@ -293,7 +293,7 @@ _SPENT = 2.12  # at least the sum of 1 / (t ln(t)^2) from t = 2 on
 BACK = log(1 / 0.05)  # below, a window looks like the validation set
 
 
-class Window(Struct):
+class CountedWindow(Struct):
     """start, end: Unix seconds. counts: as of `Distribution.count`."""
 
     start: float
@@ -306,10 +306,10 @@ class Windows:
 
     def __init__(self, tests: Sequence[int] = ()) -> None:
         self.tests = [*tests, *[0] * (SIZES - len(tests))]
-        self._filling: Window | None = None
-        self._halves: list[Window | None] = [None] * SIZES
+        self._filling: CountedWindow | None = None
+        self._halves: list[CountedWindow | None] = [None] * SIZES
 
-    def add(self, more: Window) -> Iterator[tuple[int, Window]]:
+    def add(self, more: CountedWindow) -> Iterator[tuple[int, CountedWindow]]:
         """The windows that are full with these items, by size, each of which is tested once."""
         if self._filling is not None:
             more = _together(self._filling, more)
@@ -334,5 +334,5 @@ class Windows:
         self._filling, self._halves = None, [None] * SIZES
 
 
-def _together(one: Window, other: Window) -> Window:
-    return Window(min(one.start, other.start), max(one.end, other.end), one.counts + other.counts)
+def _together(one: CountedWindow, other: CountedWindow) -> CountedWindow:
+    return CountedWindow(min(one.start, other.start), max(one.end, other.end), one.counts + other.counts)

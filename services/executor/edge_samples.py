@@ -20,7 +20,7 @@ from bus.messages.jobs import OFFLINE
 from bus.messages.scaling import QueriesSampled
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
-from services.core.drift import LEAST, Distribution, Window
+from services.core.drift import LEAST, CountedWindow, Distribution
 from services.executor.queue import QueuedQuery
 from services.shell.runtime.runtime import unix_now
 
@@ -45,7 +45,7 @@ class QuerySampler:
         self._count = self._bytes = 0
         self._full = True  # until something is loaded
         self._known: dict[str, Distribution | None] = {}
-        self._counted: dict[tuple[str, str, str], Window] = {}
+        self._counted: dict[tuple[str, str, str], CountedWindow] = {}
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, record: VariantRecord) -> None:
@@ -103,7 +103,7 @@ class QuerySampler:
             return
         before = self._counted.get(key)
         start = now - PERIOD if before is None else before.start
-        self._counted[key] = Window(start, now, counts if before is None else before.counts + counts)
+        self._counted[key] = CountedWindow(start, now, counts if before is None else before.counts + counts)
 
     def _send(self, now: float) -> None:
         for key, window in [*self._counted.items()]:

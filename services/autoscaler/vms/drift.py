@@ -17,7 +17,7 @@ from bus.messages.scaling import DriftRecord, OpenDrift, QueriesSampled
 from services.autoscaler.vms.commands import DRIFT, STORE_S, FetchDistribution, SaveDrift, Turn
 from services.core.actor import NOTHING, Do, Effect, Record
 from services.core.catalog import Catalog
-from services.core.drift import BACK, CELLS, EDGES, Array, Distribution, Window, Windows, distance, evidence
+from services.core.drift import BACK, CELLS, EDGES, Array, CountedWindow, Distribution, Windows, distance, evidence
 from services.core.metric import MetricFamily
 
 MOST_OPEN = 32  # columns of an app; the farthest
@@ -107,7 +107,7 @@ class DriftWatch:
             windows = self._windows[app, key] = Windows([2 * t for t in record.tests.get(key, ())])
         effects: list[Effect] = []
         saved = False
-        for size, window in windows.add(Window(message.start, message.end, counts)):
+        for size, window in windows.add(CountedWindow(message.start, message.end, counts)):
             shown = evidence(known.seen, window.counts)
             record, ended = self._ended(record, message.model, known, shown, size, window, turn)
             if ended:
@@ -129,7 +129,7 @@ class DriftWatch:
         known: Distribution,
         drifted: Array,
         size: int,
-        window: Window,
+        window: CountedWindow,
     ) -> list[OpenDrift]:
         """The columns that this window has shown to have drifted, the farthest first."""
         before = {(one.model, one.column) for one in record.open}
@@ -148,7 +148,14 @@ class DriftWatch:
         ][: max(0, MOST_OPEN - len(before))]
 
     def _ended(
-        self, record: DriftRecord, model: str, known: Distribution, shown: Array, size: int, window: Window, turn: Turn
+        self,
+        record: DriftRecord,
+        model: str,
+        known: Distribution,
+        shown: Array,
+        size: int,
+        window: CountedWindow,
+        turn: Turn,
     ) -> tuple[DriftRecord, list[Effect]]:
         """The record after this window, and the events of what it has ended."""
         at = {name: i for i, name in enumerate(known.columns)}
@@ -194,7 +201,7 @@ def _counts(data: bytes, columns: int) -> Array | None:
     return np.frombuffer(found, np.int64).reshape(columns, CELLS) if len(found) == size else None
 
 
-def _cells(known: Distribution, column: str, window: Window) -> str:
+def _cells(known: Distribution, column: str, window: CountedWindow) -> str:
     """For a picture: the edges, and how many items of both are in each cell."""
     i = known.columns.index(column)
     edges = np.frombuffer(known.edges).reshape(-1, EDGES)[i]

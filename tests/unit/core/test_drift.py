@@ -10,7 +10,18 @@ from numpy.typing import NDArray
 from bus.codec import BadMessage, encode
 from bus.messages.catalog import Signature, TensorSpec
 from services.core import drift
-from services.core.drift import BACK, CELLS, LEAST, Distribution, Window, Windows, distance, evidence, measure, words_of
+from services.core.drift import (
+    BACK,
+    CELLS,
+    LEAST,
+    CountedWindow,
+    Distribution,
+    Windows,
+    distance,
+    evidence,
+    measure,
+    words_of,
+)
 
 Array = NDArray[Any]
 
@@ -74,7 +85,7 @@ def test_a_validation_set_of_any_size_makes_no_false_alarm(
         found, windows = known(TABLE, {"x": x}, scores(x)), Windows()
         for _ in range(150):
             y = draw(LEAST)
-            tests = windows.add(Window(0.0, 0.0, found.count({"x": y}, scores(y))))
+            tests = windows.add(CountedWindow(0.0, 0.0, found.count({"x": y}, scores(y))))
             if any(
                 (evidence(found.seen, w.counts) > windows.bound(size, len(found.columns))).any() for size, w in tests
             ):
@@ -186,14 +197,14 @@ def test_windows_double_and_each_is_tested_once() -> None:
     one = np.zeros((1, CELLS), np.int64)
     one[0, 0] = LEAST // 2
     windows = Windows()
-    sizes = [[(size, int(w.counts.sum())) for size, w in windows.add(Window(i, i + 1, one))] for i in range(8)]
+    sizes = [[(size, int(w.counts.sum())) for size, w in windows.add(CountedWindow(i, i + 1, one))] for i in range(8)]
     assert sizes == [
         [], [(0, 64)], [], [(0, 64), (1, 128)], [], [(0, 64)], [], [(0, 64), (1, 128), (2, 256)],
     ]  # fmt: skip
     assert windows.tests[:3] == [4, 2, 1]
     assert windows.bound(0, 10) > windows.bound(2, 10) > BACK, "what was tested more often needs more"
     windows.forget()
-    assert [*windows.add(Window(9, 10, one))] == []
+    assert [*windows.add(CountedWindow(9, 10, one))] == []
     assert Windows([100]).bound(0, 10) > windows.bound(0, 10)
 
 

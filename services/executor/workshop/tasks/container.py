@@ -17,7 +17,7 @@ from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.independence import why_alone
 from services.executor.workshop.tasks.measures import Answers
 from services.executor.workshop.tasks.measuring import host
-from services.executor.workshop.tasks.profiling import BATCHES, BUDGET_S, LONGEST_BATCH_S, CellTable, Seen
+from services.executor.workshop.tasks.profiling import BATCHES, BUDGET_S, LONGEST_BATCH_S, CellTable, SeenSamples
 from services.executor.workshop.tasks.validation import Array, Scorer, ValidationSet
 
 REFERENCE = 64  # samples whose answers are kept, for further processes of the same version to agree with
@@ -52,7 +52,7 @@ class InspectedContainer:
         """Accuracy and profile. Raises UploadRejected."""
         tell("measuring accuracy")
         indices = validation.shuffled(len(self.data))
-        seen = Seen(self.signature, self.data)
+        seen = SeenSamples(self.signature, self.data)
         accuracy = self._scorer.judge(self._answers(self.data, indices, seen.see), self.data, indices)
         self.distribution = seen.packed()
         tell("measuring latency")

@@ -230,7 +230,7 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None], process: FunctionP
                 lambda share: tell(Step(step=f"profiling {what}, {contexts} at a time", progress=0.6 + share / 4)),
             )
     accuracy: MeasuredAccuracy | None = None
-    agreement, differing, seen = None, dict[str, float](), Seen(task.signature, data) if task.score else None
+    agreement, differing, seen = None, dict[str, float](), SeenSamples(task.signature, data) if task.score else None
     if seen is not None:
         tell(Step(step=f"measuring the accuracy of {what}", progress=0.6))
         accuracy, agreement, differing = _score(task, handle, data, max(peaks), tell, seen.see)
@@ -272,7 +272,7 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None], process: FunctionP
     )
 
 
-class Seen:
+class SeenSamples:
     """The distribution of a validation set and of a model's answers to it, batch by batch, in the order of `validation.shuffled`."""
 
     def __init__(self, signature: Signature, data: ValidationSet) -> None:
