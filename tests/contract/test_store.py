@@ -59,8 +59,8 @@ def _columns(dsn: str, schema: str = "infaas") -> dict[str, dict[str, str]]:
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     with closing(psycopg.connect(dsn)) as connection:
         rows = connection.execute(
-            "SELECT table_name, column_name, data_type FROM information_schema.columns"
-            " WHERE table_schema = %s ORDER BY ordinal_position",
+            "SELECT relname, attname, format_type(atttypid, NULL) FROM pg_attribute JOIN pg_class c ON c.oid = attrelid"
+            " WHERE relnamespace = %s::regnamespace AND relkind IN ('r', 'v') AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
             [schema],
         )
         for relation, column, kind in rows:
