@@ -3,8 +3,7 @@
     python benches/drift.py [--days 300] [--seeds 5] [--share 0.5]
 
 A quarter of a data set trains a model, half is the validation set, shifted items of the last quarter are the queries. For false alarms both the
-validation set and the queries are independent draws from the whole, as the promise supposes: the same few items again and again are another
-population than the validation set. Nothing is served; the counts go through what the leader does with them (services/core/drift.py).
+validation set and the queries are independent draws from the whole, as the promise supposes. Nothing is served; the counts go through what the leader does with them (services/core/drift.py).
 """
 
 import argparse
@@ -39,8 +38,8 @@ class Case(NamedTuple):
         words = words_of(self.signature, half)
         return Distribution.of(self.signature, measure(self.signature, inputs, self.answers(x), words), words)
 
-    def counts(self, known: Distribution, x: Numbers) -> Array:
-        return known.count({"x": x}, self.answers(x))
+    def tally(self, known: Distribution, x: Numbers) -> CountedWindow:
+        return known.tally({"x": x}, self.answers(x), 0.0, 0.0)
 
 
 def cases(seed: int) -> Iterator[Case]:
@@ -108,9 +107,8 @@ def queries_until(
     """Queries until a drift is found; 100,000: none was."""
     windows = Windows(SPENT)
     for block in range(1, int(100_000 * share / BLOCK)):
-        counts = case.counts(known, draw(random, BLOCK))
-        for size, window in windows.add(CountedWindow(0.0, 0.0, counts)):
-            if (evidence(known.seen, window.counts) > windows.bound(size, len(known.columns))).any():
+        for size, window in windows.add(case.tally(known, draw(random, BLOCK))):
+            if (evidence(known.seen, known.independent(window)) > windows.bound(size, len(known.columns))).any():
                 return int(block * BLOCK / share)
     return 100_000
 

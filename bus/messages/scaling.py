@@ -49,6 +49,7 @@ class QueriesSampled(Struct, frozen=True, kw_only=True):
     """`infaas.controller.sampled`, from executors: how many sampled items of an app's queries fell into each cell of a distribution.
 
     start, end: when the first and the last one was computed, Unix seconds. counts: of each column's cells, int64, compressed by zlib.
+    items: bits of the items, by which those that differ are counted, compressed; empty: all differ.
     """
 
     app: str
@@ -57,6 +58,7 @@ class QueriesSampled(Struct, frozen=True, kw_only=True):
     start: float
     end: float
     counts: bytes
+    items: bytes = b""
 
 
 class OpenDrift(Struct, frozen=True, kw_only=True):

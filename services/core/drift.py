@@ -30,6 +30,8 @@ MOST_ELEMENTS = 1024  # of a tensor, that are columns of their own; of larger on
 WHOLE = 16  # elements of a tensor that is described as a whole, too
 MOST_TEXTS = 64  # of an item
 MOST_ITEMS, MOST_VALUES = 20_000, 4_000_000  # of a validation set that are read
+ITEMS = 2**14  # bits: that of each item of a window is one (linear counting of those that differ: Whang et al., 1990)
+FEW = 0.02  # of a validation set's items; where more are like another one, items that come again are no sign of dependence
 WORDS = 2**15  # bits: that of each word of the validation set is one
 
 # -- an item's columns
@@ -175,6 +177,7 @@ def _element(spec: TensorSpec, place: int) -> str:
 class Distribution(Struct, frozen=True, kw_only=True):
     """A validation set, and a model's answers to it. columns: their names. edges: float64 [columns, EDGES], padded with infinity; counts: int64
     [columns, CELLS], as bytes. words: bits of the words of its first half; empty: it has no texts. The other half counts unknown ones.
+    repeats: many of its items are alike, as where there are few values.
     """
 
     signature: Signature
@@ -182,6 +185,7 @@ class Distribution(Struct, frozen=True, kw_only=True):
     edges: bytes
     counts: bytes
     words: bytes = b""
+    repeats: bool = False
 
     @classmethod
     def of(cls, signature: Signature, values: Array, words: bytes) -> Self:
@@ -194,7 +198,15 @@ class Distribution(Struct, frozen=True, kw_only=True):
             found = _GROUPS if name.endswith((" group", " class")) else _edges(column)
             edges[i, : len(found)] = found
             counted[i] = _count(column[:, None], edges[i : i + 1])[0]
-        return cls(signature=signature, columns=columns, edges=edges.tobytes(), counts=counted.tobytes(), words=words)
+        repeats = len(set(_digests(values))) < (1.0 - FEW) * len(values)
+        return cls(
+            signature=signature,
+            columns=columns,
+            edges=edges.tobytes(),
+            counts=counted.tobytes(),
+            words=words,
+            repeats=repeats,
+        )
 
     @classmethod
     def read(cls, data: bytes) -> Self:
@@ -214,8 +226,26 @@ class Distribution(Struct, frozen=True, kw_only=True):
 
     def count(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Array:
         """Items in each cell, [columns, CELLS]."""
+        return self.tally(inputs, outputs, 0.0, 0.0).counts
+
+    def tally(
+        self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], start: float, end: float
+    ) -> "CountedWindow":
+        """These items, which came in this time."""
         values = measure(self.signature, inputs, outputs, self.words)
-        return _count(values, np.frombuffer(self.edges).reshape(-1, EDGES))
+        bits = np.zeros(ITEMS, bool)
+        bits[[one % ITEMS for one in _digests(values)]] = True
+        counts = _count(values, np.frombuffer(self.edges).reshape(-1, EDGES))
+        return CountedWindow(start, end, counts, np.packbits(bits))
+
+    def independent(self, window: "CountedWindow") -> Array:
+        """A window's counts, as of no more items than differ: the same few again and again say no more than once."""
+        items = int(window.counts[0].sum()) if len(window.counts) else 0
+        if self.repeats or window.items is None or not items:
+            return window.counts
+        free = ITEMS - int(np.unpackbits(window.items).sum())
+        share = min(1.0, ITEMS * log(ITEMS / max(1, free)) / items)
+        return np.asarray(np.floor(window.counts * share + 1e-9).astype(np.int64)) if share < 1 - FEW else window.counts
 
 
 def samples_of(signature: Signature, samples: int) -> int:
@@ -232,6 +262,11 @@ def words_of(signature: Signature, inputs: Mapping[str, Array]) -> bytes:
             for bit in _words(text):
                 bits[bit >> 3] |= 1 << (bit & 7)
     return bytes(bits) if texts else b""
+
+
+def _digests(values: Array) -> list[int]:
+    """Of the items."""
+    return [crc32(row) for row in np.ascontiguousarray(values)]
 
 
 def _edges(column: Array) -> Array:
@@ -294,11 +329,18 @@ BACK = log(1 / 0.05)  # below, a window looks like the validation set
 
 
 class CountedWindow(Struct):
-    """start, end: Unix seconds. counts: as of `Distribution.count`."""
+    """start, end: Unix seconds. counts: as of `Distribution.count`. items: bits of the items, packed; None: all differ."""
 
     start: float
     end: float
     counts: Array
+    items: Array | None = None
+
+    def with_(self, other: "CountedWindow") -> "CountedWindow":
+        """Both together."""
+        items = None if self.items is None or other.items is None else self.items | other.items
+        start, end = min(self.start, other.start), max(self.end, other.end)
+        return CountedWindow(start, end, self.counts + other.counts, items)
 
 
 class Windows:
@@ -312,7 +354,7 @@ class Windows:
     def add(self, more: CountedWindow) -> Iterator[tuple[int, CountedWindow]]:
         """The windows that are full with these items, by size, each of which is tested once."""
         if self._filling is not None:
-            more = _together(self._filling, more)
+            more = self._filling.with_(more)
         full = more.counts[0].sum() >= LEAST if len(more.counts) else False
         self._filling = None if full else more
         for size in range(SIZES if full else 0):
@@ -322,7 +364,7 @@ class Windows:
             if half is None:
                 self._halves[size] = more
                 return
-            more = _together(half, more)
+            more = half.with_(more)
 
     def bound(self, size: int, columns: int) -> float:
         """The evidence of a column from which a window of this size, the last one, shows a drift."""
@@ -332,7 +374,3 @@ class Windows:
     def forget(self) -> None:
         """What came until now is part of no window to come."""
         self._filling, self._halves = None, [None] * SIZES
-
-
-def _together(one: CountedWindow, other: CountedWindow) -> CountedWindow:
-    return CountedWindow(min(one.start, other.start), max(one.end, other.end), one.counts + other.counts)

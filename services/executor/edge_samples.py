@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
+from functools import reduce
 from math import log, log1p
 from typing import Any
 from zlib import compress
@@ -96,14 +97,13 @@ class QuerySampler:
 
     async def _add(self, key: tuple[str, str, str], distribution: Distribution, rows: list[Row], now: float) -> None:
         try:
-            counts = await asyncio.to_thread(_counts, distribution, rows)
+            window = await asyncio.to_thread(_counted, distribution, rows, now)
         except (ValueError, KeyError, TypeError) as error:  # of another signature than its version has
             logger.warning("queries of %s are not compared with its validation set: %s", key[0], error)
             self._known[key[2]] = None
             return
         before = self._counted.get(key)
-        start = now - PERIOD if before is None else before.start
-        self._counted[key] = CountedWindow(start, now, counts if before is None else before.counts + counts)
+        self._counted[key] = window if before is None else before.with_(window)
 
     def _send(self, now: float) -> None:
         for key, window in [*self._counted.items()]:
@@ -114,6 +114,7 @@ class QuerySampler:
             told = QueriesSampled(
                 app=app, model=model, distribution=distribution, start=window.start, end=window.end,
                 counts=compress(window.counts.astype(np.int64).tobytes(), 1),
+                items=b"" if window.items is None else compress(window.items.tobytes(), 1),
             )  # fmt: skip
             self._bus.publish(self._subjects.controller("sampled"), encode(told))
 
@@ -132,7 +133,7 @@ class QuerySampler:
         return self._known[key]
 
 
-def _counts(distribution: Distribution, rows: list[Row]) -> Array:
+def _counted(distribution: Distribution, rows: list[Row], now: float) -> CountedWindow:
     alike = defaultdict[Any, list[Row]](list)  # items' shapes may differ
     for row in rows:
         alike[tuple(one.shape for side in row for one in side.values())].append(row)
@@ -140,4 +141,5 @@ def _counts(distribution: Distribution, rows: list[Row]) -> Array:
         [{name: np.concatenate([row[side][name] for row in some]) for name in some[0][side]} for side in (0, 1)]
         for some in alike.values()
     )
-    return np.asarray(sum(distribution.count(inputs, outputs) for inputs, outputs in parts))
+    windows = (distribution.tally(inputs, outputs, now - PERIOD, now) for inputs, outputs in parts)
+    return reduce(CountedWindow.with_, windows)

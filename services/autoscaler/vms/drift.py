@@ -17,7 +17,18 @@ from bus.messages.scaling import DriftRecord, OpenDrift, QueriesSampled
 from services.autoscaler.vms.commands import DRIFT, STORE_S, FetchDistribution, SaveDrift, Turn
 from services.core.actor import NOTHING, Do, Effect, Record
 from services.core.catalog import Catalog
-from services.core.drift import BACK, CELLS, EDGES, Array, CountedWindow, Distribution, Windows, distance, evidence
+from services.core.drift import (
+    BACK,
+    CELLS,
+    EDGES,
+    ITEMS,
+    Array,
+    CountedWindow,
+    Distribution,
+    Windows,
+    distance,
+    evidence,
+)
 from services.core.metric import MetricFamily
 
 MOST_OPEN = 32  # columns of an app; the farthest
@@ -97,9 +108,16 @@ class DriftWatch:
         return {one.distribution for one in self._catalog.variants_of(app)}
 
     def _judge(self, message: QueriesSampled, known: Distribution | None, turn: Turn) -> list[Effect]:
-        counts = None if known is None else _counts(message.counts, len(known.columns))
-        if known is None or counts is None:
+        counts = None if known is None else _unpacked(message.counts, 8 * len(known.columns) * CELLS)
+        items = _unpacked(message.items, ITEMS // 8) if message.items else b""
+        if known is None or counts is None or items is None:
             return []
+        told = CountedWindow(
+            message.start,
+            message.end,
+            np.frombuffer(counts, np.int64).reshape(-1, CELLS),
+            np.frombuffer(items, np.uint8) if items else None,
+        )
         app, key = message.app, message.distribution
         record = self.records.get(app) or DriftRecord(app=app)
         windows = self._windows.get((app, key))
@@ -107,8 +125,8 @@ class DriftWatch:
             windows = self._windows[app, key] = Windows([2 * t for t in record.tests.get(key, ())])
         effects: list[Effect] = []
         saved = False
-        for size, window in windows.add(CountedWindow(message.start, message.end, counts)):
-            shown = evidence(known.seen, window.counts)
+        for size, window in windows.add(told):
+            shown = evidence(known.seen, known.independent(window))
             record, ended = self._ended(record, message.model, known, shown, size, window, turn)
             if ended:
                 windows.forget()
@@ -191,14 +209,13 @@ class DriftWatch:
         return Do(("drift", app), SaveDrift(app, self.records.get(app)), STORE_S)
 
 
-def _counts(data: bytes, columns: int) -> Array | None:
-    """[columns, CELLS]; None: they are none."""
-    size = 8 * columns * CELLS
+def _unpacked(data: bytes, size: int) -> bytes | None:
+    """None: it is not of this size, or not compressed."""
     try:
         found = decompressobj().decompress(data, size + 1)
     except error:
         return None
-    return np.frombuffer(found, np.int64).reshape(columns, CELLS) if len(found) == size else None
+    return found if len(found) == size else None
 
 
 def _cells(known: Distribution, column: str, window: CountedWindow) -> str:

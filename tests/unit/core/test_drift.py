@@ -115,6 +115,28 @@ def test_the_columns_that_differ_are_named(shift: Any, columns: set[str]) -> Non
     assert columns or max(far.values()) < 0.15
 
 
+def test_the_same_few_items_again_and_again_say_no_more_than_once() -> None:
+    """A test set that is replayed is another population than the validation set, and no drift; where items are alike anyway, all of them count."""
+    random = np.random.default_rng(8)
+    x, few = random.normal(size=(400, 2)), random.normal(size=(40, 2))
+    found = known(TABLE, {"x": x}, scores(x))
+    drawn = [
+        found.tally({"x": some}, scores(some), 0.0, 1.0)
+        for some in (few[random.integers(0, 40, 64)] for _ in range(64))
+    ]
+    whole = drawn[0]
+    for one in drawn[1:]:
+        whole = whole.with_(one)
+    assert whole.counts[0].sum() == 4096
+    assert 30 <= found.independent(whole)[0].sum() <= 40
+    assert evidence(found.seen, whole.counts).max() > 30.0
+    assert evidence(found.seen, found.independent(whole)).max() < 10.0
+    other = found.tally({"x": few + 9.0}, scores(few + 9.0), 0.0, 1.0)
+    assert evidence(found.seen, found.independent(other.with_(other))).max() > 30.0
+    alike = known(TABLE, {"x": x.round()}, scores(x.round()))
+    assert alike.independent(whole) is whole.counts
+
+
 def test_counts_of_several_processes_add_up() -> None:
     x = np.random.default_rng(3).normal(size=(100, 2))
     found = known(TABLE, {"x": x}, scores(x))
