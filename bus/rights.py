@@ -129,7 +129,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     SubjectRights("event", "state, cost, worker-sample, instance-sample", _r("monitor")),
     SubjectRights("event", "scaling, worker", _r("monitor", "vm-autoscaler")),
     SubjectRights("event", "shadow", _r("operator")),
-    SubjectRights("event", "objective, pipeline", _r("vm-autoscaler")),
+    SubjectRights("event", "objective, pipeline, drift", _r("vm-autoscaler")),
     SubjectRights("event", "registration", _r("registrar")),
     SubjectRights("event", "job", _r("jobs")),
     # a query's way
@@ -158,6 +158,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     SubjectRights("demand", "", _r("dispatcher"), _r("vm-autoscaler", "operator")),
     SubjectRights("pipeline", "arrivals", _r("dispatcher"), _r("vm-autoscaler", "operator")),
     SubjectRights("controller", "ask, reply.*.*", _r("monitor"), _r("vm-autoscaler")),
+    SubjectRights("controller", "sampled", _r("executor"), _r("vm-autoscaler")),
     SubjectRights("controller", "objectives", _r("vm-autoscaler"), _r("model-autoscaler", "operator")),
     SubjectRights("controller", "history.*", _r("recorder"), _r("vm-autoscaler")),
     SubjectRights("recorder", "demand", _r("vm-autoscaler"), _r("recorder")),
@@ -199,7 +200,7 @@ _BUCKETS: dict[
 ] = {  # of objects that the registrar makes: who reads, who writes
     "uploads_bucket": (_r("registrar", "executor", "operator", "jobs"), _r("registrar", "operator", "jobs")),
     "artifacts_bucket": (
-        _r("registrar", "executor", "recorder", "backup"),
+        _r("registrar", "executor", "recorder", "backup", "vm-autoscaler"),
         _r("registrar", "executor", "recorder", "backup"),
     ),
     "inputs_bucket": (

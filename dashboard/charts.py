@@ -222,6 +222,15 @@ def profile(y: str, series: str, *, unit: str) -> Spec:
     return {"usermeta": {"series": series}, "height": HEIGHT, **lines}
 
 
+def cells() -> Spec:
+    """Bars of `percent` for each `cell` in the order of the rows, two beside each other by `of`."""
+    x: Spec = {"field": "cell", "type": "ordinal", "title": None, "sort": None, "axis": {"labelAngle": -30}}
+    tips = [_tip("of"), _tip("cell"), _tip("percent", "quantitative", "%", ",.3~r")]
+    encoding = {"x": x, "xOffset": {"field": "of", "sort": None}, "y": _value("percent", "%", ",.3~r", None)}
+    bars = _layer({"type": "bar"}, None, color=_colour("of"), tooltip=tips, **encoding)
+    return {"usermeta": {"series": "of", "strokes": False}, "height": HEIGHT, **bars}
+
+
 def tradeoff(unit: str, quality: str, less_is_better: bool) -> Spec:
     """Accuracy over `x` on a logarithmic axis: one point for each variant, filled on the Pareto front, and a line through the best.
 

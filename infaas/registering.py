@@ -182,16 +182,18 @@ def _follower(bus: Bus, subjects: Subjects, request: Register, progress: OnProgr
 
 
 async def register_container(
-    bus: Bus, subjects: Subjects, request: Register, reference: bytes, on_progress: OnProgress
+    bus: Bus, subjects: Subjects, request: Register, reference: bytes, distribution: bytes, on_progress: OnProgress
 ) -> RegistrationStatus:
     """Register a user's own process, which has measured itself. reference: what further processes of this version must agree with.
+    distribution: of its validation set, whose digest the request has; empty: none.
 
     Raises Refused, NotConnected, Timeout, BusError.
     """
     digest = hashlib.sha256(reference).hexdigest()
     artifacts = await bus.object_store(subjects.artifacts_bucket, create=False)
-    if not await artifacts.exists(digest):
-        await artifacts.put(digest, reference)
+    for content in filter(None, (reference, distribution)):
+        if not await artifacts.exists(key := hashlib.sha256(content).hexdigest()):
+            await artifacts.put(key, content)
     request = msgspec.structs.replace(request, object=digest, registration=f"r-{secrets.token_hex(8)}")
     async with _follower(bus, subjects, request, on_progress) as follower:
         await _request(bus, subjects, request)

@@ -135,6 +135,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     metric, labels, allow_nan, functions: as in `Register`. model_accuracy: of the model as it was uploaded; None: not known.
     alone: why each item is computed alone, since its answer would depend on others in its batch; empty: it does not.
     arithmetic: of the CPU on which it was measured, "exact" or "saturating", where its accuracy depends on that; it runs on such ones only.
+    distribution: object key in the artifacts bucket of how the validation set, and its answers to it, are distributed; empty: not known.
     live, registered: as an app sees it (`Catalog.seen`): what labels say, and the accuracy of the bucket's record.
     """
 
@@ -168,6 +169,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     arithmetic: str = ""
     differing: dict[str, float] = {}
     functions: Functions | None = None
+    distribution: str = ""
     live: LiveAccuracy | None = None
     registered: float | None = None
 

@@ -279,6 +279,24 @@ class PipelineEvent(Event, frozen=True, kw_only=True, gc=False):
     reason: str
 
 
+class DriftEvent(Event, frozen=True, kw_only=True, gc=False):
+    """A column of an app's queries, or of a model's answers to them, is distributed otherwise than in its validation set; or is no more.
+
+    time: when it was found, or found to have ended. distance: the share of items that would have to lie elsewhere, 0..1. since: when the first
+    items came that show it. ended: when the first came that look like the validation set again; None: it goes on. cells: JSON with `edges` between cells,
+    `expected` and `found`: numbers of items in each cell, the last one of NaN.
+    """
+
+    kind: ClassVar[str] = "drift"
+    app: str
+    model: str
+    column_name: str
+    distance: float
+    since: float
+    ended: float | None
+    cells: str = ""
+
+
 class ClientError(Event, frozen=True, kw_only=True, gc=False):
     """Requests that were wrong themselves, in one second.
 
@@ -311,5 +329,6 @@ EVENTS: tuple[type[Event], ...] = (
     SelectionEvent,
     AppObjective,
     PipelineEvent,
+    DriftEvent,
     ClientError,
 )

@@ -198,7 +198,9 @@ class Refusal(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ContainerReport(Struct, frozen=True, kw_only=True):
-    """What `infaas container` measured of the user's class in its own process. accuracy_low, accuracy_high: as in the variant's record."""
+    """What `infaas container` measured of the user's class in its own process. accuracy_low, accuracy_high, distribution: as in the variant's
+    record.
+    """
 
     signature: Signature
     accuracy: float
@@ -207,6 +209,7 @@ class ContainerReport(Struct, frozen=True, kw_only=True):
     accuracy_low: float | None = None
     accuracy_high: float | None = None
     alone: str = ""
+    distribution: str = ""
 
 
 MOST_TASK = 200  # characters

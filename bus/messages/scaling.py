@@ -45,6 +45,44 @@ class DemandReport(Struct, frozen=True, kw_only=True, gc=False):
     served: dict[str, tuple[int, int]] = {}
 
 
+class QueriesSampled(Struct, frozen=True, kw_only=True):
+    """`infaas.controller.sampled`, from executors: how many sampled items of an app's queries fell into each cell of a distribution.
+
+    start, end: when the first and the last one was computed, Unix seconds. counts: of each column's cells, int64, compressed by zlib.
+    items: bits of the items, by which those that differ are counted, compressed; empty: all differ.
+    """
+
+    app: str
+    model: str
+    distribution: str
+    start: float
+    end: float
+    counts: bytes
+    items: bytes = b""
+
+
+class OpenDrift(Struct, frozen=True, kw_only=True):
+    """A column that has drifted. size: of the window that showed it, and so of those that may show that it has ended. back: when
+    the last one began, if it did so.
+    """
+
+    model: str
+    column: str
+    since: float
+    distance: float
+    size: int
+    distribution: str
+    back: float = 0.0
+
+
+class DriftRecord(Struct, frozen=True, kw_only=True):
+    """An app's drift, for the next leader. Key in the control bucket: `drift.<app>`. tests: made so far by distribution and size of window, or more."""
+
+    app: str
+    tests: dict[str, list[int]] = {}
+    open: list[OpenDrift] = []
+
+
 class PipelineArrivals(Struct, frozen=True, array_like=True):
     """`infaas.pipeline.arrivals`, every 0.1 s in which there were some: the queries that came to a pipeline with a plan.
 

@@ -96,7 +96,7 @@ class ModelInspected(Struct, frozen=True, kw_only=True):
 
 class VariantBuilt(Struct, frozen=True, kw_only=True):
     """`infaas.registrar.built`: one variant was built, verified and profiled. accuracy_low, accuracy_high, contexts,
-    alone, differing, functions: as in its record; where items are computed alone, the record's largest batch is 1, whatever was planned.
+    alone, differing, functions, distribution: as in its record; where items are computed alone, the record's largest batch is 1, whatever was planned.
     """
 
     registration: str
@@ -113,6 +113,7 @@ class VariantBuilt(Struct, frozen=True, kw_only=True):
     contexts: int = 1
     alone: str = ""
     functions: Functions | None = None
+    distribution: str = ""
 
 
 class VariantFailed(Struct, frozen=True, kw_only=True):

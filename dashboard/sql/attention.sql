@@ -29,6 +29,8 @@ WHERE state = 'Failed' AND time > now() - interval '1 hour'
 UNION ALL -- instances
 SELECT 'in trouble', variant, count(DISTINCT instance) FROM infaas.variant_states
 WHERE state IN ('Overloaded', 'Interfered') AND since < now() - interval '1 minute' GROUP BY variant
+UNION ALL -- columns
+SELECT 'drifted', app, count(*) FROM infaas.drift_events WHERE ended IS NULL GROUP BY app
 UNION ALL -- events
 SELECT 'rejected events', '', count(*) FROM infaas.rejected_events HAVING count(*) > 0
 UNION ALL -- jobs of the last day

@@ -2,6 +2,9 @@
 other beats.
 """
 
+import itertools
+import json
+
 import pandas as pd
 import streamlit as st
 
@@ -58,6 +61,7 @@ def page() -> None:
     figures(rows)
     _scatter(rows)
     _table(rows)
+    _drift(query("drifts"))
 
 
 def _part_in_pipelines() -> bool:
@@ -174,6 +178,45 @@ def _table(rows: pd.DataFrame) -> None:
         },
         "variants",
     )
+
+
+def _drift(drifts: pd.DataFrame) -> None:
+    """Columns of the queries that differ from the validation set, or did in the last week, and a picture of the farthest one."""
+    drifts = drifts[drifts["app"] == app]
+    if drifts.empty:
+        return
+    farthest = drifts.iloc[0]
+    both = json.loads(farthest["cells"])
+    with st.container(border=True):
+        st.markdown(f"**{farthest['column_name']}** in the validation set and in queries, % of the items in each range")
+        charts.draw(
+            pd.DataFrame(
+                {"of": of, "cell": cell, "percent": 100 * count / max(1, sum(both[side]))}
+                for of, side in (("validation set", "expected"), ("queries", "found"))
+                for cell, count in zip(_ranges(both["edges"]), both[side], strict=True)
+            ),
+            charts.cells(),
+            "drift",
+        )
+    widgets.table(
+        drifts.drop(columns=["app", "cells"]),
+        {
+            "column_name": "column",
+            "model": "model",
+            "distance": widgets.number_column(
+                "distance", "%.2g", help="Share of the items that would have to lie elsewhere"
+            ),
+            "since": widgets.time_column("since"),
+            "ended": widgets.time_column("ended"),
+        },
+        "drifts",
+    )
+
+
+def _ranges(edges: list[float]) -> list[str]:
+    """The cells between these edges, and that of NaN."""
+    inner = [f"{low:.4g} to {high:.4g}" for low, high in itertools.pairwise(edges)]
+    return [f"up to {edges[0]:.4g}", *inner, f"above {edges[-1]:.4g}", "NaN"] if edges else ["any", "NaN"]
 
 
 show_live(None, page)

@@ -89,6 +89,7 @@ PROBLEMS = {  # kind of problem in attention.sql: whether it is urgent, what is 
         "variants",
         "search",
     ),
+    "drifted": (False, "**{name}**: {count} drifted from the validation set", "applications", "app"),
     "rejected events": (
         False,
         '{count} could not be written: `infaas sql "SELECT * FROM rejected_events"` says why',
@@ -100,6 +101,7 @@ PROBLEMS = {  # kind of problem in attention.sql: whether it is urgent, what is 
 }
 COUNTED = {
     "in trouble": ("instance", "instances"),
+    "drifted": ("column of its queries", "columns of its queries"),
     "rejected events": ("event", "events"),
     "failed jobs": ("offline job", "offline jobs"),
     "failed registrations": ("registration", "registrations"),

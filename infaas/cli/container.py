@@ -232,7 +232,7 @@ async def _join(
 
 async def _register(bus: Bus, subjects: Subjects, request: Register, inspected: "InspectedContainer") -> Joined:
     reference = await asyncio.to_thread(inspected.reference)
-    status = await register_container(bus, subjects, request, reference, lambda _: None)
+    status = await register_container(bus, subjects, request, reference, inspected.distribution, lambda _: None)
     if status.state != "done":
         raise RegistrationFailed(status)
     done = Register(

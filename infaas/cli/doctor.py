@@ -162,6 +162,7 @@ async def check_system(system: SystemAddress) -> list[Finding]:
             "jetstream": lambda: _jetstream(bus),
             "outcomes": lambda: _outcomes(bus, subjects),
             "sql": lambda: _sql(system.sql),
+            "drift": lambda: _drift(system.sql),
             "dispatchers": lambda: _dispatchers(heartbeats),
             "workers": lambda: _workers(heartbeats),
             "clock": lambda: _clock(heartbeats),
@@ -369,6 +370,29 @@ def _sql_now(dsn: str) -> str:
     if version < LEAST_POSTGRES:
         raise CheckFailed(seen, "use PostgreSQL 16 or newer")
     return seen
+
+
+async def _drift(dsn: str) -> str:
+    """Whether the apps' queries look like the validation sets."""
+    return await asyncio.to_thread(_drift_now, dsn)
+
+
+def _drift_now(dsn: str) -> str:
+    import psycopg  # noqa: PLC0415
+
+    from infaas.cli.lists import DRIFT, drifted  # noqa: PLC0415
+
+    try:
+        with psycopg.connect(dsn, connect_timeout=5, application_name="infaas doctor") as connection:
+            found = connection.execute(DRIFT).fetchall()
+    except psycopg.Error as error:
+        raise CheckFailed(error, "see the check of SQL") from error
+    if found:
+        told = "; ".join(drifted(*row) for row in found)
+        raise CheckFailed(
+            told, "label some of these queries (infaas.feedback), or register a version that was trained for them"
+        )
+    return "no app's queries are known to differ from the validation set"
 
 
 async def _dispatchers(heartbeats: _Heartbeats) -> str:

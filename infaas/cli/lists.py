@@ -252,6 +252,8 @@ def render_overview(found: Item, *, wide: bool = False) -> None:
             print(f"nobody can serve {app['app']}: {app['unserved']}")
         if missed := missed_words(app):
             print(missed)
+        if app.get("drift"):
+            print(drifted(app["app"], app["drift"]))
     instances = [instance for worker in workers for instance in worker["instances"]]
     ready = sum(worker["state"] == "Ready" for worker in workers)
     pipelines = sum(app.get("pipeline") is not None for app in apps)
@@ -442,30 +444,47 @@ WHERE minute > now() - interval '1 hour' GROUP BY app"""
 _EXPECTED = """
 SELECT DISTINCT ON (app) app, forecast, headroom FROM infaas.objective_events
 WHERE time > now() - interval '1 minute' ORDER BY app, time DESC"""
+DRIFT = """
+SELECT app, json_agg(json_build_object('column', column_name, 'distance', distance, 'since', extract(epoch FROM since))
+                     ORDER BY distance DESC)
+FROM infaas.drift_events WHERE ended IS NULL GROUP BY app"""
+
+
+def drifted(app: str, columns: list[Item]) -> str:
+    """Which columns of an app's queries differ from the validation set, the farthest first, how far, and since when."""
+    shown = ", ".join(f"{one['column']} ({one['distance']:.2f})" for one in columns[:3])
+    more = f" and {len(columns) - 3} more" * (len(columns) > 3)
+    since = _when(min(one["since"] for one in columns))
+    return f"{app}: its queries differ from the validation set since {since}: {shown}{more}"
 
 
 async def _with_history(asked: Awaitable[list[Item]], data_dir: Path | None) -> list[Item]:
-    """The apps, each with the shares answered in time (1 h, 5 minutes), the forecast (items/s) and the headroom; None: unknown."""
+    """The apps, each with the shares answered in time (1 h, 5 minutes), the forecast (items/s) and the headroom; None: unknown; and the columns
+    that have drifted.
+    """
     history = asyncio.create_task(asyncio.to_thread(_history, data_dir))
     apps = await asked
-    reached, expected = await history
+    reached, expected, drift = await history
     for app in apps:
         app["attainment_1h"], app["attainment_5m"] = reached.get(app["app"], [None, None])
         app["forecast"], app["headroom"] = expected.get(app["app"], [None, None])
+        (app["drift"],) = drift.get(app["app"], [[]])
     return apps
 
 
 def _history(data_dir: Path | None) -> tuple[dict[str, list[Any]], ...]:
-    """By app what the two queries say. Empty if the database cannot be asked; the lists do not depend on it."""
+    """By app what the queries say. Empty if the database cannot be asked; the lists do not depend on it."""
     import psycopg  # noqa: PLC0415  (the command line starts without it)
 
     limits = f"-c statement_timeout={1000 * _HISTORY_S}"
     try:
         with psycopg.connect(find_sql(data_dir), connect_timeout=_HISTORY_S, options=limits) as connection:
             connection.read_only = True
-            return tuple({app: rest for app, *rest in connection.execute(query)} for query in (_REACHED, _EXPECTED))
+            return tuple(
+                {app: rest for app, *rest in connection.execute(query)} for query in (_REACHED, _EXPECTED, DRIFT)
+            )
     except psycopg.Error:
-        return {}, {}  # `infaas doctor` tells what is wrong with the database
+        return {}, {}, {}  # `infaas doctor` tells what is wrong with the database
 
 
 async def _registrations(client: Client) -> list[Item]:

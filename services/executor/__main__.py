@@ -106,7 +106,10 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
     succeeds = running is not None and running.role == BESIDE
 
     def edge(make: type[ExecutorEdge] = ExecutorEdge, address: str = CPU, cores: int = 0) -> ExecutorEdge:
-        made = make(bus, subjects, address, cores or cores_of(settings.worker), cache, settings.executor, running)
+        share = settings.quality.sample_share if settings.bus.url else 0.0  # else nobody counts
+        made = make(
+            bus, subjects, address, cores or cores_of(settings.worker), cache, settings.executor, running, share
+        )
         made.may_end_process = bool(settings.bus.url)
         return made
 
@@ -164,5 +167,5 @@ def wire_container(
     """The executor of a user's own process, which is the only device of its worker. loaded: is called when its model serves."""
     subjects = Subjects(settings.prefix)
     make = partial(make_executor, settings, subjects, worker_name(settings.worker), device, time.time_ns() // 1000)
-    edge = ContainerEdge(bus, subjects, process, settings.executor, loaded)
+    edge = ContainerEdge(bus, subjects, process, settings.executor, loaded, settings.quality.sample_share)
     return Runtime("executor", make, bus, subjects, edge, insight=ExecutorInsight())

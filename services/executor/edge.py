@@ -49,6 +49,7 @@ from services.executor.commands import (
     UnloadModel,
 )
 from services.executor.edge_models import DeviceModels, ModelInMemory
+from services.executor.edge_samples import QuerySampler
 from services.executor.queue import Inputs, QueuedQuery
 from services.shell.host.running import Running
 from services.shell.objects import fetch, fetch_tensors, store_outputs
@@ -192,14 +193,14 @@ _named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 
 class ExecutorEdge:
     """One device's edge. device: its address. cache: directory of fetched artifacts, which are named by their digests. running: shows the
-    supervisor what is loaded and computed. may_end_process: not one that others' code runs in (`infaas.serve`).
+    supervisor what is loaded and computed. sample_share: of the queries, compared with the validation set. may_end_process: not one that others' code runs in (`infaas.serve`).
     """
 
     may_end_process = True
 
     def __init__(
         self, bus: Bus, subjects: Subjects, device: str, cores: int, cache: Path, settings: ExecutorSettings,
-        running: Running | None = None,
+        running: Running | None = None, sample_share: float = 0.0,
     ) -> None:  # fmt: skip
         self._running = running
         self._bus = bus
@@ -208,6 +209,7 @@ class ExecutorEdge:
         # A GPU counts as one core, but may run batches of several contexts and instances. Threads are made as they are needed.
         most = max(1, cores) if device == "cpu" else MOST_RUNS
         self._threads = ThreadPoolExecutor(max_workers=most, thread_name_prefix="run")
+        self._samples = QuerySampler(bus, subjects, sample_share)
         self._models = DeviceModels(bus, subjects, device, cache, self._threads)
         self._loaded = self._models.loaded
         self._off_loop = self._models.off_loop
@@ -246,7 +248,9 @@ class ExecutorEdge:
                 return await self._run(command)
             case LoadModel():
                 with self._loading():
-                    return await self._models.load(command)
+                    loaded = await self._models.load(command)
+                self._samples.begin(command.variant)
+                return loaded
             case MoveModel():
                 with self._loading():
                     return await self._models.move(command)
@@ -294,6 +298,7 @@ class ExecutorEdge:
                 array = single(queries, model.one, allow_nan=record.allow_nan)
                 unfit = False
                 outputs = handle.run_single(array) if len(array) <= limit else self._pieces(model, array)
+                arrays = {model.one.name: array}
             else:
                 arrays = several(queries, record.signature, allow_nan=record.allow_nan)
                 unfit = False
@@ -303,6 +308,8 @@ class ExecutorEdge:
             named = dict(zip(handle.outputs, outputs, strict=True))
             known = by_query(said(named, record.metric), queries)
             result = BatchResult(started, unix_now(), parts, None, most_bytes(outputs), labels=labels, said=known)
+            if record.distribution:
+                self._samples.take(record, queries, arrays, named)
         except (BackendError, BadTensor, NotANumber, ValueError, KeyError, MemoryError) as error:
             found = [plain(error)] * len(queries)
             result = BatchResult(
@@ -363,6 +370,7 @@ class ExecutorEdge:
     async def ended(self) -> None:
         """Nothing is watched any more."""
         self._over = True
+        await self._samples.close()
 
     def _watch_loop(self) -> None:
         """A run on the loop blocks everything else: this thread cancels it."""
@@ -455,8 +463,9 @@ class ContainerEdge(ExecutorEdge):
         process: "UserProcess",
         settings: ExecutorSettings,
         loaded: Callable[[], None] = lambda: None,
+        sample_share: float = 0.0,
     ) -> None:
-        super().__init__(bus, subjects, "container", 1, Path(), settings)
+        super().__init__(bus, subjects, "container", 1, Path(), settings, sample_share=sample_share)
         self._user = process
         self._tell = loaded
 
@@ -469,6 +478,7 @@ class ContainerEdge(ExecutorEdge):
         match command:
             case LoadModel():
                 self._loaded[command.instance] = ModelInMemory(command.variant, self._user, self._threads)
+                self._samples.begin(command.variant)
                 self._tell()
                 return LoadedModel(0.0, self._user.measure_memory(), self._user.proof, self._user.one_at_a_time)
             case UnloadModel():

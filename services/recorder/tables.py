@@ -25,6 +25,7 @@ NAMES = {
     "selection": "infaas.selection_events",
     "objective": "infaas.objective_events",
     "pipeline": "infaas.pipeline_events",
+    "drift": "infaas_internal.drift_rows",
     "client-error": "infaas.client_errors",
     "registration": None,  # only its last status is kept
     "job": None,  # the same
@@ -41,7 +42,20 @@ _TYPES = {
 }
 _EPOCH = 946684800.0  # 2000-01-01 UTC in Unix seconds
 # Texts that users or programs make up. PostgreSQL takes no NUL, and no row may get lost because it contains one.
-_FREE = ("app", "id", "context", "input_digest", "label", "reason", "input", "output", "pipeline", "vertex")
+_FREE = (
+    "app",
+    "id",
+    "context",
+    "input_digest",
+    "label",
+    "reason",
+    "input",
+    "output",
+    "pipeline",
+    "vertex",
+    "column_name",
+)
+_MOMENTS = ("since", "ended")  # beside the first column; of tables with rows
 
 
 class Batch(Struct, Generic[E], frozen=True):
@@ -78,11 +92,14 @@ def moment(seconds: float) -> datetime:
 def _values(columns: tuple[str, ...], types: tuple[str, ...]) -> Callable[[Sequence[Event]], list[tuple[Any, ...]]]:
     ids = [i for i, kind in enumerate(types) if kind == "uuid"]
     free = [i for i, column in enumerate(columns) if column in _FREE]
+    moments = [i for i, kind in enumerate(types) if i and kind == "timestamptz"]
     fields = msgspec.structs.astuple
 
     def values(events: Sequence[Event]) -> list[tuple[Any, ...]]:
         """The events in the types `sent`; raises ValueError or OverflowError for a time or uid that is none."""
         rows = [(round((row[0] - _EPOCH) * 1e6), *row[1 : len(columns)]) for row in map(fields, events)]
+        for i in moments:
+            rows = [(*row[:i], row[i] and round((row[i] - _EPOCH) * 1e6), *row[i + 1 :]) for row in rows]
         for i in ids:
             lengths = {len(row[i]) for row in rows if row[i] is not None}
             if lengths - {16}:
@@ -104,7 +121,7 @@ def _table(event: type[Event]) -> EventTable:
     types, sent = ["timestamptz"], ["int8"]
     for field in msgspec.structs.fields(event)[1 : len(columns)]:
         kinds = [kind for kind in getattr(field.type, "__args__", (field.type,)) if kind is not type(None)]
-        column, binary = _TYPES[kinds[0].__name__]
+        column, binary = ("timestamptz", "int8") if field.name in _MOMENTS else _TYPES[kinds[0].__name__]
         types.append(column)
         sent.append(binary)
     decode = msgspec.msgpack.Decoder(Batch[event]).decode  # type: ignore[valid-type]

@@ -238,7 +238,7 @@ class RegistrarEdge:
         catalog = await self._read()
         if catalog.unreadable:
             return Pruned("nothing was deleted: the catalogue has records that this release cannot read")
-        kept = {one.artifact for one in catalog.variants}
+        kept = {file for one in catalog.variants for file in (one.artifact, one.distribution) if file}
         kept |= {file for one in catalog.models for file in (one.source, one.validation)}
         unused = there.keys() - kept
         size = f"{len(unused)} files, {sum(there[key] for key in unused) / 2**20:.1f} MB"

@@ -9,12 +9,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from bus.codec import encode
 from bus.messages.catalog import PipelineRecord, PipelineVertex
 from bus.messages.events import (
     CostEvent,
+    DriftEvent,
     OutcomeEvent,
     PipelineEvent,
     SelectionEvent,
@@ -26,7 +28,7 @@ from infaas.connecting import SystemAddress
 from services.recorder.catalog import CatalogWriter
 from services.recorder.events import EventWriter
 from services.shell.store import Store
-from tests.support.data.events import app_record, event, message, model_record
+from tests.support.data.events import VARIANT, app_record, event, message, model_record, variant_record
 from tests.support.servers.dashboard_pages import APP, NOWHERE, looking, metric, page, sound, table, text
 from tests.support.servers.nats import free_port
 
@@ -280,3 +282,34 @@ def test_without_a_plan_the_page_says_how_to_make_one(flowing: str, database_dsn
 def test_where_there_is_no_pipeline_the_page_says_how_to_add_one(reader_dsn: str) -> None:
     test = sound("pipelines", reader_dsn)
     assert "infaas pipeline add FILE.toml" in text(test)
+
+
+# -- Queries that differ from the validation set.
+
+
+def test_what_has_drifted_is_shown_with_both_distributions_until_it_has_ended(
+    database_dsn: str, reader_dsn: str
+) -> None:
+    now = time.time()
+    store_ = Store(database_dsn, "test")
+    records = {"app.digits": app_record(), "model.mlp.1": model_record(), f"variant.{VARIANT}": variant_record()}
+    CatalogWriter(store_, {"cpu": 0.048}, 0.99).write(
+        {key: encode(record) for key, record in records.items()}, frozenset(records)
+    )
+    far = event(DriftEvent, time=now - 50, since=now - 60)
+    near = event(DriftEvent, time=now - 50, since=now - 60, column_name="x[4]", distance=0.2)
+    writer = EventWriter(store_)
+    writer.write([message(far, near)])
+    shown = sound("applications", reader_dsn, app="digits")
+    assert "**x[3]** in the validation set and in queries" in text(shown)
+    rows = table(shown, "column_name")
+    assert [*rows["column_name"]] == ["x[3]", "x[4]"]
+    assert "ended" not in rows, "neither has"
+    assert "**digits**: 2 columns of its queries drifted" in text(sound("overview", reader_dsn))
+    writer.write([message(replace(far, time=now, ended=now - 5, cells=""))])
+    with store_.transaction() as connection:
+        found = connection.execute(
+            "SELECT column_name, extract(epoch FROM ended)::float8, cells <> '' FROM infaas.drift_events ORDER BY 1"
+        ).fetchall()
+    assert found == [("x[3]", pytest.approx(now - 5), True), ("x[4]", None, True)]
+    store_.close()

@@ -32,6 +32,7 @@ RELATIONS = {
     "objective_events": "time app slo_target reached load forecast capacity headroom",
     "selection_events": "time app context query member probability loss weight reevaluated",
     "client_errors": "time app code count",
+    "drift_events": "time app column_name distance since ended model",
     "pipeline_events": "time pipeline vertex action from_replicas to_replicas lambda_max window_s reason",
     "worker_events": "time worker hardware from_state to_state reason",
     "worker_samples": "time worker device",
@@ -53,13 +54,14 @@ RELATIONS = {
 }
 
 
-def _columns(dsn: str) -> dict[str, dict[str, str]]:
+def _columns(dsn: str, schema: str = "infaas") -> dict[str, dict[str, str]]:
     """By relation, its columns in their order with their types."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     with closing(psycopg.connect(dsn)) as connection:
         rows = connection.execute(
-            "SELECT table_name, column_name, data_type FROM information_schema.columns"
-            " WHERE table_schema = 'infaas' ORDER BY ordinal_position"
+            "SELECT relname, attname, format_type(atttypid, NULL) FROM pg_attribute JOIN pg_class c ON c.oid = attrelid"
+            " WHERE relnamespace = %s::regnamespace AND relkind IN ('r', 'v') AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+            [schema],
         )
         for relation, column, kind in rows:
             found[relation][column] = kind
@@ -81,10 +83,11 @@ def test_each_kind_of_event_fits_its_table(empty_dsn: str) -> None:
     """A field without a column, or of another type, would hold up every event of this kind."""
     sql = {"text": "text", "int8": "bigint", "float8": "double precision", "bool": "boolean", "uuid": "uuid"}
     sql["timestamptz"] = "timestamp with time zone"
-    found = _columns(empty_dsn)
+    found = {schema: _columns(empty_dsn, schema) for schema in ("infaas", "infaas_internal")}
     for table in TABLES.values():
         if table.name:
-            columns = found[table.name.removeprefix("infaas.")]
+            schema, _, relation = table.name.partition(".")
+            columns = found[schema][relation]
             wanted = {column: sql[type_] for column, type_ in zip(table.columns, table.types, strict=True)}
             assert {column: columns.get(column) for column in wanted} == wanted, table.name
 

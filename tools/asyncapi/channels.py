@@ -312,6 +312,7 @@ def scaling_channels() -> list[Channel]:
         ),
         _inner("pipeline-arrivals", NAMES.pipeline("arrivals"), scaling.PipelineArrivals, "dispatcher -> controller"),
         _inner("controller-ask", NAMES.controller("ask"), scaling.AskToMove, "worker -> controller"),
+        _inner("controller-sampled", NAMES.controller("sampled"), scaling.QueriesSampled, "executor -> controller"),
         _inner(
             "controller-objectives",
             NAMES.controller("objectives"),
@@ -365,6 +366,12 @@ def scaling_channels() -> list[Channel]:
             f"$KV.{NAMES.control_bucket}.controller",
             scaling.LeaderRecord,
             "a key changed by compare-and-set: who leads",
+        ),
+        _inner(
+            "drift",
+            f"$KV.{NAMES.control_bucket}.drift.{{app}}",
+            scaling.DriftRecord,
+            "the leader's: how an app's queries differ from the validation set, for its successor",
         ),
         _inner(
             "machine",

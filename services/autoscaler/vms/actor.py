@@ -14,10 +14,19 @@ from msgspec import Struct
 from bus.codec import decode_kept
 from bus.messages.events import AppObjective
 from bus.messages.fleet import LoadReply, WorkerHeartbeat
-from bus.messages.scaling import AskToMove, DemandHistory, DemandReport, LeaderRecord, MachineRecord, PipelineArrivals
+from bus.messages.scaling import (
+    AskToMove,
+    DemandHistory,
+    DemandReport,
+    LeaderRecord,
+    MachineRecord,
+    PipelineArrivals,
+    QueriesSampled,
+)
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import LEADER, ControllerEffects, Inventory, ProviderTraits, Turn, worker_of_key
 from services.autoscaler.vms.drain import MachineDrain
+from services.autoscaler.vms.drift import DriftWatch
 from services.autoscaler.vms.fleet import Fleet
 from services.autoscaler.vms.growth import MachineGrowth
 from services.autoscaler.vms.lease import Lease
@@ -110,6 +119,7 @@ class Controller(TableActor):
         self._policy = policy
         scaling = policy or baseline_of(autoscaler)
         self._planner = FleetPlanner(subjects, fleet, catalog, effects, problems, autoscaler, scaling)
+        self.drift = DriftWatch(catalog)
         self._plans = autoscaler.policy != "off"
         self.pipelines = PipelineReplication(catalog, self._planner, problems, plans=self._plans)
         self._drain = MachineDrain(fleet, catalog, effects, self._machines, inventory, monitor, self._planner)
@@ -128,6 +138,7 @@ class Controller(TableActor):
             DemandReport: self._demand,
             DemandHistory: self._history,
             PipelineArrivals: self._arrivals,
+            QueriesSampled: self._sampled,
             bytes: self._registration_ordered,
             RegistrationProgress: self._registration_reported,
             LoadReply: self._replied,
@@ -151,6 +162,7 @@ class Controller(TableActor):
             Inlet(subject=s.controller("ask"), message=AskToMove),
             *(plan if self._plans else ()),
             Inlet(subject=s.pipeline("arrivals"), message=PipelineArrivals),
+            Inlet(subject=s.controller("sampled"), message=QueriesSampled),
             Inlet(subject=s.workshop("*"), message=bytes),
             *(
                 Inlet(subject=s.registrar(fact), message=RegistrationProgress)
@@ -229,6 +241,10 @@ class Controller(TableActor):
         found = self.pipelines.told(envelope.message, self._leaving, turn) if self._acts(turn) else []
         return [*found, *self._plan(turn)] if found else NOTHING
 
+    def _sampled(self, envelope: Envelope) -> Iterable[Effect]:
+        turn = self._turn(envelope.now)
+        return self.drift.told(envelope.message, turn) if self._acts(turn) else NOTHING
+
     def _history(self, envelope: Envelope) -> Iterable[Effect]:
         self._planner.remember(envelope.message)
         return NOTHING
@@ -263,7 +279,10 @@ class Controller(TableActor):
         else:
             self.pipelines.stored.change(change.key, change.value)
             worker = worker_of_key(change.key)
-            if worker is not None and not self.lease.epoch:  # the leader itself has written it, and knows more
+            if self.lease.epoch:  # the leader itself has written the others, and knows more
+                return NOTHING
+            self.drift.stored(change.key, change.value)
+            if worker is not None:
                 self.fleet.record_changed(worker, decode_kept(MachineRecord, change.value), envelope.now)
         return NOTHING
 
@@ -284,6 +303,7 @@ class Controller(TableActor):
         self._inventory.forget()
         self._growth.forget()
         self.pipelines.forget()
+        self.drift.forget()
 
     # -- answers of the edge
 
@@ -305,6 +325,8 @@ class Controller(TableActor):
         worker = rest[0]
         if what == "replicas" and error != "":
             self.pipelines.not_saved(worker)
+        if what == "distribution":
+            return self.drift.fetched(worker, message.result if isinstance(message, Done) else None, error, turn)
         if what == "start":
             return self._machines.started(worker, error, turn)
         if what == "stop":
@@ -345,6 +367,7 @@ class Controller(TableActor):
             self._drain.adopt(turn)
         closed = self._inventory.closed()
         found += self.pipelines.review(self._leaving, turn)
+        found += self.drift.review(turn) if self.pipelines.known else []
         found += self._plan(turn)
         planned = self._planner.current(turn.now)  # it says which machines there are (`_planned`); else the rules do
         needs = [] if planned else hardware_needs(self._summaries(turn), self._limits)
@@ -465,7 +488,8 @@ def families(actor: Controller) -> Iterable[MetricFamily]:
                 family.add(value, app=one.app)
         found.append(family)
     failures = policy_failures(actor._policy.failures if actor._policy is not None else {})
-    return [*found, failures, *actor.pipelines.families(leads=actor.lease.epoch > 0)]
+    drifted = actor.drift.families() if actor.lease.epoch > 0 else ()
+    return [*found, failures, *drifted, *actor.pipelines.families(leads=actor.lease.epoch > 0)]
 
 
 def missing(_actor: Controller, _now: float) -> str:

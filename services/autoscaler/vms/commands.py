@@ -9,12 +9,13 @@ from msgspec.structs import replace
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import ScalingEvent, WorkerEvent
 from bus.messages.fleet import EnsureLoaded, PlannedBy
-from bus.messages.scaling import LeaderRecord, MachineRecord, PipelineReplicas, StartMachine, StopMachine
+from bus.messages.scaling import DriftRecord, LeaderRecord, MachineRecord, PipelineReplicas, StartMachine, StopMachine
 from bus.subjects import Subjects
 from services.core.actor import Do, Effect, Publish, Record
 from services.core.planning.fleet import FleetPlan, FleetProblem
 
 LEADER = "controller"  # key of the leader's record
+DRIFT = "drift."  # keys of what has drifted, by app, begin with it
 _MACHINE = "machine."  # keys of machines' records begin with it
 STORE_S = 5.0  # s for one write to the control bucket
 
@@ -67,6 +68,19 @@ class SaveReplicas(Struct, frozen=True, kw_only=True):
         if present is None:
             return self.record is not None
         return (present.epoch, present.at) <= (self.epoch, self.at)
+
+
+class SaveDrift(Struct, frozen=True):
+    """Write what is known of an app's drift, for the next leader. None: delete it, because the app is gone."""
+
+    app: str
+    record: DriftRecord | None = None
+
+
+class FetchDistribution(Struct, frozen=True):
+    """Get a `services.core.drift.Distribution` of this key. The answer is None if it cannot be read."""
+
+    key: str
 
 
 class Start(Struct, frozen=True, kw_only=True):

@@ -6,16 +6,19 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from bus.codec import decode_kept, encode
+from bus.codec import BadMessage, decode_kept, encode
 from bus.messages.scaling import LeaderRecord, PipelineReplicas
 from bus.port import Bus, KeyValue, NotFound, WrongRevision
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import (
+    DRIFT,
     LEADER,
     ClaimLease,
+    FetchDistribution,
     FleetSolved,
     LeaseClaimed,
     ListMachines,
+    SaveDrift,
     SaveMachine,
     SaveReplicas,
     SolveFleet,
@@ -25,6 +28,7 @@ from services.autoscaler.vms.commands import (
 )
 from services.autoscaler.vms.providers.base import Provider
 from services.core.catalog import replicas_key
+from services.core.drift import Distribution
 from services.core.forecast.forecasters import OTHERS
 from services.core.planning.fleet import solve_fleet
 from services.core.settings import AutoscalerSettings
@@ -58,6 +62,16 @@ class ControllerEdge:
                 await self._bucket.put(machine_key(worker), encode(record))
             case SaveReplicas():
                 await _replace(self._bucket, command)
+            case SaveDrift(app=app, record=None):
+                await self._bucket.delete(DRIFT + app)
+            case SaveDrift(app=app, record=drifted):
+                await self._bucket.put(DRIFT + app, encode(drifted))
+            case FetchDistribution(key=key):
+                artifacts = await self._bus.object_store(self._subjects.artifacts_bucket, create=False)
+                try:
+                    return Distribution.read(await artifacts.get(key))
+                except BadMessage:
+                    return None
             case Start() if self._provider is not None:
                 await self._provider.start(command.order)
             case Stop() if self._provider is not None:

@@ -38,6 +38,7 @@ from services.core.settings.serving import (
     ExecutorSettings,
     JobsSettings,
     MonitorSettings,
+    QualitySettings,
     RegistrarSettings,
     WorkerSettings,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "MetricsSettings",
     "MonitorSettings",
     "PriceSettings",
+    "QualitySettings",
     "RegistrarSettings",
     "Section",
     "Setting",
@@ -100,6 +102,7 @@ class Settings(Section, frozen=True, kw_only=True):
     selection: EnsembleSettings = field(default_factory=EnsembleSettings)
     executor: ExecutorSettings = field(default_factory=ExecutorSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
+    quality: QualitySettings = field(default_factory=QualitySettings)
     registrar: RegistrarSettings = field(default_factory=RegistrarSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     autoscaler: AutoscalerSettings = field(default_factory=AutoscalerSettings)

@@ -212,6 +212,16 @@ class RegistrarSettings(Section, frozen=True, kw_only=True):
                 yield Fault(f"registrar.{key}", "must name at least one number")
 
 
+class QualitySettings(Section, frozen=True, kw_only=True):
+    """Whether models do in production what they did on their validation set."""
+
+    sample_share: Annotated[
+        float,
+        SHARE,
+        "Share of the queries of which one item and its answer are compared with the validation set, at most 256 a second of a device. 0: none.",
+    ] = 0.5
+
+
 class WorkerSettings(Section, frozen=True, kw_only=True):
     """One worker: its name, its kind and its devices."""
 

@@ -254,6 +254,9 @@ class Helper:
             accuracy = _accuracy_of(scored)
             key = self._digest_of(Path(artifact.path))
             await self._keep(self._artifacts, key, Path(artifact.path))
+            distribution = hashlib.sha256(scored.distribution).hexdigest() if scored.distribution else ""
+            if distribution and not await self._artifacts.exists(distribution):
+                await self._artifacts.put(distribution, scored.distribution)
         except (supervisor.SandboxCrashed, UploadRejected) as error:
             self._fail(plans, str(error))
             return
@@ -279,6 +282,7 @@ class Helper:
                     differing=scored.differing,
                     profile=profile,
                     alone=alone,
+                    distribution=distribution,
                     functions=order.functions and structs.replace(order.functions, ms=result.functions_ms),
                 ),
             )

@@ -292,6 +292,14 @@ BEGIN
       ('variants', 'attributes', 'more facts about it, by name'),
       ('variants', 'instances', 'instances now'),
 
+      ('drift_events', '', 'Columns of queries or of answers that are distributed otherwise than in the validation set'),
+      ('drift_events', 'time', 'when it was found'),
+      ('drift_events', 'column_name', 'of the inputs; outputs.NAME: of the answers'),
+      ('drift_events', 'distance', 'share of items that would have to lie elsewhere (total variation distance), 0..1'),
+      ('drift_events', 'since', 'when the first queries came that show it'),
+      ('drift_events', 'ended', 'when queries came that look like the validation set again; null: it goes on'),
+      ('drift_events', 'cells', 'JSON: edges of cells, items of the validation set and of the queries in each, the last one of NaN'),
+
       ('worker_events', '', 'One change of the state of a worker, or the end of an executor whose successor serves (then no change)'),
       ('worker_events', 'from_state', 'state before; empty: it is new'),
 

@@ -22,6 +22,7 @@ from bus.messages.events import (
     AppObjective,
     ClientError,
     CostEvent,
+    DriftEvent,
     Event,
     FeedbackEvent,
     InstanceEventSample,
@@ -89,6 +90,10 @@ _DEFAULTS: dict[type[Event], dict[str, Any]] = {
     },
     SelectionEvent: {
         "app": "digits", "context": None, "member": "mlp", "probability": 0.25, "loss": 1.0, "weight": 0.2,
+    },
+    DriftEvent: {
+        "app": "digits", "model": "mlp", "column_name": "x[3]", "distance": 0.5, "since": 1.7e9, "ended": None,
+        "cells": '{"edges": [0.5], "expected": [9, 1, 0], "found": [2, 8, 0]}',
     },
     PipelineEvent: {
         "pipeline": "social", "vertex": "lang", "action": "up", "from_replicas": 3, "to_replicas": 5, "lambda_max": 250.0,

@@ -336,10 +336,12 @@ async def test_files_go_with_the_last_version_that_has_them_and_not_while_a_regi
 ) -> None:
     files = {"source": "5" * 64, "validation": "7" * 64}
     for version in ("1", "2"):
-        variant = replace(variant_record(f"mlp-v{version}"), version=version, artifact=version * 64)
+        variant = replace(
+            variant_record(f"mlp-v{version}"), version=version, artifact=version * 64, distribution="8" * 64
+        )
         model = replace(model_record(version=version), **files)
         assert await place.do(PutRecords(variants=(variant,), model=model, link=None)) is None
-    there = [*files.values(), "1" * 64, "2" * 64, "9" * 64]
+    there = [*files.values(), "1" * 64, "2" * 64, "8" * 64, "9" * 64]
     for key in there:
         await place.artifacts.put(key, b"x" * 2**20)
     said = await place.do(Prune(dry_run=True))
@@ -348,7 +350,7 @@ async def test_files_go_with_the_last_version_that_has_them_and_not_while_a_regi
     assert (await place.do(DeleteVersion(model="mlp", version="2"))).kept is None
     assert sorted(await place.artifacts.keys()) == sorted(there)
     ended = await place.do(Finish(registration="r9", model="mlp", version="9", uploads=()))
-    kept = sorted([*files.values(), "1" * 64])
+    kept = sorted([*files.values(), "1" * 64, "8" * 64])
     assert (ended.note, ended.kept.artifacts) == ("2 files, 2.0 MB were deleted", kept)
     assert sorted(await place.artifacts.keys()) == kept
     await place.do(DeleteVersion(model="mlp", version="1"))

@@ -151,6 +151,7 @@ class Measured(Struct, frozen=True, kw_only=True, tag=True):
     transfer_ms, host_mb: of its way from host memory to the device, and what it takes there; None: it cannot be kept there. short_of: the
     largest batch that was measured when larger ones take too long or fail, else 0. neighbours: further instances that
     computed while latencies were measured. functions_ms: of one item's latency, what its owner's functions take; None: there are none.
+    distribution: an encoded `services.core.drift.Distribution`; empty: it was not scored, or has too many columns.
     """
 
     rows: list[ProfileRow]
@@ -169,6 +170,7 @@ class Measured(Struct, frozen=True, kw_only=True, tag=True):
     accuracy_high: float | None = None
     contexts: int = 1
     functions_ms: float | None = None
+    distribution: bytes = b""
 
 
 class Independence(Struct, frozen=True, kw_only=True, tag=True):

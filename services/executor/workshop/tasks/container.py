@@ -3,6 +3,7 @@
 import io
 import time
 from collections.abc import Callable
+from hashlib import sha256
 
 import numpy as np
 from numpy import ndarray
@@ -16,13 +17,14 @@ from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.independence import why_alone
 from services.executor.workshop.tasks.measures import Answers
 from services.executor.workshop.tasks.measuring import host
-from services.executor.workshop.tasks.profiling import BATCHES, BUDGET_S, LONGEST_BATCH_S, CellTable
+from services.executor.workshop.tasks.profiling import BATCHES, BUDGET_S, LONGEST_BATCH_S, CellTable, SeenSamples
 from services.executor.workshop.tasks.validation import Array, Scorer, ValidationSet
 
 REFERENCE = 64  # samples whose answers are kept, for further processes of the same version to agree with
 PREDICTIONS = "predictions"  # the key in references of older versions
 
 Tell = Callable[[str], None]
+See = Callable[[dict[str, Array], dict[str, Array]], None]
 
 
 class InspectedContainer:
@@ -44,12 +46,15 @@ class InspectedContainer:
         self.alone = "" if most == 1 else inspection.why_single(process, self.data)
         self.alone = self.alone or why_alone(process, self.data, most, allow_nan=False)
         self.max_batch = 1 if self.alone else most
+        self.distribution = b""  # as `report` found it; empty: not known
 
     def report(self, tell: Tell) -> ContainerReport:
         """Accuracy and profile. Raises UploadRejected."""
         tell("measuring accuracy")
         indices = validation.shuffled(len(self.data))
-        accuracy = self._scorer.judge(self._answers(self.data, indices), self.data, indices)
+        seen = SeenSamples(self.signature, self.data)
+        accuracy = self._scorer.judge(self._answers(self.data, indices, seen.see), self.data, indices)
+        self.distribution = seen.packed()
         tell("measuring latency")
         table = CellTable(self._process, self.data, self.signature, 0)  # 0 threads: not in this process
         lengths = table.lengths()
@@ -79,6 +84,7 @@ class InspectedContainer:
             max_batch=most,
             profile=profile,
             alone=self.alone,
+            distribution=sha256(self.distribution).hexdigest() if self.distribution else "",
         )
 
     def reference(self) -> bytes:
@@ -105,9 +111,11 @@ class InspectedContainer:
         known.others.update({name: [] for name in found.others if name not in known.others})  # of an older version
         return min(self._scorer.compare(found, known).values())
 
-    def _answers(self, data: ValidationSet, indices: "ndarray[tuple[int], np.dtype[np.int64]]") -> Answers:
+    def _answers(
+        self, data: ValidationSet, indices: "ndarray[tuple[int], np.dtype[np.int64]]", see: See | None = None
+    ) -> Answers:
         batch = min(self.max_batch, inspection.BATCH)
-        return inspection.predictions(self._process, data, indices, self._scorer, batch, _nothing)
+        return inspection.predictions(self._process, data, indices, self._scorer, batch, _nothing, see=see)
 
 
 def _as_the_app(outputs: dict[str, Array], wanted: list[TensorSpec]) -> list[TensorSpec]:

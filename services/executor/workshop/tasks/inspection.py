@@ -233,11 +233,13 @@ def varies(signature: Signature) -> bool:
 
 
 def predictions(
-    handle: Handle, data: ValidationSet, indices: Array, scorer: Scorer, batch: int, tell: Tell, budget_s: float = 0.0
-) -> Answers:
+    handle: Handle, data: ValidationSet, indices: Array, scorer: Scorer, batch: int, tell: Tell, budget_s: float = 0.0,
+    see: Callable[[dict[str, Array], dict[str, Array]], None] | None = None,
+) -> Answers:  # fmt: skip
     """The scored output's predictions on these samples, in their order, and the further outputs of the first ones, as many as memory may hold.
 
-    budget_s: stop after so many seconds, but not before 200 samples; then there are fewer predictions than samples. tell: 0..1.
+    budget_s: stop after so many seconds, but not before 200 samples; then there are fewer predictions than samples. tell: 0..1. see: is told the
+    inputs and outputs of each batch.
     """
     parts: list[Array] = []
     others: dict[str, list[Array]] = {name: [] for name in scorer.others}
@@ -245,7 +247,9 @@ def predictions(
     start = time.monotonic()
     for at in range(0, len(indices), batch):
         some = indices[at : at + batch]
-        outputs = run_batch(handle, data.take(some))
+        outputs = run_batch(handle, inputs := data.take(some))
+        if see is not None:
+            see(inputs, outputs)
         if scorer.output:
             parts.append(scorer.predictions(outputs[scorer.output]))
         if left > 0:

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from bus.codec import encode
 from bus.messages.catalog import FLOOR, ProfileRow, Signature
+from services.core.drift import Distribution, measure, samples_of, words_of
 from services.core.placement import REMOTE
 from services.executor.backends.base import Handle
 from services.executor.backends.functions import FunctionProcess, WithFunctions
@@ -36,6 +38,7 @@ LONGEST_BATCH_S = 10.0  # a batch that takes longer is not worth having
 BUDGET_S = 20.0  # of repetitions
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 LENGTHS = 4
+LARGEST_DISTRIBUTION = 2**19  # bytes
 MOST_NEIGHBOURS = 7  # each is a copy of the model
 
 
@@ -227,10 +230,10 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None], process: FunctionP
                 lambda share: tell(Step(step=f"profiling {what}, {contexts} at a time", progress=0.6 + share / 4)),
             )
     accuracy: MeasuredAccuracy | None = None
-    agreement, differing = None, dict[str, float]()
-    if task.score:
+    agreement, differing, seen = None, dict[str, float](), SeenSamples(task.signature, data) if task.score else None
+    if seen is not None:
         tell(Step(step=f"measuring the accuracy of {what}", progress=0.6))
-        accuracy, agreement, differing = _score(task, handle, data, max(peaks), tell)
+        accuracy, agreement, differing = _score(task, handle, data, max(peaks), tell, seen.see)
     where = _host(handle.proof)
     if process is not None and alone:
         beside = process.measure_memory()
@@ -265,7 +268,29 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None], process: FunctionP
         agreement=agreement,
         differing=differing,
         functions_ms=functions_ms,
+        distribution=seen.packed() if seen is not None else b"",
     )
+
+
+class SeenSamples:
+    """The distribution of a validation set and of a model's answers to it, batch by batch, in the order of `validation.shuffled`."""
+
+    def __init__(self, signature: Signature, data: ValidationSet) -> None:
+        self._signature = signature
+        self._left = samples_of(signature, len(data))
+        half = data.take(validation.shuffled(len(data))[: self._left // 2])
+        self._words = words_of(signature, half)
+        self._values: list[Array] = []
+
+    def see(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
+        if self._left > 0:
+            self._values.append(measure(self._signature, inputs, outputs, self._words))
+            self._left -= len(self._values[-1])
+
+    def packed(self) -> bytes:
+        """Empty: it is too large."""
+        packed = encode(Distribution.of(self._signature, np.concatenate(self._values), self._words))
+        return packed if len(packed) <= LARGEST_DISTRIBUTION else b""
 
 
 def _contended(
@@ -315,7 +340,12 @@ def _fill(
 
 
 def _score(
-    task: MeasureTask, handle: Handle, data: ValidationSet, most: int, tell: Callable[[Frame], None]
+    task: MeasureTask,
+    handle: Handle,
+    data: ValidationSet,
+    most: int,
+    tell: Callable[[Frame], None],
+    see: Callable[[dict[str, Array], dict[str, Array]], None],
 ) -> tuple[MeasuredAccuracy, float | None, dict[str, float]]:
     """Accuracy on all samples, agreement of the scored output with the model as uploaded on the samples that the reference has, and of each
     further output that differs. Where a metric of the user's own judges all outputs, there is only the accuracy.
@@ -335,6 +365,7 @@ def _score(
         scorer,
         min(most, inspection.BATCH),
         lambda share: tell(Step(step=step, progress=0.6 + 0.4 * share)),
+        see=see,
     )
     accuracy = scorer.judge(found, data, indices)
     if scorer.own is not None:
