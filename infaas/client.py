@@ -272,6 +272,10 @@ class Client:
         """The pipelines with their stages, and how each stage is served."""
         return await self._list("pipelines", app=app)
 
+    async def releases(self, *, app: str | None = None) -> list[dict[str, Any]]:
+        """The last release of each app, with its figures and what it waits for."""
+        return await self._list("releases", app=app)
+
     async def jobs(self, *, app: str | None = None, model: str | None = None) -> list[dict[str, Any]]:
         """The offline jobs, newest first. Each has the fields of JobStatus."""
         return await self._list("jobs", app=app, model=model)

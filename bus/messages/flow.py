@@ -5,7 +5,7 @@ These messages are encoded as arrays, since they are on the hot path.
 
 from msgspec import Raw, Struct
 
-from bus.messages.public import Error, Feedback
+from bus.messages.public import Error, Feedback, Tensor
 
 
 class Route(Struct, frozen=True, array_like=True, gc=False):
@@ -19,7 +19,7 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
     member of an ensemble, the vertex of a pipeline). origin: with the same, so that another dispatcher can start that query again. refs: inputs
     that are in the object store, beside those of the body. more: the next query to this queue belongs to the same batch.
     higher: a query of higher priority that this instance had no time for a moment ago: its priority, and the seconds that it had.
-    payer: the app that pays, if it is another one: a pipeline for the visits of its stages; for a query that names a model and no app, the first
+    told: its dispatcher hears the outputs, too, since a label may come for them. payer: the app that pays, if it is another one: a pipeline for the visits of its stages; for a query that names a model and no app, the first
     app that links the model.
     """
 
@@ -57,6 +57,7 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
     confidence: float | None = None
     higher: tuple[int, float] | None = None
     payer: str | None = None
+    told: bool = False
 
 
 class TensorRef(Struct, frozen=True, array_like=True, gc=False):
@@ -175,7 +176,7 @@ class DoneBatch(Struct, frozen=True, array_like=True, gc=False):
     mixed: items of a batch there with queries of several priorities, at most; 0: as of any batch. levels: items that wait there by priority, whoever
     sent them.
     cost: US$ per item. The latency of each query is finished - arrived; the dispatcher knows when it arrived. items: of each query, where one's
-    inputs came from the object store: nobody had counted them before.
+    inputs came from the object store: nobody had counted them before. outputs: of each query that its dispatcher wants to know them of, small ones.
     """
 
     queue: str
@@ -194,6 +195,7 @@ class DoneBatch(Struct, frozen=True, array_like=True, gc=False):
     items: list[int] | None = None
     storing: list[bytes] | None = None
     levels: dict[int, int] = {}
+    outputs: dict[bytes, dict[str, Tensor]] | None = None
 
 
 class ContextChanged(Struct, frozen=True, array_like=True):

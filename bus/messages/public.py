@@ -287,6 +287,12 @@ class Register(Struct, frozen=True, kw_only=True):
         list[str],
         "Names of the columns of a table that is the model's only input, in their order. Queries may then name them.",
     ] = []
+    release: Annotated[
+        str,
+        choice("at-once", "hold", "steps"),
+        "How the app's queries get a new version of a model that it serves: at-once (the default), steps (a release as of `infaas release "
+        "start`), or hold: not until you release or set it.",
+    ] = "at-once"
     functions: Annotated[
         Functions | None, "Functions of your own before and after the model, which run in the sandbox beside it."
     ] = None

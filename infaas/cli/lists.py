@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import msgspec
 from bus.messages.catalog import is_error, value_of
 from bus.port import BusError, Forbidden, KeyValueEntry
 from infaas.cli.options import DataDir, Json, Wide
-from infaas.cli.output import COMPUTED, Column, hardware_of, number, print_table, print_variants, quality_of, show
+from infaas.cli.output import COMPUTED, Column, hardware_of, number, print_table, print_variants, quality_of, show, when
 from infaas.client import Client
 from infaas.connecting import find_sql, with_client
 from infaas.errors import Refused, denied
@@ -212,10 +211,6 @@ def _state(item: Mapping[str, Any]) -> str:
     return f"{item.get('state')}{suffix}"
 
 
-def _when(seconds: float | None) -> str | None:
-    return None if not seconds else datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
-
-
 # `infaas status`: the whole system on one page.
 
 _HISTORY_S = 3  # for the database's answers
@@ -374,7 +369,7 @@ _MODELS = (
     Column("variants", "variants", rank=3),
     Column("metric", "metric", rank=3),
     Column("format", "format", rank=4),
-    Column("registered", lambda item: _when(item.get("created")), rank=5),
+    Column("registered", lambda item: when(item.get("created")), rank=5),
 )
 _VARIANTS = (
     Column("app", "app", rank=2),

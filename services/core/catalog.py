@@ -151,7 +151,7 @@ class Catalog:
 
     def _stale(self, model: str, version: str) -> set[str]:
         """The apps that serve this version now. Their cached variants are dropped, and collected again at the next look-up."""
-        apps = {app for app in self._linking.get(model, ()) if self._apps[app].links[model] == version}
+        apps = {app for app in self._linking.get(model, ()) if self._apps[app].serves(model, version)}
         for app in apps:
             self._of_app.pop(app, None)
         return apps
@@ -174,13 +174,17 @@ class Catalog:
         return f"no app {name!r}: see infaas.list.apps, or register a model for it{self.meant_app(name)}"
 
     def model(self, name: str, version: str | None = None) -> ModelRecord | None:
-        """One version of a model. Without a version, the one registered last."""
+        """One version of a model. Without a version, the one registered last that is not held for a release."""
         versions = self._models.get(name)
         if not versions:
             return None
         if version is not None:
             return versions.get(version)
-        return max(versions.values(), key=lambda record: (record.created, record.version))
+        return max(versions.values(), key=lambda one: (not self._holds(one), one.created, one.version))
+
+    def _holds(self, record: ModelRecord) -> bool:
+        linking = self._linking.get(record.model, ())
+        return record.held and all(self._apps[app].links[record.model] != record.version for app in linking)
 
     def variant(self, name: str) -> VariantRecord | None:
         return self._variants.get(name)

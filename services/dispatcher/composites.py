@@ -23,6 +23,7 @@ from services.dispatcher.join import JOIN, RESULTS, EndsDue, Joins
 from services.dispatcher.pipelines import Pipelines
 from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Composite, PartReply, Query, QueryPart
+from services.dispatcher.releases import Releases
 
 
 class Composites:
@@ -79,7 +80,10 @@ class Composites:
             self.begin,
         )
         self.budgets.served = self.pipelines.served
-        self.feedback = Feedbacks(name, subjects, apps, self.contexts, self.predictions, outcomes.log, new_uid)
+        self.releases = outcomes.releases = Releases(name, subjects, self.predictions)
+        self.feedback = Feedbacks(
+            name, subjects, apps, self.contexts, self.predictions, outcomes.log, new_uid, self.releases
+        )
         self.feedback.evaluate = self.ensembles.evaluate
         self.ensembles.evaluated = self.feedback.evaluated
         self._list = SelectionList(apps.catalog, self.contexts)

@@ -394,7 +394,7 @@ def _prediction(join: Join, outputs: dict[str, Outputs], now: float) -> Predicti
     here = query.head.inputs_ref is None and query.refs is None
     digest = digest_of(query.head.inputs) if here else None
     head = query.head
-    return Prediction(
+    found = Prediction(
         query.uid,
         query.ask.app,
         query.ask.context,
@@ -406,3 +406,5 @@ def _prediction(join: Join, outputs: dict[str, Outputs], now: float) -> Predicti
         query.ask.items,
         head.id,
     )
+    found.arm = query.ask.arm
+    return found

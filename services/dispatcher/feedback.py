@@ -47,6 +47,7 @@ from services.dispatcher.feedback_names import (
 from services.dispatcher.learning import FeedbackUpdate, Learning, Sender
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
 from services.dispatcher.query import Join
+from services.dispatcher.releases import Releases
 from services.dispatcher.stages import learns
 
 UNKNOWN = "_unknown"  # in metrics: apps that do not exist, whose names clients choose
@@ -92,7 +93,9 @@ class Feedbacks:
         predictions: Predictions,
         log: OutcomeLog,
         new_uid: Callable[[], bytes],
+        releases: Releases,
     ) -> None:
+        self._releases = releases
         self._name = name
         self._subjects = subjects
         self._apps = apps
@@ -161,7 +164,7 @@ class Feedbacks:
         digest = None if inputs in _NO_INPUTS else digest_of(inputs)
         one = OpenFeedback(mark, feedback, event, event.query, digest, sender)
         if record.pipeline is None and self._ensemble(app) is None:
-            return self._count(one)
+            return [*self._labelled(one), *self._count(one)]
         found = self._find(app, one)
         if not one.by_id:
             return self._seek(one) if found is None else self._apply(one, found)
@@ -238,6 +241,17 @@ class Feedbacks:
         ensemble = self._ensemble(app)
         return ensemble is not None and ensemble.contextual
 
+    def _labelled(self, one: OpenFeedback) -> list[Effect]:
+        """In a release the label counts for the version that answered. Nobody waits for the dispatcher that knows the answer."""
+        record = self._apps.catalog.app(one.event.app)
+        if record is None or record.release is None:
+            return []
+        found = self._find(one.event.app, one)
+        if found is None:
+            return [Publish(self._subjects.selection("sought"), self._sought_as(0, one))]
+        self._releases.labelled(found, one.feedback.item, one.feedback.label)
+        return []
+
     def _count(self, one: OpenFeedback) -> list[Effect]:
         """It teaches nothing, and counts all the same."""
         update = FeedbackUpdate(None, one.feedback.item, one.feedback.label, (one.mark,), one.event, one.sender)
@@ -265,6 +279,7 @@ class Feedbacks:
             text = f"item {item} is none of the query's: they are 0 to {prediction.items - 1}"
             return self._refuse(one.sender, _error("bad_request", text))
         prediction.fed.add(item)
+        self._releases.labelled(prediction, item, one.feedback.label)
         query = one.meant() if reevaluated and one.named else prediction.uid
         marks = (one.mark, mark_of_item(prediction.app, query, item))
         more = (
@@ -312,14 +327,16 @@ class Feedbacks:
         self._asked += 1
         number = self._asked
         self._sought[number] = one
-        feedback = msgspec.structs.replace(one.feedback, inputs=msgspec.Raw(b"\xc0"))
-        sought = FeedbackSought(
-            self._name, number, one.mark, one.event.app, feedback, one.query, one.digest, one.sender.reply, one.applied
-        )
         return [
-            Publish(self._subjects.selection("sought"), sought),
+            Publish(self._subjects.selection("sought"), self._sought_as(number, one)),
             After(("sought", number), PATIENCE, SoughtDue(number)),
         ]
+
+    def _sought_as(self, number: int, one: OpenFeedback) -> FeedbackSought:
+        feedback = msgspec.structs.replace(one.feedback, inputs=msgspec.Raw(b"\xc0"))
+        return FeedbackSought(
+            self._name, number, one.mark, one.event.app, feedback, one.query, one.digest, one.sender.reply, one.applied
+        )
 
     def _asked_for(self, envelope: Envelope) -> Iterable[Effect]:
         """Another dispatcher asks for a prediction, or who has applied a feedback."""
@@ -348,6 +365,9 @@ class Feedbacks:
         one = OpenFeedback(asked.mark, asked.feedback, event, asked.query, asked.digest, sender)
         found = self._find(asked.app, one)
         if found is None:
+            return NOTHING
+        if not asked.number:  # of a plain app: it is recorded already
+            self._releases.labelled(found, one.feedback.item, one.feedback.label)
             return NOTHING
         if one.by_id:
             return (msgspec.structs.replace(taken, message=FeedbackTaken(asked.number, found.uid, found.at)),)

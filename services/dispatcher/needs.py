@@ -78,9 +78,9 @@ def needs_of_member(ask: Ask, member: Member | None, cost: float) -> Ask:
     if member is None:
         return replace(ask, cost=cost)
     reaches = member.accuracy is not None and member.accuracy >= ask.accuracy
-    return replace(
-        ask, model=member.model, version=member.version, accuracy=ask.accuracy if reaches else 0.0, cost=cost
-    )
+    arm = ask.arm
+    version = arm.version if arm is not None and arm.new and arm.model == member.model else member.version
+    return replace(ask, model=member.model, version=version, accuracy=ask.accuracy if reaches else 0.0, cost=cost)
 
 
 def needs_of_stage(ask: Ask, stage: Stage, items: int, length: int | None, cost: float, now: float) -> Ask:

@@ -38,6 +38,7 @@ from services.dispatcher.needs import head_of, missed_by, needs_of_stage, unrout
 from services.dispatcher.offers import told_of, too_dear, too_fast
 from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Join, PartReply, Query, QueryPart, answer_of_none, ensemble_of, outermost
+from services.dispatcher.releases import with_arm
 from services.dispatcher.stages import ServedPipeline, Stage
 
 GATHER = 10.0  # s to put an answer's outputs together in the object store
@@ -210,6 +211,7 @@ class Pipelines(Struct, eq=False):
         part = self.joins.part(join, stage.position, vertex.name, vertex.app, head_of(ask, inputs), ask, body, now)
         assert part.part is not None
         part.refs = refs or None
+        part.ask = with_arm(part.ask, stage.app, query.uid)
         part.planned = stage.planned
         if stage.app.app.pipeline is not None:
             part.pipeline = stage.app.app.pipeline

@@ -12,7 +12,7 @@ import msgspec
 
 from bus.messages.fleet import DispatcherHeartbeat, HeldInstances
 from bus.messages.flow import Execute, PartsEnded, ResentSought, Trying, Withdraw
-from bus.messages.public import Answer, Refusal
+from bus.messages.public import Answer, Refusal, Tensor
 from bus.subjects import EXECUTORS, Subjects
 from services.core.actor import (
     NOTHING,
@@ -39,7 +39,7 @@ from services.core.outcomes import DEFAULT_MOST, NOT_ANSWERED, NOT_STORED, SPEAK
 from services.core.pipelines.branching import small_outputs
 from services.core.placement import Device
 from services.core.settings import DispatcherSettings, ExecutorSettings, Settings
-from services.executor.answers import answer_of, bad_inputs, model_error, output_bytes, spans_of, too_dear
+from services.executor.answers import MOST_TOLD, answer_of, bad_inputs, model_error, output_bytes, spans_of, too_dear
 from services.executor.batching import BatchingRules
 from services.executor.commands import BatchResult, FetchInputs, RunBatch, StoreOutputs
 from services.executor.dispatchers import TOLD, KnownDispatchers
@@ -306,6 +306,7 @@ class Executor:
         cost = loaded.price_per_s * seconds / items
         effects: list[Effect] = []
         ended: list[QueuedQuery] = []
+        told: dict[bytes, dict[str, Tensor]] | None = None
         large = result.bytes > self._max_inline
         failed = result.errors is not None and not result.unfit
         for i, query in enumerate(queries):
@@ -335,11 +336,13 @@ class Executor:
                     limit = min(FETCH, max(0.001, ends(route, default=False) + SPEAKS - now))  # it has ended before
                     effects.append(Do(("store", (loaded, query, answer)), store, limit))
                     continue
+                if route.told and output_bytes(answer) <= MOST_TOLD:
+                    told = {**(told or {}), route.uid: answer.outputs}
             del self.pending[route.uid, route.part]
             effects += (self._reply(route, answer, query),) if route.parent is None else self._tell(query, answer)
         span = (result.started, result.finished)
         code = "" if result.errors is None else "model_error" if failed else "bad_request"
-        effects.extend(self.dispatchers.report_batch(loaded, ended, items, span, cost, code, now))
+        effects.extend(self.dispatchers.report_batch(loaded, ended, items, span, cost, code, now, told))
         if loaded.queue.items or self._runs.starved:
             effects.extend(self._schedule())
         if loaded.leaving:

@@ -13,6 +13,8 @@ from services.executor.commands import BatchResult
 from services.executor.instances import HeldInstance
 from services.executor.queue import QueuedQuery
 
+MOST_TOLD = 4096  # bytes of outputs that a dispatcher hears of, for a label that may come
+
 # -- from a computed batch to each query's answer
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from bus.messages.fleet import DispatcherHeartbeat
 from bus.messages.flow import DoneBatch, HandBack, PartsEnded, Route
-from bus.messages.public import Answer, Refusal
+from bus.messages.public import Answer, Refusal, Tensor
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Effect, Publish, Record
 from services.core.outcomes import GRACE, SILENT, answered
@@ -106,10 +106,11 @@ class KnownDispatchers(Struct, eq=False):
     def report_done(
         self, name: str, loaded: HeldInstance, routes: list[Route], batch: int, span: tuple[float, float], cost: float,
         codes: list[str] | None, now: float, *, counted: bool = False, storing: list[Route] | None = None,
+        told: dict[bytes, dict[str, Tensor]] | None = None,
     ) -> Iterable[Effect]:  # fmt: skip
         """Report queries as done to their dispatcher. If it is dead, record their outcomes here. span: start and end.
 
-        counted: it does not know their items. storing: those that end later, with their outputs in the object store.
+        counted: it does not know their items. told: outputs, by uid. storing: those that end later, with their outputs in the object store.
         """
         dispatcher = self._of(name, now)
         dispatcher.seq += 1
@@ -130,6 +131,7 @@ class KnownDispatchers(Struct, eq=False):
             [route.items for route in routes] if counted else None,
             [route.uid for route in storing] if storing else None,
             loaded.queue.levels,
+            told,
         )
         dispatcher.pending.append((done, routes, loaded))
         if self._leaves or not dispatcher.alive:  # or stopped: then it hears when it goes on that these have ended
@@ -152,7 +154,7 @@ class KnownDispatchers(Struct, eq=False):
 
     def report_batch(
         self, loaded: HeldInstance, queries: list[QueuedQuery], batch: int, span: tuple[float, float], cost: float,
-        code: str, now: float,
+        code: str, now: float, told: dict[bytes, dict[str, Tensor]] | None = None,
     ) -> Iterable[Effect]:  # fmt: skip
         """Report a batch to all who sent its queries. A part has ended before its outputs are stored. code: of all; empty: they were computed."""
         if not queries:
@@ -165,7 +167,7 @@ class KnownDispatchers(Struct, eq=False):
                 break
             routes.append(route)
         else:  # as nearly always
-            return self.report_done(name, loaded, routes, batch, span, cost, codes, now)
+            return self.report_done(name, loaded, routes, batch, span, cost, codes, now, told=told)
         effects: list[Effect] = []
         ended: dict[str, list[Route]] = {}
         storing: dict[str, list[Route]] = {}
@@ -182,7 +184,9 @@ class KnownDispatchers(Struct, eq=False):
             routes, later = ended.get(name, []), storing.get(name)
             codes = [code] * len(routes) if code else None
             effects.extend(
-                self.report_done(name, loaded, routes, batch, span, cost, codes, now, counted=counted, storing=later)
+                self.report_done(
+                    name, loaded, routes, batch, span, cost, codes, now, counted=counted, storing=later, told=told
+                )
             )
         return effects
 

@@ -25,6 +25,7 @@ NAMES = {
     "selection": "infaas.selection_events",
     "objective": "infaas.objective_events",
     "pipeline": "infaas.pipeline_events",
+    "release": "infaas.release_events",
     "client-error": "infaas.client_errors",
     "registration": None,  # only its last status is kept
     "job": None,  # the same

@@ -117,8 +117,11 @@ class FleetProblems:
         names = {record.variant: record for one in classes for record in one.scope}
         for app in self.catalog.apps:
             for record in self.catalog.variants_of(app.app):
-                if record.variant in held or record.model in app.replicas:
+                if record.variant in held or record.model in app.replicas or app.releasing is not None:
                     names[record.variant] = record
+            new = app.releasing
+            for record in () if new is None else self.catalog.variants_at(new.model, new.version):
+                names[record.variant] = record
         for variant in self.reserved:
             kept = self.catalog.variant(variant)
             if kept is not None:
@@ -194,7 +197,7 @@ class FleetProblems:
             scope = tuple(
                 record
                 for record in variants_for(
-                    needs.app, needs.model, needs.version, needs.variant, self.catalog, needs.accuracy
+                    needs.app, needs.model, needs.version, needs.variant, self.catalog, needs.accuracy, new=needs.new
                 )
                 if self._answers(record, load)
             )
@@ -444,6 +447,13 @@ class FleetProblems:
                 variants = tuple(v for record in serving for v in at.get(record.variant, ()))
                 if variants:
                     yield variants, app.min_instances
+            new = app.releasing
+            for version in () if new is None else (new.old_version, new.version):
+                # The new one is loaded before its queries come, and the old one until the release has ended.
+                arm = meeting(self.catalog.variants_at(new.model, version), 0.0, app) if new is not None else ()
+                variants = tuple(v for record in arm for v in at.get(record.variant, ()))
+                if variants:
+                    yield variants, 1
             for model, count in app.replicas.items():
                 there = [record for record in serving if record.model == model and record.variant in at]
                 if there:

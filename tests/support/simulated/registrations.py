@@ -151,7 +151,8 @@ class Stage:
         self.ids = iter(f"made-{n}" for n in range(1000))
         self.registrar = Registrar(name, SUBJECTS, settings or RegistrarSettings(), lambda: next(self.ids))
         self.tell(Started())
-        for bucket, held in ((SUBJECTS.catalog_bucket, self.catalog), (SUBJECTS.status_bucket, self.status)):
+        buckets_held = (SUBJECTS.catalog_bucket, self.catalog), (SUBJECTS.status_bucket, self.status)
+        for bucket, held in (*buckets_held, (SUBJECTS.control_bucket, {})):
             for key, value in held.items():
                 self.tell(Changed(bucket, key, value))
             self.tell(Synced(bucket))
