@@ -119,7 +119,9 @@ class Releases:
         self._reports += 1
         apps = set(self._counted) if self._reports % REPEAT == 0 else self._changed
         self._changed = set()
-        return [
-            Publish(self._subject, ReleaseCounted(self._name, app, self._counted[app][0], list(self._counted[app][1].values())))
-            for app in sorted(apps)
-        ]  # fmt: skip
+        return [Publish(self._subject, self._report(app)) for app in sorted(apps)]
+
+    def _report(self, app: str) -> ReleaseCounted:
+        release, counted = self._counted[app]
+        arms = [replace(one, within=dict(one.within)) for one in counted.values()]  # they go on counting
+        return ReleaseCounted(self._name, app, release, arms)
