@@ -210,6 +210,11 @@ class Catalog:
         variants = self._of_version.get((model, version), {})
         return tuple(variants[name] for name in sorted(variants))
 
+    def arms(self, app: AppRecord) -> list[tuple[VariantRecord, ...]]:
+        """The variants of the old and of the new version in an app's release: one of each stays loaded. Empty: none is under way."""
+        new = app.releasing
+        return [] if new is None else [self.variants_at(new.model, one) for one in (new.old_version, new.version)]
+
     def versions(self, model: str) -> dict[str, ModelRecord]:
         """All registered versions of a model."""
         return dict(self._models.get(model, {}))

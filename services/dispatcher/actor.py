@@ -453,14 +453,8 @@ class Dispatcher(TableActor):
 
     def _send_heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
-        demand = self._demand.report(now, self._outcomes.take_served())
-        counted = self.composites.releases.report()
-        return (
-            self._alive(self._line.reached(now)),
-            *demand,
-            *counted,
-            After("heartbeat", HEARTBEAT, envelope.message),
-        )
+        reports = (*self._demand.report(now, self._outcomes.take_served()), *self.composites.releases.report())
+        return (self._alive(self._line.reached(now)), *reports, After("heartbeat", HEARTBEAT, envelope.message))
 
     def _alive(self, now: float, *, leaving: bool = False) -> Publish:
         heartbeat = self._outcomes.log.heartbeat(self.name, now, self.view.missing, leaving=leaving, adopts=True)

@@ -175,8 +175,8 @@ class Registrar:
 
     @property
     def watches(self) -> tuple[Watch, ...]:
-        buckets = (self._subjects.catalog_bucket, self._subjects.status_bucket, self._subjects.control_bucket)
-        return tuple(Watch(bucket=bucket) for bucket in buckets)
+        s = self._subjects
+        return tuple(Watch(bucket=bucket) for bucket in (s.catalog_bucket, s.status_bucket, s.control_bucket))
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
         """Take one message; see services.core.actor."""
@@ -360,15 +360,14 @@ class Registrar:
             reply, app = self._changes.pop(which)
             if isinstance(result, Error):
                 return refuse(reply, told(result, app, self._catalog))
-            if isinstance(result, ReleaseMoved):
-                return (*moved(result), *answer(reply, AdminDone(note=result.note or UNSET)))
             if isinstance(result, Pruned):
                 self._prune_at = now + PRUNE_S
                 return (*self._kept(result), *answer(reply, AdminDone(note=result.note)))
             if isinstance(result, ContextsDeleted):
                 gone = ContextChanged(result.app, result.key, 0, None)
                 return (Publish(self._subjects.selection("changed"), gone), *answer(reply, AdminDone()))
-            return answer(reply, AdminDone(note=result.note if isinstance(result, Noted) else UNSET))
+            note = result.note if isinstance(result, Noted | ReleaseMoved) else ""
+            return (*moved(result), *answer(reply, AdminDone(note=note or UNSET)))
         if kind == "cancel":
             return self._cancelled(which, result)
         if kind == "dismiss":
@@ -377,9 +376,9 @@ class Registrar:
             self._releases.ended(command, failed=False)
             return moved(result)
         if kind == "records":
-            started = self._registrations.release_of(which) if result is None else None
+            released = self._registrations.release_of(which) if result is None else ()
             written = self._registrations.written(which, result, now)
-            return written if started is None else [*written, self._change(started, "")]
+            return (*written, *(self._change(start, "") for start in released))
         if kind == "first":
             return self._registrations.first_written(which, result, now)
         if kind == "status":

@@ -1,6 +1,6 @@
 """The registrations that this registrar carries on: which worker has which order, what it reports, and the one end of each."""
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -390,15 +390,15 @@ class Registrations:
         app = self.catalog.app(request.app)
         return request.release != "at-once" and app is not None and request.model in app.links
 
-    def release_of(self, registration: str) -> StartRelease | None:
-        """The release that was asked for with the registration, of a version that the app does not serve yet."""
+    def release_of(self, registration: str) -> Iterable[StartRelease]:
+        """The release that was asked for with the registration, of a version that the app does not serve yet; else none."""
         found = self.open[registration]
         request = found.record.request
         if request.release != "steps" or not self._held(found) or found.extends:
-            return None
+            return ()
         app = self.catalog.app(request.app)
         served = app is not None and app.serves(request.model, found.version)
-        return None if served else StartRelease(app=request.app, model=request.model, version=found.version)
+        return () if served else (StartRelease(app=request.app, model=request.model, version=found.version),)
 
     def _newest(self, registration: Registration) -> bool:
         """Whether the app serves no version of the model that was asked for later."""

@@ -117,11 +117,9 @@ class FleetProblems:
         names = {record.variant: record for one in classes for record in one.scope}
         for app in self.catalog.apps:
             for record in self.catalog.variants_of(app.app):
-                if record.variant in held or record.model in app.replicas or app.releasing is not None:
+                if record.variant in held or record.model in app.replicas:
                     names[record.variant] = record
-            new = app.releasing
-            for record in () if new is None else self.catalog.variants_at(new.model, new.version):
-                names[record.variant] = record
+            names |= {record.variant: record for arm in self.catalog.arms(app) for record in arm}
         for variant in self.reserved:
             kept = self.catalog.variant(variant)
             if kept is not None:
@@ -447,12 +445,8 @@ class FleetProblems:
                 variants = tuple(v for record in serving for v in at.get(record.variant, ()))
                 if variants:
                     yield variants, app.min_instances
-            new = app.releasing
-            for version in () if new is None else (new.old_version, new.version):
-                # The new one is loaded before its queries come, and the old one until the release has ended.
-                arm = meeting(self.catalog.variants_at(new.model, version), 0.0, app) if new is not None else ()
-                variants = tuple(v for record in arm for v in at.get(record.variant, ()))
-                if variants:
+            for arm in self.catalog.arms(app):
+                if variants := tuple(v for record in meeting(arm, 0.0, app) for v in at.get(record.variant, ())):
                     yield variants, 1
             for model, count in app.replicas.items():
                 there = [record for record in serving if record.model == model and record.variant in at]
