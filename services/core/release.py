@@ -1,4 +1,4 @@
-"""Releases: which version a query gets, and whether the new one is worse than the old one at the same time. Pure. docs/operations.md has the rules.
+"""Releases: which version a query gets, and whether the new one is worse than the old one at the same time. Pure. docs/registering.md has the rules.
 
 Each step is judged by itself, since arms that have other shares at other times have other queries. Labels that come late count for the step of
 their query. All tests of all steps hold together, at every moment, with probability 1 - LEVEL (services/core/confidence.py).
