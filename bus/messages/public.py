@@ -347,10 +347,14 @@ class RegistrationCancelled(Struct, frozen=True, kw_only=True):
 
 
 class ListRequest(Struct, frozen=True, kw_only=True):
-    """`infaas.list.<apps|models|variants|workers|jobs|selection>`. app, model: optional filters. context: of selection."""
+    """`infaas.list.<apps|models|variants|workers|jobs|selection>`. app, model: optional filters. version: of variants that may not serve.
+
+    context: of selection.
+    """
 
     app: str | None = None
     model: str | None = None
+    version: str | None = None
     context: str | None = None
 
 

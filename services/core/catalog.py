@@ -150,8 +150,9 @@ class Catalog:
         return affected
 
     def _stale(self, model: str, version: str) -> set[str]:
-        """The apps that serve this version now. Their cached variants are dropped, and collected again at the next look-up."""
-        apps = {app for app in self._linking.get(model, ()) if self._apps[app].serves(model, version)}
+        """The apps that queries may get this version of. Their cached variants are dropped, and collected again at the next look-up."""
+        there = version in self._models.get(model, ())  # then queries may name it, whatever serves
+        apps = {app for app in self._linking.get(model, ()) if there or self._apps[app].serves(model, version)}
         for app in apps:
             self._of_app.pop(app, None)
         return apps

@@ -69,15 +69,14 @@ def _far(new: Observed, old: Observed, inside: float, outside: float, bound: flo
 
 
 def _least(new: Observed, old: Observed, apart: float) -> float:
-    """The least evidence against a pair of means that are so far apart: convex in the mean."""
-    low, high = max(0.0, -apart), min(1.0, 1.0 - apart)
-    for _ in range(_COARSE):
-        third = (high - low) / 3
-        at, then = low + third, high - third
-        if _evidence(new.total, new.count, at + apart) + _evidence(old.total, old.count, at) < _evidence(
-            new.total, new.count, then + apart
-        ) + _evidence(old.total, old.count, then):
-            high = then
+    """The least evidence against a pair of means that are so far apart. It is convex in the mean: the slope says on which side it is."""
+    low, high = max(_EDGE, _EDGE - apart), min(1.0 - _EDGE, 1.0 - _EDGE - apart)
+    new_rest, old_rest = new.count - new.total, old.count - old.total
+    for _ in range(_STEPS):
+        at = min(max((low + high) / 2, _EDGE), 1.0 - _EDGE)
+        then = min(max(at + apart, _EDGE), 1.0 - _EDGE)
+        if new_rest / (1.0 - then) - new.total / then + old_rest / (1.0 - at) - old.total / at > 0.0:
+            high = at
         else:
             low = at
     return _evidence(new.total, new.count, low + apart) + _evidence(old.total, old.count, low)

@@ -126,7 +126,7 @@ def _releases(ask: ListRequest, now: float, catalog: Catalog, book: ReleaseBook)
                 "figures": [
                     {
                         "step": one.step + 1, "measure": one.name, "new": one.new.mean, "new_n": one.new.count, "old": one.old.mean,
-                        "old_n": one.old.count, "low": one.interval[0], "high": one.interval[1], "margin": one.margin,
+                        "old_n": one.old.count, **dict(zip(("low", "high"), one.interval, strict=True)), "margin": one.margin,
                     }
                     for one in figures(release, counted)
                 ],
@@ -179,7 +179,8 @@ def _variants(ask: ListRequest, view: ClusterView, hops: Mapping[str, MeasuredHo
         for i, group in enumerate(app.groups):
             record = group.record
             hop = hops.get(record.variant)
-            if ask.model not in (None, record.model) or not app.current[i]:
+            serves = app.current[i] or app.serving[True][i] if ask.version is None else record.version == ask.version
+            if ask.model not in (None, record.model) or not serves:
                 continue
             instances = (*group.active, *group.loading, *group.troubled)
             hourly = view.nominal_price_per_s(record) * 3600.0

@@ -39,8 +39,7 @@ def with_arm(ask: Ask, view: AppView, uid: bytes) -> Ask:
 
 def lacks_new(ask: Ask, view: ClusterView) -> bool:
     """Whether a query is to get the new version, and no instance of it can serve it yet: then the old one answers, and it counts for neither."""
-    app = view.apps.get(ask.app)
-    if ask.arm is None or not ask.arm.new or app is None:
+    if ask.arm is None or not ask.arm.new or (app := view.apps.get(ask.app)) is None:
         return False
     found = app.eligibility(ask)
     return not (found.active or found.troubled)
@@ -76,8 +75,7 @@ class Releases:
         counts = self._of(query.ask.app, arm)
         counts.queries += 1
         counts.errors += event.code in FAILED
-        late = event.latency_ms is not None and event.latency_ms > (query.ask.deadline - query.arrived) * 1000.0
-        counts.missed += event.code in MISSED or event.outcome == "late" or late
+        counts.missed += event.code in MISSED or event.outcome == "late"
         if event.code is None and event.latency_ms is not None:
             bucket = bucket_of(event.latency_ms)
             counts.within[bucket] = counts.within.get(bucket, 0) + 1

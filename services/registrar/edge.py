@@ -325,6 +325,8 @@ class RegistrarEdge:
         if isinstance(done, Error):
             return done
         await self._set_batching(SetBatching(app=command.app))
+        with suppress(NotFound):
+            await self._control.delete(f"{KEY}{command.app}")
         return await self._reset_selection(ResetSelection(app=command.app))
 
     async def _refit_plans(self, app: str) -> list[str]:

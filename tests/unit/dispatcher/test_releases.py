@@ -229,6 +229,18 @@ def test_it_goes_on_where_it_was_after_any_process_has_ended() -> None:
     fleet.until("rolled-back", labelled=True)
 
 
+def test_a_version_that_gets_no_queries_is_listed_by_its_name() -> None:
+    fleet = Releasing()
+
+    def listed(**about: str) -> list[str]:
+        found = fleet.request(fleet.subjects.list("variants"), {"app": "app", **about})["items"]
+        return [one["version"] for one in found]
+
+    assert (listed(), listed(version="2")) == (["1"], ["2"])
+    fleet.start(least=3600.0)
+    assert sorted(listed()) == ["1", "2"]
+
+
 def test_the_old_version_answers_until_the_new_one_is_loaded() -> None:
     fleet = Releasing()
     slow = variant("m-v3-ort-fp32-t1-b8", version="3", load_ms=2000.0)
