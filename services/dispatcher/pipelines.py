@@ -34,11 +34,10 @@ from services.dispatcher.demand import ArrivalsCounter
 from services.dispatcher.feedback import prediction_of
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import Joins, answer_part, refuse_part
-from services.dispatcher.needs import head_of, missed_by, needs_of_stage, unrouted
+from services.dispatcher.needs import head_of, missed_by, needs_of_stage, unrouted, with_arm
 from services.dispatcher.offers import told_of, too_dear, too_fast
 from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Join, PartReply, Query, QueryPart, answer_of_none, ensemble_of, outermost
-from services.dispatcher.releases import with_arm
 from services.dispatcher.stages import ServedPipeline, Stage
 
 GATHER = 10.0  # s to put an answer's outputs together in the object store

@@ -21,8 +21,7 @@ from services.core.selection.refusals import misstated
 from services.core.trace import Span, Trace, read, span_id
 from services.core.validation import WrongField, count_items, length_of, wrong_requirement
 from services.dispatcher.apps import Apps
-from services.dispatcher.needs import needs_again, needs_of
-from services.dispatcher.releases import with_arm
+from services.dispatcher.needs import needs_again, needs_of, with_arm
 
 
 @dataclass(slots=True, eq=False)

@@ -32,10 +32,9 @@ from services.dispatcher.central import CentralQueues
 from services.dispatcher.composites import Composites
 from services.dispatcher.contexts import Contexts
 from services.dispatcher.lists import listing, state_of
-from services.dispatcher.needs import needs_of, needs_of_member, needs_of_stage
+from services.dispatcher.needs import needs_of, needs_of_member, needs_of_stage, with_arm
 from services.dispatcher.offers import told_of
 from services.dispatcher.pipelines import unserved
-from services.dispatcher.releases import with_arm
 from services.dispatcher.stages import NESTED, ServedPipeline, Stage
 from services.dispatcher.stages import unserved as unserved_app
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,25 +16,15 @@ from services.core.actor import Publish
 from services.core.ensemble.base import Member
 from services.core.ensemble.outputs import BadLabel, BadOutputs, losses
 from services.core.outcomes import is_client_error
-from services.core.release import Arm, ReleaseBook, arm_of, bucket_of
+from services.core.release import Arm, ReleaseBook, bucket_of
 from services.core.selection.cluster import ClusterView
-from services.core.selection.eligibility import AppView, Ask
+from services.core.selection.eligibility import Ask
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
-
-if TYPE_CHECKING:
-    from services.dispatcher.query import Query
+from services.dispatcher.query import Query
 
 MISSED = frozenset({"deadline", "overloaded"})
 FAILED = frozenset({"model_error", "internal"})
 REPEAT = 20  # reports after which figures are said again that have not changed
-
-
-def with_arm(ask: Ask, view: AppView, uid: bytes) -> Ask:
-    """A query's needs with the version that it gets, if a release of its app is under way and it names none itself."""
-    release = view.app.releasing
-    if release is None or ask.version is not None or ask.variant is not None:
-        return ask if ask.arm is None else replace(ask, arm=None)
-    return replace(ask, arm=arm_of(release, uid if ask.context is None else ask.context.encode()))
 
 
 def lacks_new(ask: Ask, view: ClusterView) -> bool:
@@ -64,7 +54,7 @@ class Releases:
         self._changed.add(app)
         return known[1].setdefault((arm.step, arm.new), ArmCounts(arm.step, arm.new))
 
-    def ended(self, query: "Query", event: OutcomeEvent) -> None:
+    def ended(self, query: Query, event: OutcomeEvent) -> None:
         """A query has ended, or a part that the released model, or any, was to answer."""
         arm, part = query.ask.arm, query.part
         if arm is None or query.ensemble is not None or query.pipeline is not None or is_client_error(event):
@@ -80,7 +70,7 @@ class Releases:
             bucket = bucket_of(event.latency_ms)
             counts.within[bucket] = counts.within.get(bucket, 0) + 1
 
-    def done(self, query: "Query", event: OutcomeEvent, record: VariantRecord, batch: DoneBatch, now: float) -> None:
+    def done(self, query: Query, event: OutcomeEvent, record: VariantRecord, batch: DoneBatch, now: float) -> None:
         """An executor has ended it. Where it says what it has answered, a label may come for that."""
         self.ended(query, event)
         head, ask = query.head, query.ask
