@@ -66,8 +66,8 @@ def run(case: Case, seed: int, qps: float = 200.0, every_s: int = 5) -> Outcome:
         seconds += every_s
         share = max(share, release.share)
         for version, new in ((OLD, False), (case.new, True)):
-            arm = counted.setdefault((release.step, new), ArmCounts(release.step, new))
-            _count(
+            arm = counted.get((release.step, new), ArmCounts(release.step, new))
+            counted[release.step, new] = _more(
                 arm, version, rng.poisson(qps * every_s * (release.share if new else 1.0 - release.share)), case, rng
             )
         found = verdict(_at(release, since), counted, seconds)
@@ -87,14 +87,14 @@ def _at(release: Release, since: float) -> Release:
     return Release(**{**_fields(release), "since": since})  # type: ignore[arg-type]
 
 
-def _count(arm: ArmCounts, version: Version, queries: int, case: Case, rng: np.random.Generator) -> None:
+def _more(arm: ArmCounts, version: Version, queries: int, case: Case, rng: np.random.Generator) -> ArmCounts:
     errors = int(rng.binomial(queries, version.errors))
     labels = int(rng.binomial(queries - errors, case.labelled))
     within: Counter[int] = Counter()
     for latency in rng.lognormal(np.log(version.latency_ms), np.log(1.3), min(queries - errors, 50)):
         within[bucket_of(latency)] += 1
     right = int(rng.binomial(labels, version.accuracy))
-    arm.add(ArmCounts(arm.step, arm.new, queries, errors, 0, labels, right, dict(within)))
+    return arm.plus(ArmCounts(arm.step, arm.new, queries, errors, 0, labels, right, dict(within)))
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ class Release(Struct, frozen=True, kw_only=True):
         return self.steps[self.step] if self.active else float(self.state == "promoted")
 
 
-class ArmCounts(Struct, array_like=True, gc=False):
+class ArmCounts(Struct, frozen=True, array_like=True, gc=False):
     """What one dispatcher, or all, counted of the queries that one version answered in one step, since the dispatcher's start.
 
     errors: the model failed. missed: late, or refused for want of time. labels: items with a label. right: the sum of 1 - loss over these.
@@ -57,15 +57,15 @@ class ArmCounts(Struct, array_like=True, gc=False):
     right: float = 0.0
     within: dict[int, int] = {}
 
-    def add(self, other: "ArmCounts") -> None:
-        """Count the other's as well."""
-        self.queries += other.queries
-        self.errors += other.errors
-        self.missed += other.missed
-        self.labels += other.labels
-        self.right += other.right
+    def plus(self, other: "ArmCounts") -> "ArmCounts":
+        """Both together."""
+        within = dict(self.within)
         for bucket, count in other.within.items():
-            self.within[bucket] = self.within.get(bucket, 0) + count
+            within[bucket] = within.get(bucket, 0) + count
+        sums = (
+            getattr(self, name) + getattr(other, name) for name in ("queries", "errors", "missed", "labels", "right")
+        )
+        return ArmCounts(self.step, self.new, *sums, within)
 
 
 class ReleaseCounted(Struct, frozen=True, array_like=True):

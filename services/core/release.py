@@ -59,7 +59,7 @@ def totals(counted: Mapping[str, Iterable[ArmCounts]]) -> dict[tuple[int, bool],
     found: dict[tuple[int, bool], ArmCounts] = {}
     for arms in counted.values():
         for one in arms:
-            found.setdefault((one.step, one.new), ArmCounts(one.step, one.new)).add(one)
+            found[one.step, one.new] = found.get((one.step, one.new), ArmCounts(one.step, one.new)).plus(one)
     return found
 
 

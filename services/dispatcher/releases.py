@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from msgspec.structs import replace
-
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import OutcomeEvent
 from bus.messages.flow import DoneBatch
@@ -47,12 +45,13 @@ class Releases:
         self._changed: set[str] = set()
         self._reports = 0
 
-    def _of(self, app: str, arm: Arm) -> ArmCounts:
+    def _count(self, app: str, arm: Arm, **more: Any) -> None:
         known = self._counted.get(app)
         if known is None or known[0] != arm.release:
             known = self._counted[app] = arm.release, {}
         self._changed.add(app)
-        return known[1].setdefault((arm.step, arm.new), ArmCounts(arm.step, arm.new))
+        counts = known[1].get((arm.step, arm.new), ArmCounts(arm.step, arm.new))
+        known[1][arm.step, arm.new] = counts.plus(ArmCounts(arm.step, arm.new, **more))
 
     def ended(self, query: Query, event: OutcomeEvent) -> None:
         """A query has ended, or a part that the released model, or any, was to answer."""
@@ -62,13 +61,14 @@ class Releases:
         model = query.ask.model if part is not None else None
         if model not in (None, arm.model) or event.code in ("bad_request", "unsatisfiable"):
             return
-        counts = self._of(query.ask.app, arm)
-        counts.queries += 1
-        counts.errors += event.code in FAILED
-        counts.missed += event.code in MISSED or event.outcome == "late"
-        if event.code is None and event.latency_ms is not None:
-            bucket = bucket_of(event.latency_ms)
-            counts.within[bucket] = counts.within.get(bucket, 0) + 1
+        self._count(
+            query.ask.app,
+            arm,
+            queries=1,
+            errors=int(event.code in FAILED),
+            missed=int(event.code in MISSED or event.outcome == "late"),
+            within={} if event.code or event.latency_ms is None else {bucket_of(event.latency_ms): 1},
+        )
 
     def done(self, query: Query, event: OutcomeEvent, record: VariantRecord, batch: DoneBatch, now: float) -> None:
         """An executor has ended it. Where it says what it has answered, a label may come for that."""
@@ -98,9 +98,7 @@ class Releases:
         with suppress(BadLabel, BadOutputs):
             for lost in losses(label, members, prediction.of_item(item)).values():
                 prediction.labelled.add(item)
-                counts = self._of(prediction.app, arm)
-                counts.labels += 1
-                counts.right += 1.0 - lost
+                self._count(prediction.app, arm, labels=1, right=1.0 - lost)
 
     def report(self) -> Iterable[Publish]:
         """What has changed since the last report; all now and then, for registrars that have not heard it."""
@@ -111,5 +109,4 @@ class Releases:
 
     def _report(self, app: str) -> ReleaseCounted:
         release, counted = self._counted[app]
-        arms = [replace(one, within=dict(one.within)) for one in counted.values()]  # they go on counting
-        return ReleaseCounted(self._name, app, release, arms)
+        return ReleaseCounted(self._name, app, release, [*counted.values()])

@@ -32,6 +32,7 @@ RELATIONS = {
     "objective_events": "time app slo_target reached load forecast capacity headroom",
     "selection_events": "time app context query member probability loss weight reevaluated",
     "client_errors": "time app code count",
+    "release_events": "time release app model version old_version share state reason",
     "pipeline_events": "time pipeline vertex action from_replicas to_replicas lambda_max window_s reason",
     "worker_events": "time worker hardware from_state to_state reason",
     "worker_samples": "time worker device",
