@@ -62,10 +62,16 @@ class ArmCounts(Struct, frozen=True, array_like=True, gc=False):
         within = dict(self.within)
         for bucket, count in other.within.items():
             within[bucket] = within.get(bucket, 0) + count
-        sums = (
-            getattr(self, name) + getattr(other, name) for name in ("queries", "errors", "missed", "labels", "right")
+        return ArmCounts(
+            self.step,
+            self.new,
+            self.queries + other.queries,
+            self.errors + other.errors,
+            self.missed + other.missed,
+            self.labels + other.labels,
+            self.right + other.right,
+            within,
         )
-        return ArmCounts(self.step, self.new, *sums, within)
 
 
 class ReleaseCounted(Struct, frozen=True, array_like=True):
