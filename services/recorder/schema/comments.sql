@@ -280,7 +280,7 @@ BEGIN
       ('release_events', 'release', 'its id'),
       ('release_events', 'version', 'new version'),
       ('release_events', 'old_version', 'version that the app served before'),
-      ('release_events', 'share', 'share of the queries that the new version gets from now on'),
+      ('release_events', 'share', 'share of the queries that the new version gets from now on, 0..1'),
       ('release_events', 'state', 'step, paused, promoted, rolled-back or aborted'),
       ('release_events', 'reason', 'why, with the figures'),
 
