@@ -130,7 +130,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     SubjectRights("event", "scaling, worker", _r("monitor", "vm-autoscaler")),
     SubjectRights("event", "shadow", _r("operator")),
     SubjectRights("event", "objective, pipeline, drift", _r("vm-autoscaler")),
-    SubjectRights("event", "registration", _r("registrar")),
+    SubjectRights("event", "registration, release", _r("registrar")),
     SubjectRights("event", "job", _r("jobs")),
     # a query's way
     SubjectRights("execute", "{worker} *", _r("dispatcher", "offline"), _r("executor")),
@@ -183,6 +183,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         _r("registrar", "vm-autoscaler"),
     ),
     SubjectRights("registrar", "container", _r("container"), _r("registrar")),
+    SubjectRights("registrar", "release", _r("dispatcher"), _r("registrar")),
     SubjectRights("registrar", "kept", _r("registrar"), _r("executor")),
     SubjectRights("registrar", "alive, undelivered.*.*", _r("registrar"), _r("registrar")),
     # offline jobs

@@ -138,7 +138,8 @@ class Subjects:
         return f"{self.prefix}.exited.{worker}.{device}"
 
     # registration work
-    registrar = _one("registrar")  # inspected | built | variant-failed | progress | finished; container: a question
+    # inspected | built | variant-failed | progress | finished; release: what a dispatcher has counted of one; container: a question
+    registrar = _one("registrar")
 
     def workshop(self, worker: str, order: str = "*") -> str:
         """order: inspect | build | cancel"""

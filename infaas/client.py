@@ -260,9 +260,11 @@ class Client:
         """The registered models and versions. Raises Refused where there is no such app."""
         return await self._list("models", app=app, model=model)
 
-    async def variants(self, *, app: str | None = None, model: str | None = None) -> list[dict[str, Any]]:
-        """The variants with their measured figures, which decisions use. Raises Refused where there is no such app."""
-        return await self._list("variants", app=app, model=model)
+    async def variants(
+        self, *, app: str | None = None, model: str | None = None, version: str | None = None
+    ) -> list[dict[str, Any]]:
+        """The variants with their measured figures, which decisions use. version: also one that does not serve. Raises Refused where there is no such app."""
+        return await self._list("variants", app=app, model=model, version=version)
 
     async def workers(self) -> list[dict[str, Any]]:
         """The workers with their devices and instances."""
@@ -271,6 +273,10 @@ class Client:
     async def pipelines(self, *, app: str | None = None) -> list[dict[str, Any]]:
         """The pipelines with their stages, and how each stage is served."""
         return await self._list("pipelines", app=app)
+
+    async def releases(self, *, app: str | None = None) -> list[dict[str, Any]]:
+        """The last release of each app, with its figures and what it waits for."""
+        return await self._list("releases", app=app)
 
     async def jobs(self, *, app: str | None = None, model: str | None = None) -> list[dict[str, Any]]:
         """The offline jobs, newest first. Each has the fields of JobStatus."""
@@ -353,10 +359,7 @@ class Client:
         await registering.cancel(self.bus, self.subjects, check_name(registration, "registration"))
 
     async def admin(self, /, verb: str, **fields: Any) -> dict[str, Any]:
-        """Send an operator's verb (`infaas.admin.<verb>`) with its fields, as `set-version` with app, model and version.
-
-        None takes a setting of `set-app` back.
-        """
+        """Send an operator's verb (`infaas.admin.<verb>`) with its fields, as `set-version` with app, model and version; None takes a setting back."""
         return await self._request(self.subjects.admin(check_name(verb, "verb")), fields, nulls=True)
 
     # -- offline jobs

@@ -43,7 +43,7 @@ REMOTE = "remote"  # format of a file that names a model on a remote engine
 
 OnProgress = Callable[[RegistrationStatus], None]
 Say = Callable[[str], None]
-ListVariants = Callable[..., Awaitable[list[dict[str, Any]]]]  # app, model: whose
+ListVariants = Callable[..., Awaitable[list[dict[str, Any]]]]  # app, model, version: whose
 
 
 async def register(
@@ -395,8 +395,8 @@ async def _figures(variants: ListVariants, status: RegistrationStatus) -> list[d
         found: dict[str, dict[str, Any]] = {}
         try:
             app = None if status.app == WITHOUT_APP else status.app
-            items = await variants(app=app, model=status.model)
-            found = {item["variant"]: item for item in items if item.get("version") == status.version}
+            items = await variants(app=app, model=status.model, version=status.version)
+            found = {item["variant"]: item for item in items}
         except Refused:  # the dispatcher does not know the app yet
             pass
         except InfaasError as error:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Struct, UnsetType, field
 
 from bus.fields import PART, SHARE, TOKEN, Number
+from bus.messages.releases import Release
 
 
 class TensorSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -289,7 +290,7 @@ class ModelRecord(Struct, frozen=True, kw_only=True, weakref=True):
     source, validation: object keys (sha256) of the uploaded files. inputs_key, labels_key: names of the arrays in the validation set.
     labels: names of the classes; empty if none were given. contended: its variants are measured beside further instances.
     contexts: batches that an instance of its variants computes at a time. allow_nan: its inputs may hold NaN and infinite values.
-    app: for which it was registered; "_": for none. functions: before and after it; `signature` is then what queries give and get.
+    app: for which it was registered; "_": for none. held: no query gets it until an app links it. functions: before and after it; `signature` is then what queries give and get.
     """
 
     model: str
@@ -310,6 +311,7 @@ class ModelRecord(Struct, frozen=True, kw_only=True, weakref=True):
     allow_nan: bool = False
     app: str = "_"
     functions: Functions | None = None
+    held: bool = False
 
 
 class Ensemble(Struct, frozen=True, kw_only=True):
@@ -500,7 +502,7 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     instances of its best variant. pipeline: the graph of other apps that answers; such an app links no models. plan: of the pipeline,
     the one that is deployed. accuracy: what a query without one gets: "own", a variant at most 0.5 points below its model, or "any".
     expects: what an operator has said of its load. plan_ended: why the last plan was ended by a change that it does not fit; empty: none was.
-    quality_act: as `set-app` says.
+    quality_act: as `set-app` says. release: the last one; None: there was none.
     """
 
     app: str
@@ -520,3 +522,19 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     plan_ended: str = ""
     expects: list[Expectation] = []
     quality_act: str = "select"
+    release: Release | None = None
+
+    @property
+    def releasing(self) -> Release | None:
+        """The release that is under way."""
+        return self.release if self.release is not None and self.release.active else None
+
+    @property
+    def released(self) -> dict[str, str]:
+        """The links of queries that get the new version of a release; empty: there is none under way."""
+        new = self.releasing
+        return {} if new is None else {**self.links, new.model: new.version}
+
+    def serves(self, model: str, version: str) -> bool:
+        """Whether queries that name no version may get this one."""
+        return version in (self.links.get(model), self.released.get(model))

@@ -297,6 +297,20 @@ class DriftEvent(Event, frozen=True, kw_only=True, gc=False):
     cells: str = ""
 
 
+class ReleaseEvent(Event, frozen=True, kw_only=True, gc=False):
+    """A release has gone over to another state or step. share: of the queries that the new version gets from now on."""
+
+    kind: ClassVar[str] = "release"
+    release: str
+    app: str
+    model: str
+    version: str
+    old_version: str
+    share: float
+    state: str
+    reason: str
+
+
 class ClientError(Event, frozen=True, kw_only=True, gc=False):
     """Requests that were wrong themselves, in one second.
 
@@ -330,5 +344,6 @@ EVENTS: tuple[type[Event], ...] = (
     AppObjective,
     PipelineEvent,
     DriftEvent,
+    ReleaseEvent,
     ClientError,
 )

@@ -293,6 +293,12 @@ class Register(Struct, frozen=True, kw_only=True):
         list[str],
         "Names of the columns of a table that is the model's only input, in their order. Queries may then name them.",
     ] = []
+    release: Annotated[
+        str,
+        choice("at-once", "hold", "steps"),
+        "How the app's queries get a new version of a model that it serves: at-once (the default), steps (a release as of `infaas release "
+        "start`), or hold: not until you release or set it.",
+    ] = "at-once"
     functions: Annotated[
         Functions | None, "Functions of your own before and after the model, which run in the sandbox beside it."
     ] = None
@@ -361,10 +367,14 @@ class RegistrationCancelled(Struct, frozen=True, kw_only=True):
 
 
 class ListRequest(Struct, frozen=True, kw_only=True):
-    """`infaas.list.<apps|models|variants|workers|jobs|selection>`. app, model: optional filters. context: of selection."""
+    """`infaas.list.<apps|models|variants|workers|jobs|selection>`. app, model: optional filters. version: of variants that may not serve.
+
+    context: of selection.
+    """
 
     app: str | None = None
     model: str | None = None
+    version: str | None = None
     context: str | None = None
 
 

@@ -14,7 +14,7 @@ class ClassDemand(Struct, frozen=True, array_like=True, gc=False):
 
     worker: "" = no worker could take them, "*" = any worker. items: those that went to this worker. refused: those that no worker
     could take; in a worker's report its part of them, as it has of those that were taken. latency_ms, cost (US$ per 1,000): None =
-    no limit. accuracy: 0 = any.
+    no limit. accuracy: 0 = any. new: of queries that get the new version of a release.
     """
 
     app: str
@@ -27,6 +27,7 @@ class ClassDemand(Struct, frozen=True, array_like=True, gc=False):
     version: str | None = None
     variant: str | None = None
     refused: int = 0
+    new: bool = False
 
 
 class DemandReport(Struct, frozen=True, kw_only=True, gc=False):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import NODEFAULT, UNSET, Struct, UnsetType
 
-from bus.fields import TARGET, TOKEN, Checked, Fault, Field, Number, choice, fields_of
+from bus.fields import SHARE, TARGET, TOKEN, Checked, Fault, Field, Number, choice, fields_of
 from bus.messages.catalog import BatchingFields, BatchingRule, Ensemble, Outputs, PipelineRecord
 
 POSITIVE = Number(above=0)
@@ -141,6 +141,57 @@ class SetVersion(AdminVerb, frozen=True, kw_only=True):
     app: App
     model: Model
     version: Version
+
+
+class StartRelease(AdminVerb, frozen=True, kw_only=True):
+    """Let an app answer a growing share of its queries by a new version of a model, for as long as that is not shown to be worse than the old one."""
+
+    noun = "release"
+
+    app: App
+    model: Model
+    version: Annotated[str | None, TOKEN, "The new version. Default: the newest that fits the app."] = None
+    steps: Annotated[
+        list[float],
+        Number(above=0, below=1),
+        "Shares of the queries that get it in turn, growing, each above 0 and below 1. Default: 0.01,0.1,0.5.",
+    ] = []
+    least: Annotated[float, Number(most=30 * 86400), "Seconds that a step takes at least. Default: 300."] = 300.0
+    margin: Annotated[float, SHARE, "Loss of accuracy that counts as none, 0 to 1. Default: 0.005."] = 0.005
+    prove: Annotated[
+        bool, "Go on to the next step only once labels exclude that it is worse by more than the margin."
+    ] = False
+    hold: Annotated[bool, "Stay at the last step: an A/B test that `infaas release show` reports on."] = False
+
+    def conflicts(self) -> Iterator[Fault]:
+        """See `Checked`."""
+        if sorted(set(self.steps)) != self.steps:
+            yield Fault("steps", "must grow from step to step: give shares such as 0.01,0.1,0.5")
+
+
+class PauseRelease(AdminVerb, frozen=True, kw_only=True):
+    """Keep an app's release in its step. It still goes back if the new version is shown to be worse."""
+
+    noun = "release"
+
+    app: App
+    resume: Annotated[bool, "It goes on (pause-release)."] = False
+
+
+class PromoteRelease(AdminVerb, frozen=True, kw_only=True):
+    """End an app's release: the new version gets all queries."""
+
+    noun = "release"
+
+    app: App
+
+
+class AbortRelease(AdminVerb, frozen=True, kw_only=True):
+    """End an app's release: the old version gets all queries."""
+
+    noun = "release"
+
+    app: App
 
 
 class SetReplicas(AdminVerb, frozen=True, kw_only=True):
@@ -303,6 +354,10 @@ ADMIN_VERBS: dict[str, type[AdminVerb]] = {
         LinkModel,
         UnlinkModel,
         SetVersion,
+        StartRelease,
+        PauseRelease,
+        PromoteRelease,
+        AbortRelease,
         SetReplicas,
         SetTarget,
         Expect,

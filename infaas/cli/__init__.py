@@ -62,6 +62,10 @@ _NOUNS = {
         "Add, list, plan, deploy, remove and trace pipelines: apps that other apps answer.",
     ),
     "worker": Command("infaas.cli.admin:worker", "List workers, their devices and instances."),
+    "release": Command(
+        "infaas.cli.admin:release",
+        "Bring a new version out in steps, judged against the old one; list, show, pause, promote and abort.",
+    ),
     "job": Command("infaas.cli.admin:job", "Submit, list, follow and cancel offline jobs."),
 }
 _MORE = {

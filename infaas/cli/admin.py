@@ -44,7 +44,7 @@ def _type_of(field: Field) -> Any:
     if field.type is bool:
         return Flag
     if get_origin(field.type) is list:
-        return Names
+        return Names if field.type == list[str] else str | None
     return str | None if field.type is Any else field.type | None
 
 
@@ -109,6 +109,11 @@ def _value(field: Field, value: Any) -> Any:
     """What an option means."""
     if field.type is Any:
         return json_or_text(value)
+    if field.type == list[float]:
+        try:
+            return [float(one) for one in value.split(",")]
+        except ValueError:
+            usage(f"{_option(field.name)} {value}: must be numbers with commas between them")
     return [*names(_option(field.name), value, "names")] if get_origin(field.type) is list else value
 
 
@@ -119,7 +124,7 @@ def _first(kind: type[AdminVerb], wanted: str) -> str:
     return wanted if wanted in fields_of(kind) else next(iter(body_of(kind)))
 
 
-def _group(noun: str, verbs: Mapping[str, Callable[..., int]]) -> App:
+def _group(noun: str, verbs: Mapping[str, Callable[..., int] | str]) -> App:
     """The commands about one kind of thing: those of the table, then operators' verbs."""
     group = App(name=noun, help=COMMANDS[noun].summary, version_flags=[], result_action="return_value")
     found = ([*place.split(" "), one.function] for one in COMMANDS.values() for place in one.places)
@@ -130,12 +135,12 @@ def _group(noun: str, verbs: Mapping[str, Callable[..., int]]) -> App:
     return group
 
 
-def _of(noun: str) -> App:
+def _of(noun: str, **own: Any) -> App:
     kinds = {verb: kind for verb, kind in VERBS.items() if kind.noun == noun}
-    return _group(
-        noun, {one.removesuffix(f"-{noun}"): command_of(one, _first(kind, noun)) for one, kind in kinds.items()}
-    )
+    verbs = {one.removesuffix(f"-{noun}"): command_of(one, _first(kind, noun)) for one, kind in kinds.items()}
+    return _group(noun, {**own, **verbs})
 
 
 app, model, worker, job = map(_of, ("app", "model", "worker", "job"))
+release = _of("release", list="infaas.cli.release:releases", show="infaas.cli.release:show_release")
 admin = _group("admin", {verb: command_of(verb, _first(kind, "app")) for verb, kind in VERBS.items()})

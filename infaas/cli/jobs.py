@@ -4,7 +4,6 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ from cyclopts import Parameter
 
 from bus.messages.jobs import OVER
 from infaas.cli.options import DataDir, Json, Wide
-from infaas.cli.output import Column, fail, number, print_json, print_table, progress_bars, show, usage
+from infaas.cli.output import Column, fail, number, print_json, print_table, progress_bars, show, usage, when
 from infaas.connecting import connect
 from infaas.inputs import STDIN, read_input
 from infaas.queries import check_name
@@ -219,7 +218,7 @@ def _table(items: list[dict[str, Any]], empty: str, wide: bool) -> None:
         Column("of", "total"),
         Column("failed", "failed", rank=1),
         Column("charged\nUS$", "cost", rank=1),
-        Column("created", lambda item: _when(item.get("created")), rank=2),
+        Column("created", lambda item: when(item.get("created"), "%Y-%m-%d %H:%M:%S"), rank=2),
         Column("output", "output", rank=3),
         Column("", lambda item: item.get("reason") or item.get("step")),
     )
@@ -236,10 +235,6 @@ def _render(document: Mapping[str, Any]) -> None:
     print(f"charged    US$ {number(document['cost'])}")
     if document["started"] and document["finished"]:
         print(f"took       {number(document['finished'] - document['started'])} s")
-
-
-def _when(seconds: float | None) -> str | None:
-    return None if not seconds else datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 @contextmanager

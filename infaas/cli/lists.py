@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from infaas.cli.output import (
     print_variants,
     quality_of,
     show,
+    when,
 )
 from infaas.client import Client
 from infaas.connecting import find_sql, with_client
@@ -223,10 +223,6 @@ def _state(item: Mapping[str, Any]) -> str:
     return f"{item.get('state')}{suffix}"
 
 
-def _when(seconds: float | None) -> str | None:
-    return None if not seconds else datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
-
-
 # `infaas status`: the whole system on one page.
 
 _HISTORY_S = 3  # for the database's answers
@@ -396,7 +392,7 @@ _MODELS = (
     Column("variants", "variants", rank=3),
     Column("metric", "metric", rank=3),
     Column("format", "format", rank=4),
-    Column("registered", lambda item: _when(item.get("created")), rank=5),
+    Column("registered", lambda item: when(item.get("created")), rank=5),
 )
 _VARIANTS = (
     Column("app", "app", rank=2),
@@ -454,7 +450,7 @@ def drifted(app: str, columns: list[Item]) -> str:
     """Which columns of an app's queries differ from the validation set, the farthest first, how far, and since when."""
     shown = ", ".join(f"{one['column']} ({one['distance']:.2f})" for one in columns[:3])
     more = f" and {len(columns) - 3} more" * (len(columns) > 3)
-    since = _when(min(one["since"] for one in columns))
+    since = when(min(one["since"] for one in columns))
     return f"{app}: its queries differ from the validation set since {since}: {shown}{more}"
 
 

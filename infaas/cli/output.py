@@ -172,6 +172,11 @@ class Column(NamedTuple):
     flows: bool = False
 
 
+def when(seconds: float | None, timespec: str = "%Y-%m-%d %H:%M") -> str | None:
+    """A moment of local time; None where there is none."""
+    return datetime.fromtimestamp(seconds).astimezone().strftime(timespec) if seconds else None
+
+
 NARROWEST = 24  # characters of a column that flows
 _INDENT = "    "  # of an item's further lines
 

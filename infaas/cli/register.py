@@ -56,7 +56,9 @@ COLUMNS = (
 OF_ANY = ("inputs_key", "labels_key", "task", "latency_ms", "slo_target", "accuracy")
 RegisterOptions: Any = options_class(
     "RegisterOptions",
-    options_of(Register, *OF_ANY, "version", "dry_run", "contended", "contexts", "allow_nan", "target", "unit"),
+    options_of(
+        Register, *OF_ANY, "version", "dry_run", "contended", "contexts", "allow_nan", "target", "unit", "release"
+    ),
 )
 NO_OPTIONS = RegisterOptions()
 

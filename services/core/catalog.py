@@ -215,8 +215,9 @@ class Catalog:
         return {name: (round(one.accuracy, 3), round(one.high, 2)) for name, one in known if one is not None}
 
     def _stale(self, model: str, version: str) -> set[str]:
-        """The apps that serve this version now. Their cached variants are dropped, and collected again at the next look-up."""
-        apps = {app for app in self._linking.get(model, ()) if self._apps[app].links[model] == version}
+        """The apps that queries may get this version of. Their cached variants are dropped, and collected again at the next look-up."""
+        there = version in self._models.get(model, ())  # then queries may name it, whatever serves
+        apps = {app for app in self._linking.get(model, ()) if there or self._apps[app].serves(model, version)}
         for app in apps:
             self._of_app.pop(app, None)
         return apps
@@ -255,13 +256,17 @@ class Catalog:
         return f"no app {name!r}: see infaas.list.apps, or register a model for it{self.meant_app(name)}"
 
     def model(self, name: str, version: str | None = None) -> ModelRecord | None:
-        """One version of a model. Without a version, the one registered last."""
+        """One version of a model. Without a version, the one registered last that is not held for a release."""
         versions = self._models.get(name)
         if not versions:
             return None
         if version is not None:
             return versions.get(version)
-        return max(versions.values(), key=lambda record: (record.created, record.version))
+        return max(versions.values(), key=lambda one: (not self._holds(one), one.created, one.version))
+
+    def _holds(self, record: ModelRecord) -> bool:
+        linking = self._linking.get(record.model, ())
+        return record.held and all(self._apps[app].links[record.model] != record.version for app in linking)
 
     def variant(self, name: str) -> VariantRecord | None:
         return self._variants.get(name)
@@ -287,6 +292,11 @@ class Catalog:
             return ()
         variants = self._of_version.get((model, version), {})
         return tuple(variants[name] for name in sorted(variants))
+
+    def arms(self, app: AppRecord) -> list[tuple[VariantRecord, ...]]:
+        """The variants of the old and of the new version in an app's release: one of each stays loaded. Empty: none is under way."""
+        new = app.releasing
+        return [] if new is None else [self.variants_at(new.model, one) for one in (new.old_version, new.version)]
 
     def versions(self, model: str) -> dict[str, ModelRecord]:
         """All registered versions of a model."""

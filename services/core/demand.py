@@ -111,7 +111,7 @@ MOST = 32  # classes of one app; with more, the bands get wider
 SIGNIFICANT = 3.5  # standard deviations from which on a difference between two rates is not chance
 ANY = "*"  # in place of a worker's name: any worker, or any other one
 
-Band = tuple[str, int | None, int, int | None, str | None, str | None, str | None]
+Band = tuple[str, int | None, int, int | None, str | None, str | None, str | None, bool]
 Counted = tuple[ClassDemand, dict[str, int]]  # needs, and items by the worker that took them ("": no worker could)
 
 
@@ -125,6 +125,7 @@ def band(row: ClassDemand, coarse: int = 1) -> Band:
         row.model,
         row.version,
         row.variant,
+        row.new,
     )
 
 
@@ -188,17 +189,22 @@ def variants_for(
     variant: str | None,
     catalog: Catalog,
     accuracy: float = 0.0,
+    *,
+    new: bool = False,
 ) -> tuple[VariantRecord, ...]:
-    """The variants that may answer queries of an app with these names and this accuracy (0.0: none is stated), as in selection."""
-    named = variants_named(app, needs_model, version, variant, catalog)
+    """The variants that may answer queries of an app with these names and this accuracy (0.0: none is stated), as in selection.
+
+    new: queries that get the new version of a release.
+    """
+    named = variants_named(app, needs_model, version, variant, catalog, new=new)
     return meeting(named, accuracy, catalog.app(app), named=variant is not None)
 
 
 def variants_named(
-    app: str, needs_model: str | None, version: str | None, variant: str | None, catalog: Catalog
+    app: str, needs_model: str | None, version: str | None, variant: str | None, catalog: Catalog, *, new: bool = False
 ) -> tuple[VariantRecord, ...]:
     """The variants of an app that these names allow, whatever their accuracy."""
-    if needs_model is None and version is None and variant is None and not app.startswith(f"{WITHOUT_APP}."):
+    if needs_model is version is variant is None and not new and not app.startswith(f"{WITHOUT_APP}."):
         return catalog.variants_of(app)
     if app.startswith(f"{WITHOUT_APP}."):
         needs_model = app.removeprefix(f"{WITHOUT_APP}.")
@@ -206,7 +212,7 @@ def variants_named(
         links = {} if record is None else {record.model: record.version}
     else:
         known = catalog.app(app)
-        links = {} if known is None else known.links
+        links = {} if known is None else (new and known.released) or known.links
     if variant is not None:
         found = catalog.variant(variant)
         may = found is not None and found.model in links and _may_answer(app, found.model, found.version, catalog)

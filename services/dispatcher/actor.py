@@ -50,6 +50,7 @@ from services.dispatcher.demand import DemandCounter, LoadsOnDemand
 from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries, urgency
 from services.dispatcher.query import Admission, Query, label_of
 from services.dispatcher.questions import Questions
+from services.dispatcher.releases import lacks_new
 from services.dispatcher.resent import WAITED, Resent
 from services.dispatcher.silence import Clocks, Silence
 
@@ -216,6 +217,11 @@ class Dispatcher(TableActor):
     def _decide(self, query: Query, now: float) -> Iterable[Effect]:
         if query.why is CANCELLED:
             return self._end(query, CANCELLED, now)
+        if lacks_new(query.ask, self.view):
+            load = self._select(query.ask, now).load
+            ordered = () if load is None else self._loads.order(query, load, now)
+            query.ask = msgspec.structs.replace(query.ask, arm=None, version=None)
+            return (*ordered, *self._decide(query, now))
         if query.planned is not None and not query.crashes and self.central.serves(query.planned, query.ask):
             if query.attempt >= MOST_DISPATCHES:
                 return self._refuse(query, LATE, now)
@@ -440,9 +446,10 @@ class Dispatcher(TableActor):
         change: Changed = envelope.message
         if change.bucket == self._subjects.control_bucket:
             self.apps.kept.change(change.key, change.value)
-        else:
-            self.apps.change(change)
-            self.composites.changed()
+            self.composites.releases.book.change(change.key, change.value)
+            return NOTHING
+        self.apps.change(change)
+        self.composites.changed()
         return NOTHING
 
     def _synced(self, envelope: Envelope) -> Iterable[Effect]:
@@ -460,8 +467,8 @@ class Dispatcher(TableActor):
 
     def _send_heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
-        demand = self._demand.report(now, self._outcomes.take_served())
-        return (self._alive(self._line.reached(now)), *demand, After("heartbeat", HEARTBEAT, envelope.message))
+        reports = (*self._demand.report(now, self._outcomes.take_served()), *self.composites.releases.report())
+        return (self._alive(self._line.reached(now)), *reports, After("heartbeat", HEARTBEAT, envelope.message))
 
     def _alive(self, now: float, *, leaving: bool = False) -> Publish:
         heartbeat = self._outcomes.log.heartbeat(self.name, now, self.view.missing, leaving=leaving, adopts=True)

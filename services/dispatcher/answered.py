@@ -13,6 +13,7 @@ from services.core.actor import Do
 from services.core.catalog import Catalog
 from services.core.ensemble.outputs import aim_of, reached, said, score
 from services.core.quality import Score
+from services.core.release import Arm
 from services.dispatcher.commands import PutQuality
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
 from services.dispatcher.query import Join, Query
@@ -24,13 +25,16 @@ ANSWERS = ""  # in place of a variant: the app's answers, whoever made them
 
 
 class Answered(NamedTuple):
-    """A query of an app without a policy. floor: the accuracy that it stated. said: of each item (`services.core.ensemble.outputs.said`)."""
+    """A query of an app without a policy. floor: the accuracy that it stated. said: of each item (`services.core.ensemble.outputs.said`). arm: of the
+    release.
+    """
 
     uid: bytes
     app: str
     variant: str
     floor: float | None
     said: list[Any]
+    arm: Arm | None
 
 
 class AnsweredQueries:
@@ -48,7 +52,7 @@ class AnsweredQueries:
             if query is None or words is None or query.part is not None:
                 continue
             app, uid = query.ask.app, query.uid
-            self._young[uid] = Answered(uid, app, batch.variant, query.ask.accuracy or None, words)
+            self._young[uid] = Answered(uid, app, batch.variant, query.ask.accuracy or None, words, query.ask.arm)
             if query.head.id is not None:
                 self._ids[app, query.head.id] = uid
         if len(self._young) >= KEPT:
@@ -72,6 +76,10 @@ class Scored(NamedTuple):
     answer: float | None = None
     promised: float | None = None
     aims: Mapping[str, float] = {}
+
+    def of(self, record: VariantRecord | None) -> float | None:
+        """What it says of one variant."""
+        return None if record is None else self.variants.get(record.twins)
 
 
 def score_answered(label: Any, item: int, of: Answered, record: VariantRecord | None) -> Scored:

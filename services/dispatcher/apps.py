@@ -24,6 +24,10 @@ class Apps:
         """One entry of the bucket has changed."""
         for app in self.catalog.apply(change.key, change.value):
             record = self.catalog.app(app)
+            for model in (
+                record.links if record is not None else ()
+            ):  # another version may be its newest that is not held
+                self.view.drop_app(f"{WITHOUT_APP}.{model}")
             if record is None:
                 self.view.drop_app(app)
             elif self.synced:

@@ -243,7 +243,7 @@ class CachedParts(Struct, eq=False):
             cache = self.caches[ask.app] = PredictionCache(most)
         elif cache.max_bytes != most:
             cache.resize(most)
-        kept = cache.get(join.digest, ask.model, ask.version, lambda source: self._suits(source, ask))
+        kept = cache.get(join.digest, *_of(ask), lambda source: self._suits(source, ask))
         return None if kept is None else _reply(self._now(ask.app, kept.source), kept.outputs)
 
     def _now(self, app: str, source: PartSource) -> PartSource:
@@ -260,7 +260,7 @@ class CachedParts(Struct, eq=False):
         cache = self.caches.get(ask.app)
         if digest is None or cache is None:
             return False
-        return cache.peek(digest, ask.model, ask.version, lambda source: self._suits(source, ask)) is not None
+        return cache.peek(digest, *_of(ask), lambda source: self._suits(source, ask)) is not None
 
     def waits(self, part: Query, now: float) -> bool:
         """Whether an equal part is under way, whose answer this one gets, too."""
@@ -268,7 +268,7 @@ class CachedParts(Struct, eq=False):
         if join is None or join.digest is None:
             return False
         ask = part.ask
-        return self.equal.wait((ask.app, join.digest, ask.model, ask.version), part, now)
+        return self.equal.wait((ask.app, join.digest, *_of(ask)), part, now)
 
     def ended(self, uid: bytes, reply: PartReply | None) -> Iterable[tuple[Query, PartReply | None]]:
         """A part has ended: those that waited for it, each with its answer. None: it must be asked itself. reply: None if refused."""
@@ -303,7 +303,13 @@ class CachedParts(Struct, eq=False):
         if not (reaches if ask.accuracy else view.default[place]):
             return False
         # With a model, the key names the version, which serves since the part asks for it.
-        return ask.model is not None or bool(view.current[place])
+        return ask.model is not None or bool(view.serving[ask.arm is not None and ask.arm.new][place])
+
+
+def _of(ask: Ask) -> tuple[str | None, str | None]:
+    """Model and version by which an answer is kept. In a release the new version's answers are its own."""
+    new = ask.arm is not None and ask.arm.new and ask.version is None
+    return ask.model, ask.arm.version if new and ask.arm is not None else ask.version
 
 
 def _reply(source: PartSource, outputs: dict[str, Tensor]) -> PartReply:

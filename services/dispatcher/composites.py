@@ -24,6 +24,7 @@ from services.dispatcher.join import JOIN, RESULTS, EndsDue, Joins
 from services.dispatcher.pipelines import Pipelines
 from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Composite, PartReply, Query, QueryPart
+from services.dispatcher.releases import Releases
 
 
 class Composites:
@@ -81,7 +82,8 @@ class Composites:
         )
         self.budgets.served = self.pipelines.served
         self.answered = AnsweredQueries()
-        known = (self.contexts, self.predictions, outcomes.log, new_uid, self.answered)
+        self.releases = outcomes.releases = Releases(name, subjects)
+        known = (self.contexts, self.predictions, outcomes.log, new_uid, self.answered, self.releases)
         self.feedback = Feedbacks(name, subjects, apps, *known)
         self.feedback.evaluate = self.ensembles.evaluate
         self.ensembles.evaluated = self.feedback.evaluated

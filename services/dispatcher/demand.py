@@ -18,7 +18,7 @@ DISTINCT = 1024  # sets of needs counted apart before they are folded into class
 FADES = 5.0  # s for which a worker goes on to get empty reports: so far back it looks
 
 
-Key = tuple[str, float, float, float, str | None, str | None, str | None]
+Key = tuple[str, float, float, float, str | None, str | None, str | None, bool]
 
 
 class ArrivalsDue(Struct, frozen=True):
@@ -77,7 +77,8 @@ class DemandCounter:
     def count(self, query: Query) -> None:
         """One query was decided on for the first time."""
         ask, on = query.ask, query.instance
-        key = (ask.app, ask.latency_s, ask.accuracy, ask.cost, ask.model, ask.version, ask.variant)
+        new = ask.arm is not None and ask.arm.new
+        key = (ask.app, ask.latency_s, ask.accuracy, ask.cost, ask.model, ask.version, ask.variant, new)
         counts = self._items.get(key)
         if counts is None:
             if len(self._items) >= DISTINCT:
@@ -129,10 +130,11 @@ class DemandCounter:
                     model,
                     version,
                     variant,
+                    new=new,
                 ),
                 counts,
             )
-            for (app, latency, accuracy, cost, model, version, variant), counts in self._items.items()
+            for (app, latency, accuracy, cost, model, version, variant, new), counts in self._items.items()
         ]
         self._folded = classes([*self._folded, *fresh])
         self._items = {}
@@ -141,7 +143,7 @@ class DemandCounter:
 def _row(needs: ClassDemand, worker: str, items: int, refused: int) -> ClassDemand:
     return ClassDemand(
         needs.app, worker, items, needs.latency_ms, needs.accuracy, needs.cost, needs.model, needs.version, needs.variant,
-        refused,
+        refused, needs.new,
     )  # fmt: skip
 
 

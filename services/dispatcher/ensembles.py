@@ -395,7 +395,7 @@ def _prediction(join: Join, outputs: dict[str, Outputs], now: float) -> Predicti
     here = query.head.inputs_ref is None and query.refs is None
     digest = digest_of(query.head.inputs) if here else None
     head = query.head
-    return Prediction(
+    found = Prediction(
         query.uid,
         query.ask.app,
         query.ask.context,
@@ -409,3 +409,5 @@ def _prediction(join: Join, outputs: dict[str, Outputs], now: float) -> Predicti
         variants={part.stage: part.reply.variant for part in join.answered if part.reply is not None},
         floor=query.ask.accuracy or None,
     )
+    found.arm = query.ask.arm
+    return found

@@ -55,6 +55,7 @@ from services.dispatcher.feedback_names import (
 )
 from services.dispatcher.learning import FeedbackUpdate, Learning, Sender
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
+from services.dispatcher.releases import Releases
 from services.dispatcher.stages import learns
 
 UNKNOWN = "_unknown"  # in metrics: apps that do not exist, whose names clients choose
@@ -101,6 +102,7 @@ class Feedbacks:
         log: OutcomeLog,
         new_uid: Callable[[], bytes],
         answered: AnsweredQueries,
+        releases: Releases,
     ) -> None:
         self._name = name
         self._subjects = subjects
@@ -108,7 +110,7 @@ class Feedbacks:
         self._predictions = predictions
         self._answered = answered
         self.publisher = Publisher(apps.catalog)
-        self._learning = Learning(contexts, log, self.publisher)
+        self._learning = Learning(contexts, log, self.publisher, releases)
         self._new_uid = new_uid
         self.evaluate: Evaluate = self._cannot_evaluate
         self._lists = FeedbackLists(name, subjects, self._feedback)
@@ -258,14 +260,18 @@ class Feedbacks:
     def _count(self, one: OpenFeedback, of: Answered | None = None) -> list[Effect]:
         """It teaches no policy, and counts all the same. of: the query that it is about, if that is known."""
         item, scored, event = one.feedback.item, Scored(), one.event
+        arm, right = None, None
         marks: tuple[bytes, ...] = (one.mark,)
         if of is not None:
             if item >= len(of.said):
                 return self._no_item(one, len(of.said))
             marks = (one.mark, mark_of_item(of.app, of.uid, item))
-            scored = score_answered(one.feedback.label, item, of, self._apps.catalog.variant(of.variant))
-            event = scored_event(event, scored, of.variant)
-        update = FeedbackUpdate(None, item, one.feedback.label, marks, event, one.sender, scored=scored)
+            record = self._apps.catalog.variant(of.variant)
+            scored = score_answered(one.feedback.label, item, of, record)
+            event, arm, right = scored_event(event, scored, of.variant), of.arm, scored.of(record)
+        update = FeedbackUpdate(
+            None, item, one.feedback.label, marks, event, one.sender, scored=scored, arm=arm, right=right
+        )
         return self._after(self._learning.apply(update, COUNTS))
 
     def _no_item(self, one: OpenFeedback, items: int) -> list[Effect]:
@@ -301,6 +307,7 @@ class Feedbacks:
             else (mark_of_item(prediction.app, named_uid(prediction.id, prediction.digest), item),)
         )
         scored = score_prediction(one.feedback.label, item, prediction, self._apps.catalog.variant)
+        released = None if prediction.arm is None else prediction.variants.get(prediction.arm.model)
         one.event = scored_event(one.event, scored, None)
         update = FeedbackUpdate(
             prediction,
@@ -312,6 +319,8 @@ class Feedbacks:
             more=more,
             reevaluated=reevaluated,
             scored=scored,
+            arm=prediction.arm,
+            right=scored.of(released and self._apps.catalog.variant(released)),
         )
         return self._after(self._learning.apply(update, ensemble))
 

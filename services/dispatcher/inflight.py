@@ -17,6 +17,7 @@ from services.core.selection.instances import Instance
 from services.core.selection.refusals import NEEDS
 from services.dispatcher.default_output import default_answer, default_due, demands, gets_default, reason_of
 from services.dispatcher.query import Query, spans_of
+from services.dispatcher.releases import Releases
 from services.dispatcher.waiting import WaitingQueries, handed_back
 
 LAST = 64  # waiting queries that are found at a time to give way
@@ -328,7 +329,7 @@ class OutcomeRecorder:
     """Makes the reply, the outcome event and the span of every query that ends. log: counts the events. said: the last replies to
     clients that may ask again.
 
-    observe: of a user's own policy, called with each outcome. took: called with the seconds that a query was away before it was computed.
+    observe: of a user's own policy, called with each outcome. took: called with the seconds that a query was away before it was computed. releases: counts queries of releases.
     """
 
     dispatcher: str
@@ -338,6 +339,7 @@ class OutcomeRecorder:
     took: Callable[[float], object] = float
     log: OutcomeLog = field(default_factory=OutcomeLog)
     said: RecentAnswers = field(default_factory=RecentAnswers)
+    releases: Releases = field(init=False)
     # By app: items that ended since the last report, and those of them not in time.
     _served: dict[str, list[int]] = field(default_factory=dict)
     _record: Callable[[OutcomeEvent], Effect] = field(init=False)
@@ -372,26 +374,25 @@ class OutcomeRecorder:
         """
         route = self._route(query)
         if query.part is not None:
-            return [self._record(refused(route, error.code, now, cost=cost)), *spans_of(query, now, error.code)]
+            event = refused(route, error.code, now, cost=cost)
+            self.releases.ended(query, event)
+            return [self._record(event), *spans_of(query, now, error.code)]
         if error.code in MISSES:
             self._count(query.ask.app, query.ask.items, missed=True)
         default = default_answer(query, reason_of(error), now) if gets_default(query, error) else None
         reply = Refusal(id=query.head.id, error=error) if default is None else default
-        return [
-            self._say(route, query, reply),
-            self._record(
-                refused(
-                    route,
-                    error.code,
-                    now,
-                    default=default is not None,
-                    cost=cost,
-                    missing=None if query.ensemble is None else missing,
-                    mistake=default is None and error.field == NEEDS and demands(query),
-                )
-            ),
-            *spans_of(query, now, error.code if default is None else ""),
-        ]
+        event = refused(
+            route,
+            error.code,
+            now,
+            default=default is not None,
+            cost=cost,
+            missing=None if query.ensemble is None else missing,
+            mistake=default is None and error.field == NEEDS and demands(query),
+        )
+        self.releases.ended(query, event)
+        said = self._say(route, query, reply)
+        return [said, self._record(event), *spans_of(query, now, error.code if default is None else "")]
 
     def unsure(self, query: Query, answer: Answer, reason: str, now: float) -> list[Effect]:
         """The query ends here with its app's default output, since its models do not agree enough. Nothing if no message can hold it.
@@ -488,6 +489,8 @@ class OutcomeRecorder:
                 items=0 if batch.items is None else batch.items[i],
             )
             effects.append(self._record(event))
+            if query.ask.arm is not None:
+                self.releases.ended(query, event)
             if query.part is None and (event.code is None or event.code in MISSES):
                 self._count(event.app, event.items, missed=event.outcome != "ok")
             if query.trace is not None:

@@ -89,8 +89,8 @@ def _judged(answer: Answer, join: Join, combined: Combined) -> Answer:
     assert rules is not None
     if confidence < max(rules.confidence, wanted):
         answer.missed.append("confidence")
-    by_model = join.plan.group.by_model
-    named = [by_model[part.stage].name for part in join.answered]
+    replies = (part.reply for part in join.answered if part.reply is not None)
+    named = [f"{reply.model}@{reply.version}" for reply in replies]  # in a release, either version
     return replace(
         answer,
         confidence=confidence,

@@ -21,11 +21,13 @@ from services.core.catalog import counted_key
 from services.core.ensemble.base import EnsemblePolicy, Learnt
 from services.core.ensemble.outputs import BadLabel, BadOutputs, losses
 from services.core.outcomes import OutcomeLog
+from services.core.release import Arm
 from services.dispatcher.answered import Publisher, Scored
 from services.dispatcher.commands import ContextWritten, ReadContext, RunPolicy, StoredContext, WriteContext
 from services.dispatcher.contexts import COUNTS, READ_S, UNREAD, Contexts, ContextValue, Held, context_key
 from services.dispatcher.counted import MARK, MOVED, NONE, OlderMarks, mark_of_bytes
 from services.dispatcher.predictions import Prediction
+from services.dispatcher.releases import Releases
 
 WRITE_S = 5.0  # s for one write; the sender of a feedback may then ask again
 TOGETHER = 32  # feedbacks in one write
@@ -45,7 +47,7 @@ class FeedbackUpdate(Struct, eq=False):
 
     marks: by which it is known again, MARK bytes each. more: marks of other names of its prediction. label: as it came. seeks: whoever wants
     to know whether it has counted; then it does not count now. scored: what it says of variants. silent: another one, of which this is a part, has
-    been recorded.
+    been recorded. arm, right: the version that a release gave the query, and what the label says of it.
     """
 
     prediction: Prediction | None
@@ -59,6 +61,8 @@ class FeedbackUpdate(Struct, eq=False):
     reevaluated: bool = False
     scored: Scored = Scored()
     silent: bool = False
+    arm: Arm | None = None
+    right: float | None = None
     losses: dict[str, float] = {}
     rows: list[Learnt] = []
 
@@ -103,6 +107,7 @@ class Learning(Struct, eq=False):
     contexts: Contexts
     log: OutcomeLog
     publisher: Publisher
+    releases: Releases
     ended: Counter[tuple[str, str]] = field(default_factory=Counter)
     open: int = 0  # updates that are not stored yet
     repeated: list[FeedbackUpdate] = []  # applied before, by whom is not known here; the owner takes them
@@ -360,6 +365,7 @@ class Learning(Struct, eq=False):
             for update in loud:
                 effects.extend(self._score(update))
         for update in loud:
+            self.releases.labelled(update.event.app, update.arm, update.right)
             effects.append(self.log.record(update.event))
             effects.extend(self.log.record(event) for event in _events(update, writes))
             if update.prediction is not None:

@@ -14,6 +14,7 @@ from services.core.catalog import Catalog, target_of
 from services.core.cost import HANDLING_MS
 from services.core.pipelines.estimator import MeasuredHop
 from services.core.pipelines.graph import PipelineGraph
+from services.core.release import ReleaseBook, figures, lacks
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView, VariantInstances
 from services.core.selection.instances import Worker
@@ -54,6 +55,7 @@ def listing(
     hops: Mapping[str, MeasuredHop] = {},
     unserved: Callable[[str], str] = lambda _: "",
     seen: Callable[[str, str], SeenItems | None] = lambda *_: None,
+    releases: ReleaseBook | None = None,
 ) -> Listing | Refusal:
     """The items of one kind. An unknown kind is a bad_request that names the known ones.
 
@@ -75,7 +77,9 @@ def listing(
         return Listing(items=_workers(now, view))
     if what == "pipelines":
         return Listing(items=_pipelines(ask, catalog, view, slo_target, kept, seen))
-    text = f"there is no list of {what!r}: ask for apps, models, variants, workers or pipelines"
+    if what == "releases":
+        return Listing(items=_releases(ask, now, catalog, releases or ReleaseBook()))
+    text = f"there is no list of {what!r}: ask for apps, models, variants, workers, pipelines or releases"
     return Refusal(error=Error(code="bad_request", message=text))
 
 
@@ -114,6 +118,32 @@ def _quality(found: AppQuality | None) -> dict[str, Any] | None:
     if found is None or found.answers is None:
         return None
     return {"promised": found.promised, "found": found.answers.accuracy, **asdict(found.answers)}
+
+
+def _releases(ask: ListRequest, now: float, catalog: Catalog, book: ReleaseBook) -> list[dict[str, Any]]:
+    """The last release of each app. lacks: what its step waits for. figures: of each step and measure, what was counted, in which more is better."""
+    items = []
+    for app in sorted(catalog.apps, key=lambda app: app.app):
+        release = app.release
+        if release is None or ask.app not in (None, app.app) or ask.model not in (None, release.model):
+            continue
+        counted = book.of(app.app, release)
+        items.append(
+            {
+                "app": app.app,
+                **asdict(release),
+                "share": release.share,
+                "lacks": lacks(release, counted, now) if release.state == "step" else "",
+                "figures": [
+                    {
+                        "step": one.step + 1, "measure": one.name, "new": one.new.mean, "new_n": one.new.count, "old": one.old.mean,
+                        "old_n": one.old.count, **dict(zip(("low", "high"), one.interval, strict=True)), "margin": one.margin,
+                    }
+                    for one in figures(release, counted)
+                ],
+            }
+        )  # fmt: skip
+    return items
 
 
 def _specs(specs: list[Any]) -> list[dict[str, Any]]:
@@ -175,7 +205,8 @@ def _variants(
         for i, group in enumerate(app.groups):
             record = group.record
             hop = hops.get(record.variant)
-            if ask.model not in (None, record.model) or not app.current[i]:
+            serves = app.current[i] or app.serving[True][i] if ask.version is None else record.version == ask.version
+            if ask.model not in (None, record.model) or not serves:
                 continue
             instances = (*group.active, *group.loading, *group.troubled)
             hourly = view.nominal_price_per_s(record) * 3600.0

@@ -10,7 +10,8 @@ from bus.messages.catalog import named_metric, stated_in
 from bus.messages.flow import Route
 from bus.messages.public import QueryHead, Requirements
 from services.core.ensemble.base import Member
-from services.core.selection.eligibility import INFINITE, NO_WISH, Ask
+from services.core.release import arm_of
+from services.core.selection.eligibility import INFINITE, NO_WISH, AppView, Ask
 from services.core.selection.instances import DEFAULT_PRIORITY
 from services.dispatcher.stages import Stage
 
@@ -78,9 +79,9 @@ def needs_of_member(ask: Ask, member: Member | None, cost: float) -> Ask:
     if member is None:
         return replace(ask, cost=cost)
     reaches = member.accuracy is not None and member.accuracy >= ask.accuracy
-    return replace(
-        ask, model=member.model, version=member.version, accuracy=ask.accuracy if reaches else 0.0, cost=cost
-    )
+    arm = ask.arm
+    version = arm.version if arm is not None and arm.new and arm.model == member.model else member.version
+    return replace(ask, model=member.model, version=version, accuracy=ask.accuracy if reaches else 0.0, cost=cost)
 
 
 def needs_of_stage(ask: Ask, stage: Stage, items: int, length: int | None, cost: float, now: float) -> Ask:
@@ -102,6 +103,14 @@ def needs_of_stage(ask: Ask, stage: Stage, items: int, length: int | None, cost:
         cost=cost,
         wish=wish,
     )
+
+
+def with_arm(ask: Ask, view: AppView, uid: bytes) -> Ask:
+    """A query's needs with the version that it gets, if a release of its app is under way and it names none itself."""
+    release = view.app.releasing
+    if release is None or ask.version is not None or ask.variant is not None:
+        return ask if ask.arm is None else replace(ask, arm=None)
+    return replace(ask, arm=arm_of(release, uid if ask.context is None else ask.context.encode()))
 
 
 def head_of(ask: Ask, inputs: Raw) -> QueryHead:

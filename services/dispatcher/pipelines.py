@@ -44,7 +44,7 @@ from services.dispatcher.fanout import (
 )
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import Joins, answer_part, refuse_part
-from services.dispatcher.needs import head_of, missed_by, needs_of_stage, unrouted
+from services.dispatcher.needs import head_of, missed_by, needs_of_stage, unrouted, with_arm
 from services.dispatcher.offers import told_of, too_dear, too_fast
 from services.dispatcher.pipeline_run import NO_OWN, PipelineRun, given_by
 from services.dispatcher.predictions import Predictions
@@ -215,6 +215,7 @@ class Pipelines(Struct, eq=False):
         part = self.joins.part(join, place, name, vertex.app, head_of(ask, inputs), ask, body, now)
         assert part.part is not None
         part.refs = refs or None
+        part.ask = with_arm(part.ask, stage.app, query.uid)
         part.planned = stage.planned
         if stage.app.app.pipeline is not None:
             part.pipeline = stage.app.app.pipeline

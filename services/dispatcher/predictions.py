@@ -8,6 +8,7 @@ from itertools import islice
 
 from bus.port import Buffer
 from services.core.ensemble.base import Member, Outputs
+from services.core.release import Arm
 
 # Of predictions, with SIZE for each: a dispatcher's memory stays below 300 MB. At 1,000 queries/s of five members with ten classes,
 # feedback of the last 50 s is joined; what comes later is evaluated again.
@@ -27,8 +28,9 @@ class Prediction:
 
     id: of the client. digest: `digest_of` its inputs; None if they were too large for a message. members: all of the selection, asked or
     not. p: by model, the probability that it is asked. outputs: by model, of those that have answered, by output name; the first axis is
-    the items. variants: by model, who gave them. answer: that was made of them. floor: the accuracy that the query stated. fed: items that feedback has come for here; counted: of them, those for which one has counted. of: of a pipeline's answer, which has no members, the prediction of the stage that
-    made it, or why no policy can learn from it.
+    the items. variants: by model, who gave them. answer: that was made of them. floor: the accuracy that the query stated. fed: items that
+    feedback has come for here; counted: of them, those for which one has counted. of: of a pipeline's answer, which has no members, the prediction
+    of the stage that made it, or why no policy can learn from it. arm: the version that answered in a release.
     """
 
     uid: bytes
@@ -47,6 +49,8 @@ class Prediction:
     floor: float | None = None
     fed: set[int] = field(default_factory=set)
     counted: set[int] = field(default_factory=set)
+    arm: Arm | None = None
+    labelled: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.outputs = dict(self.outputs)

@@ -21,7 +21,7 @@ from services.core.selection.refusals import misstated
 from services.core.trace import Span, Trace, read, span_id
 from services.core.validation import WrongField, count_items, length_of, wrong_requirement
 from services.dispatcher.apps import Apps
-from services.dispatcher.needs import needs_again, needs_of
+from services.dispatcher.needs import needs_again, needs_of, with_arm
 
 
 @dataclass(slots=True, eq=False)
@@ -343,6 +343,7 @@ class Admission(Struct, eq=False):
         except WrongField as error:
             return Error(code="bad_request", message=str(error))
         ask = needs_of(head, key, items, length, view.app.latency_ms, now, self.default_deadline_s - age)
+        ask = with_arm(ask, view, uid)
         query = Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
         if view.app.default_output is not None:
             query.fallback = view.app
@@ -395,9 +396,8 @@ class Admission(Struct, eq=False):
         found = self.apps.of(route.app, route.model)
         if found is None:
             return None
-        query = Query(
-            route.uid, route.app, head, needs_again(route, found[0], head), route.reply_to, body, route.arrived
-        )
+        ask = with_arm(needs_again(route, found[0], head), found[1], route.uid)
+        query = Query(route.uid, route.app, head, ask, route.reply_to, body, route.arrived)
         query.fallback = found[1].app if route.fallback and found[1].app.default_output is not None else None
         query.ensemble = ensemble_of(query, found[1].app)
         query.pipeline = found[1].app.pipeline

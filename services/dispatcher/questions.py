@@ -34,7 +34,7 @@ from services.dispatcher.composites import Composites
 from services.dispatcher.contexts import Contexts
 from services.dispatcher.fanout import SeenItems
 from services.dispatcher.lists import listing, state_of
-from services.dispatcher.needs import needs_of, needs_of_member, needs_of_stage
+from services.dispatcher.needs import needs_of, needs_of_member, needs_of_stage, with_arm
 from services.dispatcher.offers import told_of
 from services.dispatcher.pipelines import unserved
 from services.dispatcher.stages import NESTED, ServedPipeline, Stage
@@ -66,8 +66,9 @@ class Questions(Struct, eq=False):
             return NOTHING  # their coordinator answers
         apps = self.apps
         known = (apps.catalog, self.view, self.slo_target, apps.kept, self.central.hops)
+        items = self.composites.pipelines.items.of
         found = listing(
-            about, asked, now, *known, lambda app: unserved_app(app, apps), self.composites.pipelines.items.of
+            about, asked, now, *known, lambda app: unserved_app(app, apps), items, self.composites.releases.book
         )
         return (Publish(envelope.reply, found),)
 
@@ -84,7 +85,8 @@ class Questions(Struct, eq=False):
         key, app = found
         if (error := misstated(wish, app_name, app.measured_by(wish))) is not None:
             return Refusal(error=error)
-        return self._explain(needs_of(wish, key, 1, None, app.app.latency_ms, now, self.default_deadline_s), now)
+        ask = needs_of(wish, key, 1, None, app.app.latency_ms, now, self.default_deadline_s)
+        return self._explain(ask if wish.context is None else with_arm(ask, app, b""), now)
 
     def _explain(self, ask: Ask, now: float, depth: int = 0) -> Explanation:
         """depth: pipelines that this app is a vertex within."""
@@ -351,6 +353,9 @@ def _unmet(i: int, app: AppView, ask: Ask, now: float) -> str:
     record = group.record
     if not app.pinned(ask)[i]:
         if not app.current[i]:
+            new = app.app.releasing
+            if new is not None and app.app.serves(record.model, record.version):
+                return f"version {record.version} is in a release: a share of {new.share:g} of the queries gets it"
             return f"version {record.version} does not serve now: name it to use it"
         return "the query names another model, version or variant"
     if ask.accuracy and not app.accurate(ask)[i]:

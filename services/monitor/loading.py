@@ -426,7 +426,7 @@ class InstanceTable:
         apps = {app for app in instance.apps if app is not None}
         for name in self.used - apps:
             app = self.catalog.app(name)
-            if app is not None and app.links.get(model) == version:
+            if app is not None and app.serves(model, version):
                 apps.add(name)
         return apps
 

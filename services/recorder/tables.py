@@ -26,6 +26,7 @@ NAMES = {
     "objective": "infaas.objective_events",
     "pipeline": "infaas.pipeline_events",
     "drift": "infaas_internal.drift_rows",
+    "release": "infaas.release_events",
     "client-error": "infaas.client_errors",
     "registration": None,  # only its last status is kept
     "job": None,  # the same

@@ -22,8 +22,9 @@ from bus.messages.public import (
     RegistrationCancelled,
     RegistrationStatus,
 )
+from bus.messages.releases import ReleaseCounted
 from bus.messages.scaling import Drain
-from bus.messages.verbs import DrainWorker, Prune
+from bus.messages.verbs import AdminVerb, DrainWorker, Prune
 from bus.messages.work import (
     ModelInspected,
     PlaceContainer,
@@ -61,7 +62,7 @@ from services.core.metric import MetricFamily
 from services.core.placement import REMOTE
 from services.core.requests import Commands, Retry, SyncGate, TakeOvers, answer, not_now, refuse
 from services.core.settings import RegistrarSettings, Settings
-from services.registrar.changes import refusal, told
+from services.registrar.changes import not_now_for, refusal, told
 from services.registrar.checks import Ceiling, registration_error, verb_asked
 from services.registrar.commands import (
     AlreadyTaken,
@@ -73,14 +74,15 @@ from services.registrar.commands import (
     Pruned,
     RegistrationClaimed,
     RegistrationRecord,
+    ReleaseMoved,
     TakeOverRegistration,
     error_of,
 )
 from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
-from services.registrar.pipelines import NO_MODELS
 from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version, place_of
 from services.registrar.registration import OVER, RegistrationStatuses
 from services.registrar.registration import PREFIX as STATUS
+from services.registrar.releases import KEEP, MOVE, ReleaseJudge, moved
 from services.registrar.work import COMMAND_S, Registrations
 
 TICK_S = 1.0
@@ -117,7 +119,8 @@ class Registrar:
         )
         self._simulated = SimulatedVariants(self._catalog, self._registrations.workers)
         self._extensions = Extensions(self._catalog, self._statuses, self._registrations.workers)
-        self._gate = SyncGate((subjects.catalog_bucket, subjects.status_bucket))
+        self._releases = ReleaseJudge(subjects, self._catalog)
+        self._gate = SyncGate((subjects.catalog_bucket, subjects.status_bucket, subjects.control_bucket))
         self._takeovers = TakeOvers(name, REGISTRAR_TIMEOUT_S, COMMAND_S)
         self._records: dict[str, RegistrationRecord] = {}  # all unfinished registrations, of all registrars
         # Never to be taken over: ended, refused or unreadable. The bucket may still bring a record of them.
@@ -135,6 +138,7 @@ class Registrar:
             bytes: self._gate.after(self._status_request),
             Malformed: self._malformed,
             RegistrarHeartbeat: self._registrar_heartbeat,
+            ReleaseCounted: self._gate.after(self._releases.heard),
             Changed: self._changed,
             Synced: self._gate.synced,
             Done: self._done,
@@ -165,12 +169,14 @@ class Registrar:
             Inlet(subject=s.registration_cancel(), message=bytes, queue=REGISTRARS),
             Inlet(subject=s.admin(), message=Raw, queue=REGISTRARS),
             Inlet(subject=s.registrar("container"), message=PlaceContainer, queue=REGISTRARS),
+            self._releases.inlet,
             Inlet(subject=s.register(), message=Register, queue=REGISTRARS, malformed=True),
         )
 
     @property
     def watches(self) -> tuple[Watch, ...]:
-        return (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.status_bucket))
+        s = self._subjects
+        return tuple(Watch(bucket=bucket) for bucket in (s.catalog_bucket, s.status_bucket, s.control_bucket))
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
         """Take one message; see services.core.actor."""
@@ -185,6 +191,8 @@ class Registrar:
         changed: Changed = envelope.message
         if changed.bucket == self._subjects.catalog_bucket:
             self._catalog.apply(changed.key, changed.value)
+        elif changed.bucket == self._subjects.control_bucket:
+            self._releases.changed(changed)
         elif changed.key.startswith(STATUS):
             self._statuses.apply(changed.key.removeprefix(STATUS), changed.value)
         elif changed.key.startswith(WORK):
@@ -211,8 +219,7 @@ class Registrar:
         if registration in self._claims or registration in self._records or self._statuses.last(registration):
             return self._turn_away(envelope.reply, _taken("registration", request), envelope.now, request)
         app = self._catalog.app(request.app)
-        if app is not None and app.pipeline is not None:
-            error = error_of(f"app: {request.app} {NO_MODELS}")
+        if app is not None and (error := not_now_for(app, request)) is not None:
             return self._turn_away(envelope.reply, error, envelope.now, request)
         if request.version is not None and self._catalog.model(request.model, request.version) is not None:
             return self._turn_away(envelope.reply, _taken("version", request), envelope.now, request)
@@ -226,8 +233,7 @@ class Registrar:
         return (self._claim(record, envelope.reply),)
 
     def _malformed(self, envelope: Envelope) -> Iterable[Effect]:
-        error = error_of(envelope.message.error)
-        return self._turn_away(envelope.reply, error, envelope.now)
+        return self._turn_away(envelope.reply, error_of(envelope.message.error), envelope.now)
 
     def _turn_away(self, reply: str, error: Error, now: float, request: Register | None = None) -> tuple[Effect, ...]:
         """Refuse a registration that has not begun. It is recorded under a new id, which cannot be another registration's."""
@@ -281,9 +287,12 @@ class Registrar:
             return refuse(envelope.reply, refused)
         if isinstance(request, DrainWorker):
             return self._drain(request, envelope.reply, [one.worker for one in alive])
+        return (self._change(request, envelope.reply),)
+
+    def _change(self, request: AdminVerb, reply: str) -> Effect:
         self._change_count += 1
-        self._changes[self._change_count] = envelope.reply, getattr(request, "app", "")
-        return (Do(("admin", self._change_count), request, COMMAND_S),)
+        self._changes[self._change_count] = reply, getattr(request, "app", "")
+        return Do(("admin", self._change_count), request, COMMAND_S)
 
     def _drain(self, request: DrainWorker, reply: str, alive: list[str]) -> Iterable[Effect]:
         """As an operator wants it: epoch 0, which no controller has."""
@@ -357,13 +366,19 @@ class Registrar:
             if isinstance(result, ContextsDeleted):
                 gone = ContextChanged(result.app, result.key, 0, None)
                 return (Publish(self._subjects.selection("changed"), gone), *answer(reply, AdminDone()))
-            return answer(reply, AdminDone(note=result.note if isinstance(result, Noted) else UNSET))
+            note = result.note if isinstance(result, Noted | ReleaseMoved) else ""
+            return (*moved(result), *answer(reply, AdminDone(note=note or UNSET)))
         if kind == "cancel":
             return self._cancelled(which, result)
         if kind == "dismiss":
             return self._dismissed(which, now)
+        if kind in (MOVE, KEEP):
+            self._releases.ended(command, failed=False)
+            return moved(result)
         if kind == "records":
-            return self._registrations.written(which, result, now)
+            released = self._registrations.release_of(which) if result is None else ()
+            written = self._registrations.written(which, result, now)
+            return (*written, *(self._change(start, "") for start in released))
         if kind == "first":
             return self._registrations.first_written(which, result, now)
         if kind == "status":
@@ -389,6 +404,8 @@ class Registrar:
         kind, which = command = envelope.message.id
         if command == SIMULATED:
             self._simulated.ended()
+        elif kind in (MOVE, KEEP):
+            self._releases.ended(command, failed=True)
         elif kind == "prune":
             return NOTHING  # there is another night
         elif kind == "takeover":
@@ -417,6 +434,7 @@ class Registrar:
         effects = [After("tick", TICK_S, envelope.message), self._heartbeat(), *self._registrations.check(now)]
         if not self._gate.unsynced:
             effects += self._take_over(now)
+            effects += self._releases.check(now)
             effects += self._simulated.check(now)
             unfinished = (*self._records.values(), *(record for record, _ in self._claims.values()))
             effects += [self._claim(record, "") for record in self._extensions.due(now, self._name, unfinished)]

@@ -19,8 +19,9 @@ from bus.messages.catalog import (
     VariantRecord,
     stated_in,
 )
-from bus.messages.public import Error
+from bus.messages.public import Error, Register
 from bus.messages.verbs import (
+    AbortRelease,
     AddApp,
     AdminVerb,
     DeleteApp,
@@ -28,6 +29,8 @@ from bus.messages.verbs import (
     DeployPipeline,
     Expect,
     LinkModel,
+    PauseRelease,
+    PromoteRelease,
     ResetSelection,
     SetApp,
     SetBatching,
@@ -36,6 +39,7 @@ from bus.messages.verbs import (
     SetSelection,
     SetTarget,
     SetVersion,
+    StartRelease,
     UnlinkModel,
 )
 from bus.subjects import WITHOUT_APP
@@ -43,8 +47,9 @@ from services.core.batching import FIELDS, rule_errors
 from services.core.catalog import Catalog
 from services.core.placement import REMOTE
 from services.registrar.checks import CONTAINER, default_fault, selection_errors
-from services.registrar.commands import LinkVersion, RefitPlan, error_of
+from services.registrar.commands import LinkVersion, RefitPlan, StepRelease, error_of
 from services.registrar.pipelines import (
+    NO_MODELS,
     change_of_pipeline,
     deploy,
     ended,
@@ -56,10 +61,12 @@ from services.registrar.pipelines import (
     set_pipeline,
     with_settings,
 )
+from services.registrar.releases import moved_to, refused_by, started
 
 T = TypeVar("T")
 DEFAULTS = {field.name: field.default for field in fields(AppRecord)}  # what a setting has that is taken back
 MOST_EXPECTED = 100  # of an app: the last ones are kept
+ORDERED = "an operator's order"
 ALL, MODELS = "", "model"  # beginnings of keys in the catalogue
 
 
@@ -85,6 +92,10 @@ def amend(record: AppRecord | None, change: Any, catalog: Catalog) -> AppRecord 
     if record is None and not way.makes:
         return _unknown_app(change.app)
     refused = None if record is None or record.pipeline is None else change_of_pipeline(change)
+    if record is not None and isinstance(change, LinkModel | SetVersion | LinkVersion | UnlinkModel):
+        refused = refused or refused_by(
+            record, change.record.model if isinstance(change, LinkVersion) else change.model
+        )
     return refused or way.alter(record, change, catalog)
 
 
@@ -152,7 +163,51 @@ def _without(values: dict[str, T], model: str) -> dict[str, T]:
     return {name: value for name, value in values.items() if name != model}
 
 
-def _unlinked(change: SetReplicas | UnlinkModel, record: AppRecord) -> Error:
+def _start(record: AppRecord, change: StartRelease, catalog: Catalog) -> AppRecord | Error:
+    if change.model not in record.links:
+        return _unlinked(change, record)
+    found = catalog.model(change.model, change.version)
+    if change.version is None:
+        fitting = catalog.versions_for(record, change.model).values()
+        found = max(fitting, key=lambda one: (one.created, one.version), default=found)
+    if found is None:
+        return _unknown_version(change.model, change.version, catalog)
+    unfit = _link(record, LinkVersion(app=change.app, record=found), catalog)
+    return unfit if isinstance(unfit, Error) else started(record, change, found)
+
+
+def _pause(record: AppRecord, change: PauseRelease, _: Catalog) -> AppRecord | Error:
+    step = 0 if record.release is None else record.release.step
+    return moved_to(record, "step" if change.resume else "paused", step, ORDERED)
+
+
+def _abort(record: AppRecord, _: AbortRelease, __: Catalog) -> AppRecord | Error:
+    return moved_to(record, "aborted", 0 if record.release is None else record.release.step, ORDERED)
+
+
+def _promote(record: AppRecord, _: PromoteRelease, catalog: Catalog, reason: str = ORDERED) -> AppRecord | Error:
+    release = record.releasing
+    after = moved_to(record, "promoted", 0 if release is None else release.step, reason)
+    if isinstance(after, Error) or release is None:
+        return after
+    found = catalog.model(release.model, release.version)
+    if found is None:
+        return _unknown_version(release.model, release.version, catalog)
+    return _link(after, LinkVersion(app=record.app, record=found), catalog)
+
+
+def _step(record: AppRecord, change: StepRelease, catalog: Catalog) -> AppRecord | Error:
+    """As it was judged. What cannot be promoted any more ends."""
+    release = record.release
+    if release is None or (release.release, release.state, release.step) != change.was:
+        return record
+    if change.state != "promoted":
+        return moved_to(record, change.state, change.step, change.reason)
+    after = _promote(record, PromoteRelease(app=record.app), catalog, change.reason)
+    return moved_to(record, "aborted", change.step, after.message) if isinstance(after, Error) else after
+
+
+def _unlinked(change: SetReplicas | UnlinkModel | StartRelease, record: AppRecord) -> Error:
     linked = ", ".join(sorted(record.links)) or "none"
     return error_of(f"model: app {change.app} does not link {change.model}; it links {linked}", "unknown_model")
 
@@ -248,6 +303,11 @@ AMENDMENTS: dict[type[Struct], Amendment] = {
     DeleteApp: Amendment(in_use, reads=ALL),
     LinkModel: Amendment(_link_model, reads=MODELS, refits=True),
     SetVersion: Amendment(_set_version, reads=MODELS, refits=True),
+    StartRelease: Amendment(_start, reads=MODELS),
+    PauseRelease: Amendment(_pause),
+    PromoteRelease: Amendment(_promote, reads=MODELS, refits=True),
+    AbortRelease: Amendment(_abort),
+    StepRelease: Amendment(_step, reads=MODELS, refits=True),
     LinkVersion: Amendment(_link, reads=MODELS, makes=True, refits=True),
     UnlinkModel: Amendment(_unlink, reads=ALL, refits=True),
     SetSelection: Amendment(_select, refits=True),
@@ -259,6 +319,13 @@ AMENDMENTS: dict[type[Struct], Amendment] = {
 
 
 # -- what shows before a change begins
+
+
+def not_now_for(app: AppRecord, request: Register) -> Error | None:
+    """Why an app gets no version by this registration; None: it does."""
+    if app.pipeline is not None:
+        return error_of(f"app: {app.app} {NO_MODELS}")
+    return None if request.release == "hold" else refused_by(app, request.model)
 
 
 def refusal(request: AdminVerb, catalog: Catalog) -> Error | None:

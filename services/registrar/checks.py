@@ -23,6 +23,7 @@ from bus.messages.verbs import (
     SetSelection,
     body_of,
 )
+from bus.subjects import WITHOUT_APP
 from services.core.catalog import Catalog
 from services.core.placement import REMOTE
 from services.core.settings import DispatcherSettings, MachineKind, MonitorSettings, RegistrarSettings
@@ -62,6 +63,8 @@ def registration_error(request: Register, settings: RegistrarSettings) -> Error 
         wrong.append("contexts: contended measures one batch at a time; give one of both")
     if request.contended and request.format in (CONTAINER, REMOTE):
         wrong.append(f"contended: format {request.format} is measured alone; leave it out")
+    if request.release != "at-once" and request.app == WITHOUT_APP:
+        wrong.append("release: a model without an app has no queries to share; leave it out")
     if request.functions is not None:
         wrong += _functions(request)
     if request.inputs_key == request.labels_key:

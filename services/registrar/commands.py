@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from bus.messages.catalog import ModelRecord, VariantRecord
 from bus.messages.public import Code, Error, Register, RegistrationStatus
+from bus.messages.releases import Release, ReleaseFigures, ReleaseState
 from bus.messages.work import ArtifactsKept
 from services.core.placement import REMOTE
 
@@ -107,6 +108,31 @@ class RefitPlan(Struct, frozen=True, kw_only=True):
     """Name other variants in a pipeline's plan where the apps of its vertices do not serve the planned ones any more."""
 
     app: str
+
+
+class StepRelease(Struct, frozen=True, kw_only=True):
+    """Let an app's release go over to another state or step, if it is as it was: release, state and step. Comes back as ReleaseMoved, or None."""
+
+    app: str
+    was: tuple[str, str, int]
+    state: ReleaseState
+    step: int
+    reason: str
+
+
+class ReleaseMoved(Struct, frozen=True):
+    """An app's release has changed. note: as of `Noted`."""
+
+    app: str
+    release: Release
+    note: str = ""
+
+
+class PutFigures(Struct, frozen=True, kw_only=True):
+    """Keep what was counted of an app's release in the control bucket."""
+
+    app: str
+    figures: ReleaseFigures
 
 
 class ContextsDeleted(Struct, frozen=True):

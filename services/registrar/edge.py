@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from time import time
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -37,6 +37,7 @@ from services.core.catalog import (
     variant_key,
 )
 from services.core.placement import quarantined_at
+from services.core.release import KEY
 from services.registrar.changes import AMENDMENTS, amend, note_of
 from services.registrar.commands import (
     AddVariants,
@@ -48,14 +49,17 @@ from services.registrar.commands import (
     MarkCancelled,
     Noted,
     Pruned,
+    PutFigures,
     PutRecords,
     PutStatus,
     RefitPlan,
     RegistrationClaimed,
     RegistrationRecord,
+    ReleaseMoved,
     TakeOverRegistration,
     error_of,
 )
+from services.registrar.releases import stamped
 from services.shell.policies import try_policy
 
 TOGETHER = (
@@ -66,6 +70,19 @@ LARGE_KEPT_S = 600.0  # of inputs and outputs that are too large for a message; 
 UPLOADS_KEPT_S = 24 * 3600.0  # of uploads that nobody registered, and of those that the registrar does not remove
 
 _Message = TypeVar("_Message")
+
+
+class Amended(NamedTuple):
+    """An app's record has been changed. note: as `note_of`. moved: its release has changed."""
+
+    note: str
+    moved: ReleaseMoved | None
+
+    @classmethod
+    def of(cls, before: AppRecord | None, after: AppRecord | None, note: str) -> "Amended":
+        release, was = (None if one is None else one.release for one in (after, before))
+        moved = after is not None and release is not None and release != was
+        return cls(note, ReleaseMoved(after.app, release) if moved and after and release else None)
 
 
 class RegistrarEdge:
@@ -104,6 +121,7 @@ class RegistrarEdge:
             PutRecords: self._put_records,
             AddVariants: self._add_variants,
             ChangeSimulated: self._change_simulated,
+            PutFigures: self._put_figures,
             Finish: self._finish,
         }
 
@@ -275,19 +293,24 @@ class RegistrarEdge:
             with suppress(NotFound):
                 await self._control.delete(key)
 
+    async def _put_figures(self, command: PutFigures) -> None:
+        await self._control.put(f"{KEY}{command.app}", encode(command.figures))
+
     # -- catalogue
 
-    async def _change_app(self, command: Any) -> Error | Noted | None:
+    async def _change_app(self, command: Any) -> Error | Noted | ReleaseMoved | None:
         done = await self._amend(command)
         if isinstance(done, Error):
             return done
-        notes = [done]
+        notes = [done.note]
         if AMENDMENTS[type(command)].refits:
             notes += await self._refit_plans(command.app)
         note = "; ".join(filter(None, notes))
+        if done.moved is not None:
+            return replace(done.moved, note=note)
         return Noted(note) if note else None
 
-    async def _set_selection(self, command: SetSelection) -> Error | Noted | None:
+    async def _set_selection(self, command: SetSelection) -> Error | Noted | ReleaseMoved | None:
         own = command.policy
         why = await try_policy(own) if own is not None and ":" in own else ""
         if why:
@@ -311,6 +334,8 @@ class RegistrarEdge:
         if isinstance(done, Error):
             return done
         await self._set_batching(SetBatching(app=command.app))
+        with suppress(NotFound):
+            await self._control.delete(f"{KEY}{command.app}")
         return await self._reset_selection(ResetSelection(app=command.app))
 
     async def _refit_plans(self, app: str) -> list[str]:
@@ -323,7 +348,7 @@ class RegistrarEdge:
             stages = record.pipeline.vertices if record.pipeline is not None and record.plan is not None else ()
             if any(vertex.app == app for vertex in stages):
                 done = await self._amend(RefitPlan(app=record.app))
-                notes += [done] if isinstance(done, str) else []
+                notes += [done.note] if isinstance(done, Amended) else []
         return notes
 
     async def _read(self, under: str = "") -> Catalog:
@@ -357,8 +382,8 @@ class RegistrarEdge:
             await asyncio.gather(*map(self._contexts.delete, keys[at : at + TOGETHER]))
         return ContextsDeleted(app)
 
-    async def _amend(self, change: Any) -> Error | str:
-        """Read, change and write an app's record, again and again until nobody else has written in between. Returns `note_of` it."""
+    async def _amend(self, change: Any) -> Error | Amended:
+        """Read, change and write an app's record, again and again until nobody else has written in between."""
         key, reads = app_key(change.app), AMENDMENTS[type(change)].reads
         while True:
             catalog = Catalog() if reads is None else await self._read(reads)
@@ -372,6 +397,7 @@ class RegistrarEdge:
             after = amend(before, change, catalog)
             if isinstance(after, Error):
                 return after
+            after = None if after is None else stamped(before, after, time())
             try:
                 if after is None:
                     await self._catalog.delete(key)
@@ -381,7 +407,7 @@ class RegistrarEdge:
                     await self._catalog.update(key, encode(after), entry.revision)
             except WrongRevision:
                 continue
-            return note_of(before, after, change, catalog)
+            return Amended.of(before, after, note_of(before, after, change, catalog))
 
     async def _delete_version(self, command: DeleteVersion) -> Error | Pruned:
         """Delete the model's record first: without it nobody sees its variants. The version stays reserved for ever."""
@@ -390,10 +416,11 @@ class RegistrarEdge:
         keys = await self._catalog.keys()
         for key in keys:
             app = await _get(self._catalog, key, AppRecord) if key.startswith(app_key("")) else None
-            if app is not None and app.links.get(model) == version:
-                return error_of(
-                    f"version: app {app.app} serves {named}; set another version there, or unlink the model, first"
-                )
+            if app is not None and app.serves(model, version):
+                remedy = "set another version there, or unlink the model, first"
+                if app.releasing is not None and app.releasing.model == model:
+                    remedy = "end its release first, by infaas.admin.promote-release or infaas.admin.abort-release"
+                return error_of(f"version: app {app.app} serves {named}; {remedy}")
         await self._status.put(_reservation(model, version), DELETED)
         with suppress(NotFound):
             await self._catalog.delete(model_key(model, version))

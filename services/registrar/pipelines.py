@@ -22,6 +22,7 @@ from bus.messages.verbs import (
     SetReplicas,
     SetSelection,
     SetVersion,
+    StartRelease,
     UnlinkModel,
 )
 from services.core.catalog import Catalog
@@ -114,7 +115,7 @@ def change_of_pipeline(change: Any) -> Error | None:
     """Why an app that is a pipeline does not get a change that other apps may get; None: it does."""
     remedy = "deploy a plan (infaas pipeline deploy), or use set-replicas on the app of a stage"
     match change:
-        case LinkModel() | SetVersion() | LinkVersion():
+        case LinkModel() | SetVersion() | LinkVersion() | StartRelease():
             text = f"app: {change.app} {NO_MODELS}"
         case SetSelection():
             text = f"app: {change.app} is a pipeline, whose stages answer; use set-selection on the app of a stage"

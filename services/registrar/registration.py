@@ -297,13 +297,12 @@ class Registration:
             for built, plan in ((self.built[name], self.plans[name]),)
         )
 
-    def records(self, newest: bool) -> PutRecords:
-        """The records for the catalogue. newest: the app serves no later version of the model."""
+    def records(self, newest: bool, *, held: bool) -> PutRecords:
+        """The records for the catalogue. newest: the app serves no later version of the model. held: it is not linked yet."""
         assert self.inspected is not None, "records follow an inspection"
         variants = (*self._measured(), *self.simulated)
-        return PutRecords(
-            variants=variants, model=self._model(self.inspected), link=self.link(self.inspected) if newest else None
-        )
+        link = self.link(self.inspected) if newest and not held else None
+        return PutRecords(variants=variants, model=replace(self._model(self.inspected), held=held), link=link)
 
     def _model(self, inspected: ModelInspected) -> ModelRecord:
         names = {"version": self.version, "created": self.record.created, "registration": self.id}

@@ -1,6 +1,6 @@
 """The registrations that this registrar carries on: which worker has which order, what it reports, and the one end of each."""
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -10,6 +10,7 @@ from bus.fields import filled
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import DeviceStatus, ExecutorExited, WorkerHeartbeat
 from bus.messages.public import Error
+from bus.messages.verbs import StartRelease
 from bus.messages.work import CancelWork, ModelInspected, VariantBuilt, VariantFailed, WorkFinished, WorkProgress
 from bus.subjects import WITHOUT_APP, Subjects
 from services.core.actor import NOTHING, Do, Effect, Envelope, Handler, Publish, Record, Undelivered
@@ -327,7 +328,7 @@ class Registrations:
         if request.app == WITHOUT_APP or (app is not None and request.model in app.links):
             return NOTHING
         registration.first = "writing"
-        return (self._start("first", registration, registration.records(newest=True)),)
+        return (self._start("first", registration, registration.records(newest=True, held=self._held(registration))),)
 
     def first_written(self, registration: str, refused: Error | None, now: float) -> list[Effect]:
         """The first variant is in the catalogue. If it was refused, all of them are, when they are built."""
@@ -380,8 +381,24 @@ class Registrations:
         if registration.extends or registration.first == "written":
             command = registration.additions()
         else:
-            command = registration.records(newest=self._newest(registration))
+            command = registration.records(newest=self._newest(registration), held=self._held(registration))
         return self._start("records", registration, command)
+
+    def _held(self, registration: Registration) -> bool:
+        """Whether the app serves another version, which this one does not replace at once."""
+        request = registration.record.request
+        app = self.catalog.app(request.app)
+        return request.release != "at-once" and app is not None and request.model in app.links
+
+    def release_of(self, registration: str) -> Iterable[StartRelease]:
+        """The release that was asked for with the registration, of a version that the app does not serve yet; else none."""
+        found = self.open[registration]
+        request = found.record.request
+        if request.release != "steps" or not self._held(found) or found.extends:
+            return ()
+        app = self.catalog.app(request.app)
+        served = app is not None and app.serves(request.model, found.version)
+        return () if served else (StartRelease(app=request.app, model=request.model, version=found.version),)
 
     def _newest(self, registration: Registration) -> bool:
         """Whether the app serves no version of the model that was asked for later."""

@@ -33,6 +33,7 @@ RELATIONS = {
     "selection_events": "time app context query member probability loss weight reevaluated",
     "client_errors": "time app code count",
     "drift_events": "time app column_name distance since ended model",
+    "release_events": "time release app model version old_version share state reason",
     "pipeline_events": "time pipeline vertex action from_replicas to_replicas lambda_max window_s reason",
     "worker_events": "time worker hardware from_state to_state reason",
     "worker_samples": "time worker device",

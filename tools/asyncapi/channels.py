@@ -3,7 +3,7 @@
 import inspect
 from typing import NamedTuple
 
-from bus.messages import catalog, events, fleet, flow, jobs, public, scaling, verbs, work
+from bus.messages import catalog, events, fleet, flow, jobs, public, releases, scaling, verbs, work
 from bus.subjects import Subjects
 
 NAMES = Subjects()
@@ -266,6 +266,7 @@ def inner_channels() -> list[Channel]:
                 ("progress", work.WorkProgress, "workshop -> registrar"),
                 ("finished", work.WorkFinished, "workshop -> registrar"),
                 ("alive", work.RegistrarHeartbeat, "registrar -> registrars"),
+                ("release", releases.ReleaseCounted, "dispatcher -> registrars"),
                 ("kept", work.ArtifactsKept, "registrar -> workshops"),
             )
         ),

@@ -240,7 +240,9 @@ class ModelAutoscaler(TableActor):
         return SeenLoad(problem, classes, records)
 
     def _scope(self, needs: ClassDemand) -> Sequence[VariantRecord]:
-        return variants_for(needs.app, needs.model, needs.version, needs.variant, self._catalog, needs.accuracy)
+        return variants_for(
+            needs.app, needs.model, needs.version, needs.variant, self._catalog, needs.accuracy, new=needs.new
+        )
 
     def _candidate(
         self, record: VariantRecord, mine: WorkerHeartbeat, limit_s: float, apps: tuple[str, ...], now: float

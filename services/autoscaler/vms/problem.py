@@ -123,6 +123,7 @@ class FleetProblems:
             for record in self.catalog.variants_of(app.app):
                 if record.variant in held or record.model in app.replicas:
                     names[record.variant] = record
+            names |= {record.variant: record for arm in self.catalog.arms(app) for record in arm}
         for variant in self.reserved:
             kept = self.catalog.variant(variant)
             if kept is not None:
@@ -198,7 +199,7 @@ class FleetProblems:
             scope = tuple(
                 record
                 for record in variants_for(
-                    needs.app, needs.model, needs.version, needs.variant, self.catalog, needs.accuracy
+                    needs.app, needs.model, needs.version, needs.variant, self.catalog, needs.accuracy, new=needs.new
                 )
                 if self._answers(record, load)
             )
@@ -448,6 +449,9 @@ class FleetProblems:
                 variants = tuple(v for record in serving for v in at.get(record.variant, ()))
                 if variants:
                     yield variants, app.min_instances
+            for arm in self.catalog.arms(app):
+                if variants := tuple(v for record in meeting(arm, 0.0, app) for v in at.get(record.variant, ())):
+                    yield variants, 1
             for model, count in app.replicas.items():
                 there = [record for record in serving if record.model == model and record.variant in at]
                 if there:

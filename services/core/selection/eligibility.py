@@ -17,6 +17,7 @@ from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.public import Requirements
 from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis
 from services.core.demand import defaults, reaching
+from services.core.release import Arm
 from services.core.selection.instances import DEFAULT_PRIORITY, MANY, OVERHEAD, Instance
 from services.core.selection.sampler import InstanceSampler
 
@@ -30,7 +31,7 @@ class Ask(Struct, frozen=True, gc=False):
     items: how many. deadline: Unix seconds, the earlier of the latency objective and the absolute deadline. cost: US$ per 1,000 such queries.
     length: for models with an axis of varying length, the query's length rounded up to one that was measured. priority: 1 (highest) to 9.
     context, confidence: what apps of several models read. wish: needs that have no field here, since they are read as the query states them,
-    for all its parts.
+    for all its parts. arm: which version it gets in a release; None: there is none, or it names its version.
     """
 
     app: str
@@ -47,6 +48,7 @@ class Ask(Struct, frozen=True, gc=False):
     context: str | None = None
     confidence: float | None = None
     wish: Requirements = NO_WISH
+    arm: Arm | None = None
 
 
 Readiness = Literal["active", "loading", "troubled"]
@@ -110,7 +112,7 @@ class RankedVariants:
         self.groups = [app.groups[i] for i in found.tolist()]
         self._app = app
         self._found = found
-        self._current = app.current[found]
+        self._serving = {new: mask[found] for new, mask in app.serving.items()}
         self._default = app.default[found]
         self._latency: dict[tuple[int, int | None], NDArray[np.float64]] = {}
 
@@ -121,7 +123,7 @@ class RankedVariants:
         if ask.variant is not None or ask.model is not None or ask.version is not None:
             mask = self._app.pinned(ask)[self._found]
         else:
-            mask = self._current
+            mask = self._serving[_new(ask)]
         if ask.accuracy > 0.0:
             mask = mask & self._app.accurate(ask)[self._found]
         elif ask.variant is None:
@@ -241,6 +243,9 @@ class AppView:
         self.records = records
         # A version that is not linked serves only queries that name it.
         self.current: NDArray[np.bool_] = np.array([app.links.get(r.model) == r.version for r in records], dtype=bool)
+        # By whether a query gets the new version of a release.
+        released = np.array([app.released.get(r.model) == r.version for r in records], dtype=bool)
+        self.serving: dict[bool, NDArray[np.bool_]] = {False: self.current, True: released}
         self.groups = [VariantInstances(record) for record in records]
         self.index = {record.variant: i for i, record in enumerate(records)}
         self.open_axis = open_axis(app.signature)
@@ -411,7 +416,17 @@ class AppView:
 
     def eligibility(self, ask: Ask) -> Eligibility:
         """The variants that may serve these needs. Kept until something changes."""
-        key = (ask.latency_s, ask.accuracy, ask.cost, ask.items, ask.model, ask.version, ask.variant, ask.length)
+        key = (
+            ask.latency_s,
+            ask.accuracy,
+            ask.cost,
+            ask.items,
+            ask.model,
+            ask.version,
+            ask.variant,
+            ask.length,
+            _new(ask),
+        )
         found = self._eligibilities.get(key)
         if found is None:
             found = Eligibility(self, ask)
@@ -432,7 +447,7 @@ class AppView:
         if ask.variant is not None or ask.model is not None or ask.version is not None:
             mask &= self.pinned(ask)
         else:
-            mask &= self.current
+            mask &= self.serving[_new(ask)]
         return mask
 
     def accurate(self, ask: Ask) -> NDArray[np.bool_]:
@@ -453,10 +468,14 @@ class AppView:
             return mask
         mask = np.array([ask.model in (None, r.model) for r in self.records], dtype=np.bool_)
         if ask.version is None:
-            mask &= self.current
+            mask &= self.serving[_new(ask)]
         else:
             mask &= np.array([ask.version == r.version for r in self.records], dtype=np.bool_)
         return mask
+
+
+def _new(ask: Ask) -> bool:
+    return ask.arm is not None and ask.arm.new
 
 
 def usual(batches: Iterable[int]) -> int:

@@ -354,7 +354,7 @@ class BruteForce(SelectionPolicy):
         possible, accurate = False, app.accurate(ask)
         for i, group in enumerate(app.groups):
             record = group.record
-            if not self._allowed(ask, group, current=bool(app.current[i])):
+            if not self._allowed(ask, group, current=bool(app.serving[ask.arm is not None and ask.arm.new][i])):
                 continue
             alone = group.table.at(ask.length).seconds(ask.items)
             price = next((x.price_per_s for x in group.active), view.nominal_price_per_s(record))

@@ -300,6 +300,14 @@ BEGIN
       ('drift_events', 'ended', 'when queries came that look like the validation set again; null: it goes on'),
       ('drift_events', 'cells', 'JSON: edges of cells, items of the validation set and of the queries in each, the last one of NaN'),
 
+      ('release_events', '', 'One change of the state or step of a release'),
+      ('release_events', 'release', 'its id'),
+      ('release_events', 'version', 'new version'),
+      ('release_events', 'old_version', 'version that the app served before'),
+      ('release_events', 'share', 'share of the queries that the new version gets from now on, 0..1'),
+      ('release_events', 'state', 'step, paused, promoted, rolled-back or aborted'),
+      ('release_events', 'reason', 'why, with the figures'),
+
       ('worker_events', '', 'One change of the state of a worker, or the end of an executor whose successor serves (then no change)'),
       ('worker_events', 'from_state', 'state before; empty: it is new'),
 

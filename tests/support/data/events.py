@@ -30,6 +30,7 @@ from bus.messages.events import (
     OutcomeEvent,
     PipelineEvent,
     RegistrationEvent,
+    ReleaseEvent,
     ScalingEvent,
     SelectionEvent,
     ShadowEvent,
@@ -98,6 +99,10 @@ _DEFAULTS: dict[type[Event], dict[str, Any]] = {
     PipelineEvent: {
         "pipeline": "social", "vertex": "lang", "action": "up", "from_replicas": 3, "to_replicas": 5, "lambda_max": 250.0,
         "window_s": 0.08, "reason": "12 queries in 0.04 s",
+    },
+    ReleaseEvent: {
+        "release": "digits-1", "app": "digits", "model": "mlp", "version": "2", "old_version": "1", "share": 0.1,
+        "state": "step", "reason": "an operator's order",
     },
     FeedbackEvent: {"app": "digits", "id": "q1", "context": None, "label": "7", "input_digest": None},
 }  # fmt: skip

@@ -105,8 +105,8 @@ class Device:
 
     poison: ids of queries in whose batch the process dies; slow: factor on every batch; between: on the time from one batch to
     the next, as nobody measures it; spread: batches take up to this share more or less; broken: why it cannot load
-    anything, loads: how often it tried. By model: says: what it answers, late: factor on its batches, wide: numbers an item instead of 1, refuses: why
-    its inputs are wrong, boxes: items of each answer, which say their number. echoes: models that say what they were asked.
+    anything, loads: how often it tried. fails: models that fail. By model, or by model@version: says: what it answers, late: factor on its batches. By model: wide: numbers
+    an item instead of 1, refuses: why its inputs are wrong, boxes: items of each answer, which say their number. echoes: models that say what they were asked.
     """
 
     def __init__(self, stage: Stage, name: str) -> None:
@@ -116,6 +116,7 @@ class Device:
         self.store_s = 0.001
         self.spread = 0.0
         self.broken = ""
+        self.fails: set[str] = set()
         self.loads = 0
         self._luck = random.Random(name)
         self.poison: set[str] = set()
@@ -128,7 +129,7 @@ class Device:
         self.batches: list[list[str | None]] = []
         self.objects: dict[str, dict[str, Any]] = {}
         self._tables: dict[str, LatencyTable] = {}
-        self._models: dict[str, str] = {}
+        self._models: dict[str, tuple[str, str]] = {}
         self.died = False
 
     def __call__(self, command: Any) -> tuple[float, Any]:
@@ -138,7 +139,10 @@ class Device:
                 if self.broken:
                     return 0.01, RuntimeError(self.broken)
                 self._tables[command.instance] = LatencyTable(command.variant)
-                self._models[command.instance] = command.variant.model
+                self._models[command.instance] = (
+                    f"{command.variant.model}@{command.variant.version}",
+                    command.variant.model,
+                )
                 return command.variant.profile.load_ms / 1000.0, LoadedModel(1.0, 50.0, "scripted")
             case TransferModel():
                 return 0.01, LoadedModel(10.0, 50.0, "scripted", tier=command.tier)
@@ -160,10 +164,10 @@ class Device:
                 items = sum(work.items for work in command.queries)
                 seconds = self._tables[command.instance].seconds(items) * self.slow
                 seconds *= self._luck.uniform(1.0 - self.spread, 1.0 + self.spread)
-                model = self._models[command.instance]
-                seconds *= self.late.get(model, 1.0)
+                named, model = self._models[command.instance]
+                seconds *= self.late.get(named, self.late.get(model, 1.0))
                 width = self.wide.get(model, 1)
-                said = struct.pack("<f", self.says.get(model, 0.0)) * width
+                said = struct.pack("<f", self.says.get(named, self.says.get(model, 0.0))) * width
                 outputs = [{"y": Tensor("FP32", [w.items, width], said * w.items)} for w in command.queries]
                 if model in self.boxes:
                     count = self.boxes[model]
@@ -181,6 +185,8 @@ class Device:
                     result = BatchResult(
                         result.started, result.finished, [], [self.refuses[model]] * len(labels), unfit=True
                     )
+                if named in self.fails:
+                    result = BatchResult(result.started, result.finished, [], ["it fails"] * len(labels))
                 return seconds * self.between, result
         raise AssertionError(command)
 

@@ -68,6 +68,7 @@ from services.registrar.commands import (
     error_of,
 )
 from services.registrar.registration import OVER
+from services.registrar.releases import stamped
 from tests.support.data import events
 from tests.support.data.events import beat, device
 
@@ -151,7 +152,8 @@ class Stage:
         self.ids = iter(f"made-{n}" for n in range(1000))
         self.registrar = Registrar(name, SUBJECTS, settings or RegistrarSettings(), lambda: next(self.ids))
         self.tell(Started())
-        for bucket, held in ((SUBJECTS.catalog_bucket, self.catalog), (SUBJECTS.status_bucket, self.status)):
+        buckets_held = (SUBJECTS.catalog_bucket, self.catalog), (SUBJECTS.status_bucket, self.status)
+        for bucket, held in (*buckets_held, (SUBJECTS.control_bucket, {})):
             for key, value in held.items():
                 self.tell(Changed(bucket, key, value))
             self.tell(Synced(bucket))
@@ -250,9 +252,11 @@ class Stage:
 
     def change(self, change: Any) -> Error | None:
         """By AMENDMENTS, as the edge does."""
-        after = amend(self.registrar._catalog.app(change.app), change, self.registrar._catalog)
+        before = self.registrar._catalog.app(change.app)
+        after = amend(before, change, self.registrar._catalog)
         if isinstance(after, Error):
             return after
+        after = None if after is None else stamped(before, after, self.now)
         self.put(SUBJECTS.catalog_bucket, f"app.{change.app}", None if after is None else encode(after))
         return None
 

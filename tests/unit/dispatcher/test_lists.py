@@ -141,7 +141,7 @@ def test_a_planned_pipeline_is_listed_with_what_is_planned_and_what_lives() -> N
 
 def test_only_the_lists_and_pipelines_that_there_are() -> None:
     assert (pipelines(APP, app="other"), pipelines(replace(APP, pipeline=None))) == ([], [])
-    message = "there is no list of 'spoons': ask for apps, models, variants, workers or pipelines"
+    message = "there is no list of 'spoons': ask for apps, models, variants, workers, pipelines or releases"
     assert listed("spoons").error.message == message
 
 

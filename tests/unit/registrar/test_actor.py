@@ -152,6 +152,7 @@ def test_requests_wait_until_the_catalogue_is_known() -> None:
     fresh.registrar = type(stage.registrar)("b", SUBJECTS, RegistrarSettings(), lambda: "x")
     fresh.tell(REQUEST, SUBJECTS.register(), "_INBOX.1")
     fresh.tell(Synced(SUBJECTS.status_bucket))
+    fresh.tell(Synced(SUBJECTS.control_bucket))
     assert fresh.commands == []
     fresh.tell(Synced(SUBJECTS.catalog_bucket))
     assert len(fresh.commands) == 1

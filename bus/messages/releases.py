@@ -1,0 +1,90 @@
+"""Releases: a new version of a model on its way to an app's queries, and what dispatchers count of it."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+ReleaseState = Literal["step", "paused", "promoted", "rolled-back", "aborted"]
+
+
+class Release(Struct, frozen=True, kw_only=True):
+    """The last release of an app, in its record.
+
+    steps: shares of the queries that get the new version, in turn. least: seconds that a step takes at least. margin: of accuracy. prove: the
+    next step only once labels exclude a loss larger than that. hold: the last step stays. step: the place in steps. started, since (of the
+    state): Unix seconds. reason: of the state.
+    """
+
+    model: str
+    version: str
+    old_version: str
+    steps: list[float]
+    least: float
+    margin: float
+    release: str = ""
+    prove: bool = False
+    hold: bool = False
+    state: ReleaseState = "step"
+    step: int = 0
+    started: float = 0.0
+    since: float = 0.0
+    reason: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether both versions answer."""
+        return self.state in ("step", "paused")
+
+    @property
+    def share(self) -> float:
+        """Of the queries that get the new version."""
+        return self.steps[self.step] if self.active else float(self.state == "promoted")
+
+
+class ArmCounts(Struct, frozen=True, array_like=True, gc=False):
+    """What one dispatcher, or all, counted of the queries that one version answered in one step, since the dispatcher's start.
+
+    errors: the model failed. missed: late, or refused for want of time. labels: items with a label. right: the sum of 1 - loss over these.
+    within: answers by bucket of latency (services/core/release.py).
+    """
+
+    step: int
+    new: bool
+    queries: int = 0
+    errors: int = 0
+    missed: int = 0
+    labels: int = 0
+    right: float = 0.0
+    within: dict[int, int] = {}
+
+    def plus(self, other: "ArmCounts") -> "ArmCounts":
+        """Both together."""
+        within = dict(self.within)
+        for bucket, count in other.within.items():
+            within[bucket] = within.get(bucket, 0) + count
+        return ArmCounts(
+            self.step,
+            self.new,
+            self.queries + other.queries,
+            self.errors + other.errors,
+            self.missed + other.missed,
+            self.labels + other.labels,
+            self.right + other.right,
+            within,
+        )
+
+
+class ReleaseCounted(Struct, frozen=True, array_like=True):
+    """`infaas.registrar.release`: what a dispatcher has counted of a release since its start. It says so again whenever that has changed."""
+
+    dispatcher: str
+    app: str
+    release: str
+    arms: list[ArmCounts]
+
+
+class ReleaseFigures(Struct, frozen=True, kw_only=True):
+    """The same of all dispatchers, by name, those that are gone included. Key in the control bucket: `release.<app>`."""
+
+    release: str
+    counted: dict[str, list[ArmCounts]]
