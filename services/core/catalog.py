@@ -69,6 +69,18 @@ def target_of(app: AppRecord | None, default: float) -> float:
     return default if app is None or app.slo_target is None else app.slo_target
 
 
+def accuracy_of(app: AppRecord | None, mean: float, worth: float) -> tuple[float, float]:
+    """The accuracy that an app's answers have in the mean, and what a point of it more is worth, US$ per 1,000. 0: none. mean, worth: of the
+    settings.
+    """
+    if app is None:
+        return mean, worth
+    return (
+        mean if app.accuracy_mean is None else app.accuracy_mean,
+        worth if app.worth is None else app.worth,
+    )
+
+
 class Catalog:
     """Apps, models by version, and variants, from the last entries of the bucket. Look-ups are dictionary accesses.
 

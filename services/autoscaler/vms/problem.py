@@ -7,6 +7,7 @@ the time at which a new instance would serve: what the machines that work now sh
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor, inf
+from typing import Any
 
 from msgspec import Struct
 
@@ -15,7 +16,7 @@ from services.autoscaler.demand import DemandForecast, ForecastLoad, Reached, ma
 from services.autoscaler.vms.commands import SolveFleet
 from services.autoscaler.vms.fleet import Fleet, FleetWorker, devices_of, shape_of
 from services.autoscaler.vms.rules import FleetLimits
-from services.core.catalog import Catalog, target_of
+from services.core.catalog import Catalog, accuracy_of, target_of
 from services.core.cost import HANDLING_MS, Goal, cores_of, cost_per_1000, device_share, load_seconds, machine_price
 from services.core.demand import Band, band, meeting, requirement_class, variants_for
 from services.core.lifecycle import COUNTED, SERVING
@@ -31,6 +32,7 @@ PATIENCE = 0.5  # the part of a query's latency in which it may wait for what wa
 QUANTILES = (0.12, 0.37, 0.62, 0.87)
 HIGH = 0.95  # quantile of them that is provided for
 EXPECTED = 0.5  # weight of the expected load beside the past ones
+POINTS = 100 * 3600 / 1000  # points in a whole, and 1,000 items an hour in one a second
 OVERHEAD_S = 0.001  # of a query, beside computing
 
 
@@ -39,7 +41,7 @@ class ClassNeeds(Struct, frozen=True):
     them and for errors of the forecast.
 
     expected: items/s when a new instance would serve. soon, later: items/s that are hardly exceeded until a new instance, and a new machine,
-    would serve. usual: (weight, items/s) of the loads that count for accuracy.
+    would serve. usual: (weight, items/s) of the loads that count for accuracy. mean, worth: as `accuracy_of` says.
     """
 
     load: ForecastLoad
@@ -52,6 +54,13 @@ class ClassNeeds(Struct, frozen=True):
     soon: float
     later: float
     usual: tuple[tuple[float, float], ...] = ()
+    mean: float = 0.0
+    worth: float = 0.0
+
+    @property
+    def accuracy(self) -> dict[str, Any]:
+        """What the programme is told of it: the mean, and US$ an hour for one whole of accuracy of all its items."""
+        return {"mean": self.mean, "worth": self.worth * self.expected * POINTS}
 
 
 class Reservation(Struct, frozen=True):
@@ -218,7 +227,10 @@ class FleetProblems:
                 usual = ((EXPECTED, expected), *(((1.0 - EXPECTED) / len(QUANTILES), rate) for rate in each[:-1]))
                 soon = max(soon, each[-1])
                 later = max(soon, later)
-            found.append(ClassNeeds(load, needs.app, scope, limit, miss / 2, factor, expected, soon, later, usual))
+            accuracy = accuracy_of(self.catalog.app(needs.app), self.settings.accuracy_mean, self.settings.worth)
+            found.append(
+                ClassNeeds(load, needs.app, scope, limit, miss / 2, factor, expected, soon, later, usual, *accuracy)
+            )
         return tuple(found)
 
     def _answers(self, record: VariantRecord, load: ForecastLoad) -> bool:
@@ -317,7 +329,7 @@ class FleetProblems:
                 carrying = load / rate
                 whole = instances_for(peak, rate, one.limit_s / factors[v], one.miss, one.load.peakedness)
                 options[v] = (carrying, one.margin * max(0.0, whole - carrying))
-            needs.append(ClassNeed(name=one.app, load=load, options=options))
+            needs.append(ClassNeed(name=one.app, load=load, options=options, **one.accuracy))
         return FleetProblem(
             pools=tuple(pool for pool, _, _ in pools),
             variants=tuple(variants),
@@ -351,7 +363,11 @@ class FleetProblems:
             for end in ends[middle]
         ]
         return ClassNeed(
-            name=one.app, load=mean, options={v: _steps(found) for v, found in ends.items()}, layers=_steps(shares)
+            name=one.app,
+            load=mean,
+            options={v: _steps(found) for v, found in ends.items()},
+            layers=_steps(shares),
+            **one.accuracy,
         )
 
     def _budget(self, pools: Iterable[_PoolDevices]) -> float:
