@@ -25,6 +25,7 @@ MISSING = 1000.0  # what the whole load missing counts, in units of the dearest 
 RESERVE_MISSING = 0.2  # the same of the reserve, as part of that
 ELASTIC_SHARE = 1e-3  # weight of instances' shares where machines are billed: enough to prefer fewer
 LOAD_WEIGHT = 1e-3  # of the share of an instance, per second that it loads: enough to prefer what runs
+CALM = 4.0  # what loading one counts where variants are mixed, times its price while it loads: many mixes are about equally good
 LIFE_S = 90.0  # s for which a plan is expected to hold: a swap must gain more accuracy than it loses while it loads
 GAIN = 0.002  # of mean accuracy, or as much load carried: what a new plan must gain
 UNSERVED = 10.0  # what a query that is not carried counts, beside an accuracy of at most 1
@@ -195,6 +196,7 @@ def solve_fleet(
         model.column(pool.price / unit * (1.0 if pool.elastic else ELASTIC_SHARE), pool.most, pool.least, whole=True)
         for pool in problem.pools
     ]
+    mixed = any(need.mean or need.worth for need in problem.needs)
     kept, added = [], []
     spare: dict[int, int] = {}  # by variant: the column of running instances that only stand by
     for one in problem.variants:
@@ -206,6 +208,8 @@ def solve_fleet(
         lost = one.serves * one.load_s / LIFE_S / whole * (1.0 if accurate else MISSING if pool.spares else 0.0)
         kept.append(model.column(price - lost, min(one.running, most), whole=True))
         change = LOAD_WEIGHT * max(share, 0.01) * (1.0 + one.load_s) if one.adding is None else one.adding / unit
+        if mixed and one.adding is None:
+            change += CALM * share * one.load_s / LIFE_S
         added.append(model.column(price + change, max(0, most - min(one.running, most)), whole=True))
         if pool.spares and one.running and not accurate:
             column = model.column(share * ELASTIC_SHARE - lost, min(one.running, most), whole=True)

@@ -52,7 +52,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     demand; this one carries as much as it found room for, and `unmet` says what is missing and why). instances: of every
     candidate, after the plan. cost_per_s: US$ per second of all of them. objective: cost of the actions, as the problem
     defines it. solver: who found it. reason: for people, empty when there is nothing to say. gap: how far from optimal it
-    may be at most, relative; None when unknown. accuracy: by app, of its answers in the mean; none of a greedy plan.
+    may be at most, relative; None when unknown. accuracy: of its answers in the mean, by app for which it counts.
     """
 
     status: Status
@@ -98,10 +98,10 @@ def conclude(
 
 
 def _by_app(problem: PlanningProblem, accuracy: Sequence[float | None]) -> dict[str, float]:
-    """By app, the mean accuracy of its answers."""
+    """By app that asks for it, the mean accuracy of its answers."""
     found: dict[str, list[tuple[float, float]]] = {}
     for demand, mean in zip(problem.demands, accuracy, strict=False):
-        if mean is not None:
+        if mean is not None and (demand.accuracy_mean or demand.worth):
             found.setdefault(demand.app, []).append((demand.load, mean))
     return {app: sum(load * mean for load, mean in of) / sum(load for load, _ in of) for app, of in found.items()}
 
