@@ -41,7 +41,7 @@ class ClassNeeds(Struct, frozen=True):
     them and for errors of the forecast.
 
     expected: items/s when a new instance would serve. soon, later: items/s that are hardly exceeded until a new instance, and a new machine,
-    would serve. usual: (weight, items/s) of the loads that count for accuracy. mean, worth: as `accuracy_of` says.
+    would serve. usual: (weight, items/s) of the loads that count for accuracy. wish: mean and worth as `ClassNeed` has them.
     """
 
     load: ForecastLoad
@@ -54,13 +54,7 @@ class ClassNeeds(Struct, frozen=True):
     soon: float
     later: float
     usual: tuple[tuple[float, float], ...] = ()
-    mean: float = 0.0
-    worth: float = 0.0
-
-    @property
-    def accuracy(self) -> dict[str, Any]:
-        """What the programme is told of it: the mean, and US$ an hour for one whole of accuracy of all its items."""
-        return {"mean": self.mean, "worth": self.worth * self.expected * POINTS}
+    wish: Mapping[str, Any] = {}
 
 
 class Reservation(Struct, frozen=True):
@@ -200,13 +194,9 @@ class FleetProblems:
         boot = max((kind.boot_s for kind in self.limits.kinds.values()), default=0.0)
         for load in self.demand.loads():
             needs = load.needs
-            scope = tuple(
-                record
-                for record in variants_for(
-                    needs.app, needs.model, needs.version, needs.variant, self.catalog, needs.accuracy
-                )
-                if self._answers(record, load)
-            )
+            named = needs.model, needs.version, needs.variant
+            able = variants_for(needs.app, *named, self.catalog, needs.accuracy)
+            scope = tuple(record for record in able if self._answers(record, load))
             if not scope:
                 continue
             target = target_of(self.catalog.app(needs.app), self.settings.slo_target)
@@ -227,19 +217,18 @@ class FleetProblems:
                 usual = ((EXPECTED, expected), *(((1.0 - EXPECTED) / len(QUANTILES), rate) for rate in each[:-1]))
                 soon = max(soon, each[-1])
                 later = max(soon, later)
-            accuracy = accuracy_of(self.catalog.app(needs.app), self.settings.accuracy_mean, self.settings.worth)
+            mean, worth = accuracy_of(self.catalog.app(needs.app), self.settings.accuracy_mean, self.settings.worth)
+            wish = {"mean": mean, "worth": worth * expected * POINTS}
             found.append(
-                ClassNeeds(load, needs.app, scope, limit, miss / 2, factor, expected, soon, later, usual, *accuracy)
+                ClassNeeds(load, needs.app, scope, limit, miss / 2, factor, expected, soon, later, usual, wish)
             )
         return tuple(found)
 
     def _answers(self, record: VariantRecord, load: ForecastLoad) -> bool:
         """Whether this variant may answer the class at all."""
         needs = load.needs
-        if (
-            needs.latency_ms is not None
-            and self._tables.table(record).seconds(1) + OVERHEAD_S > needs.latency_ms / 1000.0
-        ):
+        alone = self._tables.table(record).seconds(1) + OVERHEAD_S
+        if needs.latency_ms is not None and alone > needs.latency_ms / 1000.0:
             return False
         return needs.cost is None or self.cost(record) <= needs.cost
 
@@ -329,7 +318,7 @@ class FleetProblems:
                 carrying = load / rate
                 whole = instances_for(peak, rate, one.limit_s / factors[v], one.miss, one.load.peakedness)
                 options[v] = (carrying, one.margin * max(0.0, whole - carrying))
-            needs.append(ClassNeed(name=one.app, load=load, options=options, **one.accuracy))
+            needs.append(ClassNeed(name=one.app, load=load, options=options, **one.wish))
         return FleetProblem(
             pools=tuple(pool for pool, _, _ in pools),
             variants=tuple(variants),
@@ -367,7 +356,7 @@ class FleetProblems:
             load=mean,
             options={v: _steps(found) for v, found in ends.items()},
             layers=_steps(shares),
-            **one.accuracy,
+            **one.wish,
         )
 
     def _budget(self, pools: Iterable[_PoolDevices]) -> float:
