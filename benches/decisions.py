@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from msgspec.structs import replace
 
 from benches.scoreboard.accuracy import accuracy_cases
+from benches.scoreboard.resnets import resnet_cases
 from benches.scoreboard.scenarios import Built, Case, cost_cases, write
 from benches.scoreboard.table import by_scenario, cells, detail, table
 from services.simulation.kernel import ActorHalted
@@ -133,7 +134,7 @@ def with_distances(rows: Iterable[Row], others: Iterable[Row] = ()) -> list[Row]
 
 
 def cases() -> list[Case]:
-    return [*cost_cases(), *accuracy_cases()]
+    return [*cost_cases(), *accuracy_cases(), *resnet_cases()]
 
 
 def changed(built: Built, settings: Sequence[str]) -> Built:

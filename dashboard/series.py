@@ -119,10 +119,10 @@ def traffic(window: Window) -> pd.DataFrame:
 
 
 def objectives(window: Window) -> pd.DataFrame:
-    """By app: `slo_target`, the share `reached` in the window (NaN without queries), its `queries`, and what was last expected of it."""
+    """By app: `slo_target`, `accuracy_mean`, `worth`, the share `reached` in the window (NaN without queries), its `queries`, and what was last expected of it."""
     rows = history("traffic_long" if window.long else "traffic", window)
     ended = rows.groupby("app", as_index=False)[["queries", "in_time"]].sum()
-    known = query("apps")[["app", "slo_target"]]
+    known = query("apps")[["app", "slo_target", "accuracy_mean", "worth"]]
     every = known.merge(ended, on="app", how="left").merge(history("objectives", window), on="app", how="left")
     return every.assign(reached=every["in_time"] / every["queries"])
 

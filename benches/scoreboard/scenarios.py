@@ -143,10 +143,15 @@ def shared(apps: Sequence[AppSpec], **load: Any) -> Table:
 # -- recorded loads
 
 
+def seconds(traces: Path) -> list[int]:
+    """Events of each second of the seven days."""
+    with gzip.open(traces / TWITTER, "rt") as file:
+        return [int(line) for line in file.read().split()]
+
+
 def twitter(traces: Path, day: int, *, real: bool = False) -> list[int]:
     """Events of each minute of a day (1 to 7); real: of each second of two hours."""
-    with gzip.open(traces / TWITTER, "rt") as file:
-        counts = [int(line) for line in file.read().split()[(day - 1) * DAY_S : day * DAY_S]]
+    counts = seconds(traces)[(day - 1) * DAY_S : day * DAY_S]
     return counts[REAL] if real else [sum(counts[at : at + 60]) for at in range(0, DAY_S, 60)]
 
 

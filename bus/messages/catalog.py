@@ -497,7 +497,8 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
 
     links: model name to the version that serves now. default_output: the output for one item, sent instead of a refusal if no answer can
     come in time (docs/contract.md). input_type: the type of one input item in Clipper's terms: integers, floats, doubles, bytes or
-    strings. slo_target: the share of queries to be answered in time, above 0 and below 1; None: that of the settings.
+    strings. slo_target: the share of queries to be answered in time, above 0 and below 1; None: that of the settings. accuracy_mean: 0 to 1,
+    wanted in the mean over the answers, at least cost; worth: US$ per 1,000 answers for a point of accuracy more; None: those of the settings.
     selection: how several models answer together; None: one variant answers each query. replicas: by linked model, the least number of
     instances of its best variant. pipeline: the graph of other apps that answers; such an app links no models. plan: of the pipeline,
     the one that is deployed. accuracy: what a query without one gets: "own", a variant at most 0.5 points below its model, or "any".
@@ -523,6 +524,8 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     expects: list[Expectation] = []
     quality_act: str = "select"
     release: Release | None = None
+    accuracy_mean: float | None = None
+    worth: float | None = None
 
     @property
     def releasing(self) -> Release | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import NODEFAULT, UNSET, Struct, UnsetType
 
-from bus.fields import SHARE, TARGET, TOKEN, Checked, Fault, Field, Number, choice, fields_of
+from bus.fields import PART, SHARE, TARGET, TOKEN, Checked, Fault, Field, Number, choice, fields_of
 from bus.messages.catalog import BatchingFields, BatchingRule, Ensemble, Outputs, PipelineRecord
 
 POSITIVE = Number(above=0)
@@ -20,11 +20,16 @@ DEFAULT_OUTPUT = (
     "What the app answers if no model can answer in time, as JSON. A text that is no JSON stands for itself."
 )
 IN_TIME = "The share of the app's queries to be answered in time, above 0 and below 1."
+ACCURACY_MEAN = "The accuracy, above 0 and at most 1, that the app's answers have in the mean, at least cost. A query's own need still holds."
+WORTH = "US$ per 1,000 answers that a point (0.01) of accuracy more is worth."
 NO_OBJECTIVE = "The app has no latency objective any more (set-app)."
 NO_DEFAULT = "The app has no default output any more (set-app)."
 NO_TARGET = (
     "The app has no target of its own any more, but autoscaler.slo_target of the settings (set-app, set-target)."
 )
+
+NO_MEAN = "The app has no mean accuracy of its own any more, but autoscaler.accuracy_mean of the settings."
+NO_WORTH = "The app states no worth of accuracy any more; autoscaler.worth of the settings holds."
 
 
 def spelled(name: str) -> str:
@@ -48,6 +53,9 @@ class AdminVerb(Checked, frozen=True, kw_only=True, omit_defaults=True, tag=spel
             yield Fault(verb_of(type(self)), f"name exactly one of {', '.join(self.one_of)}")
 
 
+TARGETS_BACK = {"slo_target": NO_TARGET, "accuracy_mean": NO_MEAN, "worth": NO_WORTH}
+
+
 class AppSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Settings of an app. What is UNSET stays as it is, what is None has its default again."""
 
@@ -55,6 +63,8 @@ class AppSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     default_output: Annotated[Any, DEFAULT_OUTPUT] = UNSET
     min_instances: Annotated[int | UnsetType | None, Number(), "Instances that the app always keeps."] = UNSET
     slo_target: Annotated[float | UnsetType | None, TARGET, IN_TIME] = UNSET
+    accuracy_mean: Annotated[float | UnsetType | None, PART, ACCURACY_MEAN] = UNSET
+    worth: Annotated[float | UnsetType | None, Number(), WORTH] = UNSET
     accuracy: Annotated[
         str | UnsetType | None,
         choice("own", "any"),
@@ -96,7 +106,7 @@ class AddApp(AppSettings, AdminVerb, frozen=True, kw_only=True):
 class SetApp(AppSettings, AdminVerb, frozen=True, kw_only=True):
     """Change settings of an app."""
 
-    taken_back = {"latency_ms": NO_OBJECTIVE, "default_output": NO_DEFAULT, "slo_target": NO_TARGET}
+    taken_back = {"latency_ms": NO_OBJECTIVE, "default_output": NO_DEFAULT, **TARGETS_BACK}
 
     app: App
 
@@ -212,12 +222,25 @@ class SetReplicas(AdminVerb, frozen=True, kw_only=True):
 
 
 class SetTarget(AdminVerb, frozen=True, kw_only=True):
-    """The share of an app's queries to be answered in time, above 0 and below 1."""
+    """What an app is to reach: the share of its queries in time, and how accurate its answers are in the mean, or what accuracy is worth."""
 
-    taken_back = {"slo_target": NO_TARGET}
+    taken_back = TARGETS_BACK
 
     app: App
-    slo_target: Annotated[float | None, TARGET, IN_TIME]
+    slo_target: Annotated[float | UnsetType | None, TARGET, IN_TIME] = UNSET
+    accuracy_mean: Annotated[float | UnsetType | None, PART, ACCURACY_MEAN] = UNSET
+    worth: Annotated[float | UnsetType | None, Number(), WORTH] = UNSET
+
+    @property
+    def given(self) -> dict[str, float | None]:
+        """The targets that are to change."""
+        values = {name: getattr(self, name) for name in TARGETS_BACK}
+        return {name: value for name, value in values.items() if value is not UNSET}
+
+    def conflicts(self) -> Iterator[Fault]:
+        """See `Checked`."""
+        if not self.given:
+            yield Fault("set-target", f"give at least one of {', '.join(TARGETS_BACK)}")
 
 
 class Expect(AdminVerb, frozen=True, kw_only=True):

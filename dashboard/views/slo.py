@@ -95,6 +95,12 @@ def objectives() -> None:
             "target": widgets.number_column("target", "%.5g %%", help="Share of queries to be answered in time"),
             "reached": widgets.number_column("reached", "%.5g %%", help="Share that was, in this range"),
             "verdict": "",
+            "accuracy_mean": widgets.number_column(
+                "accuracy in the mean", "%.4g", help="That answers are to have in the mean"
+            ),
+            "worth": widgets.number_column(
+                "a point is worth", "%.4g $", help="US$ per 1,000 answers for a point of accuracy more"
+            ),
             "queries": widgets.number_column("queries", "localized"),
             "allowed": widgets.number_column(
                 "may miss",

@@ -102,6 +102,8 @@ def _body(verb: str, kind: type[AdminVerb], values: dict[str, Any]) -> dict[str,
         usage(f"{verb} needs {' and '.join(missing)}: write {' and '.join(f'{one} VALUE' for one in missing)}")
     if kind.one_of and sum(name in body for name in kind.one_of) != 1:
         usage(f"{verb} needs exactly one of {', '.join(map(_option, kind.one_of))}")
+    if kind.taken_back and set(body) == {"app"}:
+        usage(f"{verb} needs at least one of {', '.join(_option(name) for name in body_of(kind) if name != 'app')}")
     return body
 
 

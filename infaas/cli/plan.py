@@ -13,7 +13,7 @@ from cyclopts.validators import Number
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from bus.fields import SHARE
+from bus.fields import PART, SHARE
 from bus.fields import Number as Bounds
 from infaas.cli.options import Json, Wide
 from infaas.cli.output import Column, fail, for_the_result, number, print_table, show, usage
@@ -53,6 +53,8 @@ def plan(
     if policy == "greedy" and time_limit is not None:
         usage("--time-limit: greedy does not search: leave it out, or plan with ilp")
     problem = read_plan_file(file)
+    if policy == "greedy" and any(one.accuracy_mean or one.worth for one in problem.demands):
+        usage("--policy: greedy knows no accuracy_mean and no worth: leave them out, or plan with ilp")
     if policy == "ilp":
         import scipy.optimize  # noqa: F401, PLC0415  (so that loading it does not count as solving)
     with for_the_result():
@@ -80,6 +82,8 @@ def _document(found: Plan, solve_ms: float) -> dict[str, Any]:
         "solver": found.solver,
         "objective": found.objective,
     }
+    if found.accuracy:
+        document["accuracy"] = found.accuracy
     if found.reason:
         document["reason"] = found.reason
     if found.unmet:
@@ -99,7 +103,8 @@ def _render(problem: PlanningProblem, found: Plan, solve_ms: float, wide: bool) 
         Column("US$/s", lambda one: one["cost_per_s"] * found.instances[one["name"]]),
     )
     print_table([asdict(one) for one in problem.candidates], columns, "", wide=wide)
-    print(f"{found.status}, by {found.solver} in {solve_ms:.1f} ms: {number(found.cost_per_s)} US$/s")
+    means = "".join(f"; {app}: {accuracy:.4g} accurate" for app, accuracy in found.accuracy.items())
+    print(f"{found.status}, by {found.solver} in {solve_ms:.1f} ms: {number(found.cost_per_s)} US$/s{means}")
     if found.reason and found.status != "infeasible":
         print(found.reason)
 
@@ -131,7 +136,9 @@ class OfferedVariant(Struct, frozen=True, kw_only=True):
 
 
 class StatedDemand(Struct, frozen=True, kw_only=True):
-    """`[[app]]`: one requirement class. Several blocks may have the same name. cost: limit in US$ per 1,000 queries."""
+    """`[[app]]`: one requirement class. Several blocks may have the same name. cost: limit in US$ per 1,000 queries. accuracy_mean: of all
+    answers of that name. worth: US$ per 1,000 answers for a point of accuracy more. Left out: the file's.
+    """
 
     name: str
     qps: Annotated[float, _AMOUNT]
@@ -139,6 +146,8 @@ class StatedDemand(Struct, frozen=True, kw_only=True):
     accuracy: Annotated[float, SHARE] = 0.0
     cost: Annotated[float | None, _AMOUNT] = None
     model: str | None = None
+    accuracy_mean: Annotated[float | None, PART] = None
+    worth: Annotated[float | None, _AMOUNT] = None
 
 
 class PlanFile(Struct, frozen=True, kw_only=True, rename={"weight": "lambda"}):
@@ -151,6 +160,8 @@ class PlanFile(Struct, frozen=True, kw_only=True, rename={"weight": "lambda"}):
     weight: Annotated[float, _AMOUNT] = 0.1
     objective: Objective = "multiplicative"
     budget_per_hour: Annotated[float | None, _AMOUNT] = None
+    accuracy_mean: Annotated[float, SHARE] = 0.0
+    worth: Annotated[float, _AMOUNT] = 0.0
 
 
 def read_plan_file(path: Path) -> PlanningProblem:
@@ -184,7 +195,12 @@ def _check(file: PlanFile, location: Location) -> None:
         for app in one.apps:
             one_of(app, at.at("app"), {block.name for block in file.app}, "[[app]]")
     asked: set[StatedDemand] = set()
+    means: dict[str, float | None] = {}
     for i, block in enumerate(file.app):
+        if means.setdefault(block.name, block.accuracy_mean) != block.accuracy_mean:
+            location.at("app").at(i).at("accuracy_mean").refuse(
+                f"is another one than in the first block of {block.name!r}: it is of all answers of an app"
+            )
         if replace(block, qps=0.0) in asked:
             location.at("app").at(i).at("name").refuse(f"{block.name!r} is there twice with the same requirements")
         asked.add(replace(block, qps=0.0))
@@ -211,6 +227,8 @@ def _problem(file: PlanFile) -> PlanningProblem:
                 accuracy=one.accuracy,
                 cost=inf if one.cost is None else one.cost,
                 model=one.model,
+                accuracy_mean=file.accuracy_mean if one.accuracy_mean is None else one.accuracy_mean,
+                worth=file.worth if one.worth is None else one.worth,
             )
             for one in file.app
         ),

@@ -110,10 +110,22 @@ def target_of(app: AppRecord | None, default: float) -> float:
 def files_of(key: str, value: bytes) -> set[str]:
     """The objects of the artifacts bucket that an entry of the catalogue bucket needs."""
     if key.startswith(variant_key("")) and (variant := decode_kept(VariantRecord, value)) is not None:
-        return {variant.artifact} - {""}
+        return {variant.artifact, variant.distribution} - {""}
     if key.startswith("model.") and (model := decode_kept(ModelRecord, value)) is not None:
         return {model.source, model.validation} - {""}
     return set()
+
+
+def accuracy_of(app: AppRecord | None, mean: float, worth: float) -> tuple[float, float]:
+    """The accuracy that an app's answers have in the mean, and what a point of it more is worth, US$ per 1,000. 0: none. mean, worth: of the
+    settings.
+    """
+    if app is None:
+        return mean, worth
+    return (
+        mean if app.accuracy_mean is None else app.accuracy_mean,
+        worth if app.worth is None else app.worth,
+    )
 
 
 class Catalog:

@@ -23,7 +23,18 @@ from services.dispatcher.fanout import SeenItems
 from services.dispatcher.stages import service_seconds
 
 # Fields that an item has as its record does.
-APP = ("app", "latency_ms", "accuracy", "quality_act", "default_output", "min_instances", "replicas", "created")
+APP = (
+    "app",
+    "latency_ms",
+    "accuracy",
+    "accuracy_mean",
+    "worth",
+    "quality_act",
+    "default_output",
+    "min_instances",
+    "replicas",
+    "created",
+)
 MODEL = ("model", "version", "task", "metric", "labels", "format", "created")
 VARIANT = (
     "model", "version", "variant", "hardware", "framework", "precision", "threads", "max_batch", "alone", "arithmetic", "accuracy",

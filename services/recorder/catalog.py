@@ -185,6 +185,8 @@ def _app(connection: Connection, name: str, record: AppRecord | None, slo_target
             "slo_target": target_of(record, slo_target),
             "own_target": record.slo_target is not None,
             "accuracy": record.accuracy,
+            "accuracy_mean": record.accuracy_mean,
+            "worth": record.worth,
             "pipeline": record.pipeline is not None,
             "graph": None if record.pipeline is None else _json(record.pipeline),
             "plan": None if record.plan is None else _json(record.plan),

@@ -116,13 +116,9 @@ def _add(record: AppRecord | None, change: AddApp, _: Catalog) -> AppRecord | Er
     return _with(AppRecord(app=change.app, links={}), change.given)
 
 
-def _set(record: AppRecord, change: SetApp, _: Catalog) -> AppRecord | Error:
+def _set(record: AppRecord, change: SetApp | SetTarget, _: Catalog) -> AppRecord | Error:
     after = _with(record, change.given)
     return after if record.pipeline is None else with_settings(after)
-
-
-def _target(record: AppRecord, change: SetTarget, _: Catalog) -> AppRecord:
-    return replace(record, slo_target=change.slo_target)
 
 
 def _expect(record: AppRecord, change: Expect, _: Catalog) -> AppRecord | Error:
@@ -298,7 +294,7 @@ def _unknown_version(model: str, version: str | None, catalog: Catalog) -> Error
 AMENDMENTS: dict[type[Struct], Amendment] = {
     AddApp: Amendment(_add, makes=True),
     SetApp: Amendment(_set),
-    SetTarget: Amendment(_target),
+    SetTarget: Amendment(_set),
     Expect: Amendment(_expect),
     DeleteApp: Amendment(in_use, reads=ALL),
     LinkModel: Amendment(_link_model, reads=MODELS, refits=True),

@@ -141,7 +141,7 @@ def _builtin(name: str, settings: Settings, goal: Goal | None = None) -> Selecti
         dispatch=dispatch,
         probe_share=ours.probe_share,
         on_demand=settings.autoscaler.policy not in ("static", "replicate"),
-        goal=goal or settings.goal,
+        goal=goal or ("accuracy" if settings.autoscaler.accuracy_mean or settings.autoscaler.worth else settings.goal),
     )
     return policy
 

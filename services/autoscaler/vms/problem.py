@@ -7,6 +7,7 @@ the time at which a new instance would serve: what the machines that work now sh
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor, inf
+from typing import Any
 
 from msgspec import Struct
 
@@ -15,7 +16,7 @@ from services.autoscaler.demand import DemandForecast, ForecastLoad, Reached, ma
 from services.autoscaler.vms.commands import SolveFleet
 from services.autoscaler.vms.fleet import Fleet, FleetWorker, devices_of, shape_of
 from services.autoscaler.vms.rules import FleetLimits
-from services.core.catalog import Catalog, target_of
+from services.core.catalog import Catalog, accuracy_of, target_of
 from services.core.cost import HANDLING_MS, Goal, cores_of, cost_per_1000, device_share, load_seconds, machine_price
 from services.core.demand import Band, band, meeting, requirement_class, variants_for
 from services.core.lifecycle import COUNTED, SERVING
@@ -31,6 +32,7 @@ PATIENCE = 0.5  # the part of a query's latency in which it may wait for what wa
 QUANTILES = (0.12, 0.37, 0.62, 0.87)
 HIGH = 0.95  # quantile of them that is provided for
 EXPECTED = 0.5  # weight of the expected load beside the past ones
+POINTS = 100 * 3600 / 1000  # points in a whole, and 1,000 items an hour in one a second
 OVERHEAD_S = 0.001  # of a query, beside computing
 
 
@@ -39,7 +41,7 @@ class ClassNeeds(Struct, frozen=True):
     them and for errors of the forecast.
 
     expected: items/s when a new instance would serve. soon, later: items/s that are hardly exceeded until a new instance, and a new machine,
-    would serve. usual: (weight, items/s) of the loads that count for accuracy.
+    would serve. usual: (weight, items/s) of the loads that count for accuracy. wish: mean and worth as `ClassNeed` has them.
     """
 
     load: ForecastLoad
@@ -52,6 +54,7 @@ class ClassNeeds(Struct, frozen=True):
     soon: float
     later: float
     usual: tuple[tuple[float, float], ...] = ()
+    wish: Mapping[str, Any] = {}
 
     def takes(self, record: VariantRecord) -> bool:
         """Whether this variant may answer it, as another app may see it otherwise."""
@@ -196,13 +199,9 @@ class FleetProblems:
         boot = max((kind.boot_s for kind in self.limits.kinds.values()), default=0.0)
         for load in with_expected(self.demand.loads(), self.catalog.apps, now, boot):
             needs = load.needs
-            scope = tuple(
-                record
-                for record in variants_for(
-                    needs.app, needs.model, needs.version, needs.variant, self.catalog, needs.accuracy, new=needs.new
-                )
-                if self._answers(record, load)
-            )
+            named = needs.model, needs.version, needs.variant
+            able = variants_for(needs.app, *named, self.catalog, needs.accuracy, new=needs.new)
+            scope = tuple(record for record in able if self._answers(record, load))
             if not scope:
                 continue
             target = target_of(self.catalog.app(needs.app), self.settings.slo_target)
@@ -223,16 +222,18 @@ class FleetProblems:
                 usual = ((EXPECTED, expected), *(((1.0 - EXPECTED) / len(QUANTILES), rate) for rate in each[:-1]))
                 soon = max(soon, each[-1])
                 later = max(soon, later)
-            found.append(ClassNeeds(load, needs.app, scope, limit, miss / 2, factor, expected, soon, later, usual))
+            mean, worth = accuracy_of(self.catalog.app(needs.app), self.settings.accuracy_mean, self.settings.worth)
+            wish = {"mean": mean, "worth": worth * expected * POINTS}
+            found.append(
+                ClassNeeds(load, needs.app, scope, limit, miss / 2, factor, expected, soon, later, usual, wish)
+            )
         return tuple(found)
 
     def _answers(self, record: VariantRecord, load: ForecastLoad) -> bool:
         """Whether this variant may answer the class at all."""
         needs = load.needs
-        if (
-            needs.latency_ms is not None
-            and self._tables.table(record).seconds(1) + OVERHEAD_S > needs.latency_ms / 1000.0
-        ):
+        alone = self._tables.table(record).seconds(1) + OVERHEAD_S
+        if needs.latency_ms is not None and alone > needs.latency_ms / 1000.0:
             return False
         return needs.cost is None or self.cost(record) <= needs.cost
 
@@ -322,7 +323,7 @@ class FleetProblems:
                 carrying = load / rate
                 whole = instances_for(peak, rate, one.limit_s / factors[v], one.miss, one.load.peakedness)
                 options[v] = (carrying, one.margin * max(0.0, whole - carrying))
-            needs.append(ClassNeed(name=one.app, load=load, options=options))
+            needs.append(ClassNeed(name=one.app, load=load, options=options, **one.wish))
         return FleetProblem(
             pools=tuple(pool for pool, _, _ in pools),
             variants=tuple(variants),
@@ -356,7 +357,11 @@ class FleetProblems:
             for end in ends[middle]
         ]
         return ClassNeed(
-            name=one.app, load=mean, options={v: _steps(found) for v, found in ends.items()}, layers=_steps(shares)
+            name=one.app,
+            load=mean,
+            options={v: _steps(found) for v, found in ends.items()},
+            layers=_steps(shares),
+            **one.wish,
         )
 
     def _budget(self, pools: Iterable[_PoolDevices]) -> float:

@@ -25,10 +25,12 @@ MISSING = 1000.0  # what the whole load missing counts, in units of the dearest 
 RESERVE_MISSING = 0.2  # the same of the reserve, as part of that
 ELASTIC_SHARE = 1e-3  # weight of instances' shares where machines are billed: enough to prefer fewer
 LOAD_WEIGHT = 1e-3  # of the share of an instance, per second that it loads: enough to prefer what runs
+CALM = 4.0  # what loading one counts where variants are mixed, times its price while it loads: many mixes are about equally good
 LIFE_S = 90.0  # s for which a plan is expected to hold: a swap must gain more accuracy than it loses while it loads
 GAIN = 0.002  # of mean accuracy, or as much load carried: what a new plan must gain
 UNSERVED = 10.0  # what a query that is not carried counts, beside an accuracy of at most 1
 UNRESERVED = 0.1
+INACCURATE = 0.5  # what one whole of accuracy less than the mean that is wanted counts, of the same load missing
 NEVER = 100.0  # times the whole load missing: what giving up a reserved instance counts that is there
 SHARED = 2.0  # what a reserved instance counts whose cores compute for others, too, in units of the dearest machine: more than one more of these
 LEAST_LOAD = 0.01  # items/s that the load counts at least: parts of less are beyond the solver's numbers
@@ -84,13 +86,16 @@ class PooledVariant(Struct, frozen=True, kw_only=True):
 
 class ClassNeed(Struct, frozen=True, kw_only=True):
     """One class of queries. load: items/s. layers: shares of it that go to one layer of instances after the other; the last is the reserve.
-    options: variant (index) to the instances that each layer takes.
+    options: variant (index) to the instances that each layer takes. mean: the accuracy that answers of this name have in the mean; 0: any.
+    worth: what one whole of accuracy of its load counts, in the unit of prices.
     """
 
     name: str
     load: float
     options: Mapping[int, tuple[float, ...]]
     layers: tuple[float, ...] = (1.0, 0.0)
+    mean: float = 0.0
+    worth: float = 0.0
 
 
 class FleetProblem(Struct, frozen=True, kw_only=True):
@@ -113,7 +118,7 @@ class FleetProblem(Struct, frozen=True, kw_only=True):
 class FleetPlan(Struct, frozen=True, kw_only=True):
     """machines: by pool. instances: by variant. spares: by variant, those that run and stand by beside them. busy: by variant, how many
     instances' time the expected load takes. missing: by class, the share of each layer that is not carried. gap: how far from
-    optimal it may be at most, relative.
+    optimal it may be at most, relative. accuracy: by class, the mean of what is carried; None: nothing is.
     """
 
     machines: tuple[int, ...]
@@ -121,6 +126,7 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     missing: tuple[tuple[float, ...], ...]
     spares: tuple[int, ...] = ()
     busy: tuple[float, ...] = ()
+    accuracy: tuple[float | None, ...] = ()
     objective: float = 0.0
     gap: float = 0.0
 
@@ -190,6 +196,7 @@ def solve_fleet(
         model.column(pool.price / unit * (1.0 if pool.elastic else ELASTIC_SHARE), pool.most, pool.least, whole=True)
         for pool in problem.pools
     ]
+    mixed = any(need.mean or need.worth for need in problem.needs)
     kept, added = [], []
     spare: dict[int, int] = {}  # by variant: the column of running instances that only stand by
     for one in problem.variants:
@@ -201,6 +208,8 @@ def solve_fleet(
         lost = one.serves * one.load_s / LIFE_S / whole * (1.0 if accurate else MISSING if pool.spares else 0.0)
         kept.append(model.column(price - lost, min(one.running, most), whole=True))
         change = LOAD_WEIGHT * max(share, 0.01) * (1.0 + one.load_s) if one.adding is None else one.adding / unit
+        if mixed and one.adding is None:
+            change += CALM * share * one.load_s / LIFE_S
         added.append(model.column(price + change, max(0, most - min(one.running, most)), whole=True))
         if pool.spares and one.running and not accurate:
             column = model.column(share * ELASTIC_SHARE - lost, min(one.running, most), whole=True)
@@ -209,25 +218,41 @@ def solve_fleet(
     used: list[dict[int, float]] = [{} for _ in problem.variants]  # columns of all layers, in instances
     reserved: list[set[int]] = [set() for _ in problem.variants]  # those of the reserve
     missing: list[list[int]] = []
+    carried: list[dict[int, float]] = []  # by class: the accuracy of each column, and
+    parts: list[dict[int, float]] = []  # its share of the load
+    means: dict[
+        str, dict[int, float]
+    ] = {}  # by name of classes: what each column adds to the mean accuracy above the wanted one
     unserved, unreserved = (UNSERVED, UNRESERVED) if accurate else (MISSING, MISSING * RESERVE_MISSING)
     for need in problem.needs:
         weight = (need.load + 0.01 * whole) / whole
         missing.append([])
+        carried.append({})
+        parts.append({})
+        best = max((problem.variants[v].accuracy for v in need.options), default=0.0)
+        worth = 0.0 if accurate else need.worth / unit
         for j, part in enumerate(need.layers):
             reserve = j == len(need.layers) - 1
             short = model.column(
-                weight * max(part * unserved, unreserved if reserve else 0.0), float(not problem.strict)
+                weight * max(part * unserved, unreserved if reserve else 0.0) + part * worth, float(not problem.strict)
             )
             missing[-1].append(short)
             layer = {short: 1.0}
             for v, takes in need.options.items():
-                lost = (1.0 - problem.variants[v].accuracy) * part * need.load / whole if accurate else 0.0
-                x = model.column(lost, 1.0)
+                accuracy = problem.variants[v].accuracy
+                lost = (1.0 - accuracy) * need.load / whole if accurate and not need.mean else (best - accuracy) * worth
+                x = model.column(lost * part, 1.0)
+                carried[-1][x], parts[-1][x] = accuracy, part
+                if need.mean:
+                    means.setdefault(need.name, {})[x] = part * need.load / whole * (accuracy - need.mean)
                 layer[x] = 1.0
                 used[v][x] = takes[j]
                 if reserve:
                     reserved[v].add(x)
             model.row(layer, 1.0, 1.0)
+    for entries in means.values():
+        lacking = model.column(unserved * INACCURATE, 0.0 if problem.strict else 1.0)
+        model.row(entries | {lacking: 1.0}, 0.0, inf)
     sharing: set[int] = set()  # columns of reserved instances that take no time of their own
     for variants, number in problem.reserved:
         wanted = {model.column(unserved, float(number)): 1.0}
@@ -295,10 +320,16 @@ def solve_fleet(
             sum(float(x[column]) * takes for column, takes in used[v].items() if column not in reserved[v])
             for v in range(len(kept))
         ),
+        accuracy=tuple(_mean(x, each, part) for each, part in zip(carried, parts, strict=True)),
         missing=tuple(tuple(max(0.0, float(x[column])) for column in layers) for layers in missing),
         objective=float(result.fun),
         gap=float(result.mip_gap or 0.0),
     )
+
+
+def _mean(x: Any, accuracies: Mapping[int, float], parts: Mapping[int, float]) -> float | None:
+    whole = sum(float(x[column]) * part for column, part in parts.items())
+    return sum(float(x[c]) * parts[c] * accuracy for c, accuracy in accuracies.items()) / whole if whole > 0 else None
 
 
 def _stay(

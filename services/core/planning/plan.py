@@ -5,7 +5,7 @@ The programme is that of `fleet.py` with one pool: one machine that has the file
 there is no such plan, load may be, and is weighed against all that serving could cost.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import Literal
 
@@ -52,7 +52,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     demand; this one carries as much as it found room for, and `unmet` says what is missing and why). instances: of every
     candidate, after the plan. cost_per_s: US$ per second of all of them. objective: cost of the actions, as the problem
     defines it. solver: who found it. reason: for people, empty when there is nothing to say. gap: how far from optimal it
-    may be at most, relative; None when unknown.
+    may be at most, relative; None when unknown. accuracy: of its answers in the mean, by app for which it counts.
     """
 
     status: Status
@@ -64,6 +64,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     reason: str = ""
     unmet: tuple[Unmet, ...] = ()
     gap: float | None = None
+    accuracy: dict[str, float] = {}
 
 
 def conclude(
@@ -75,12 +76,13 @@ def conclude(
     lacking: Mapping[int, float] | None = None,
     reason: str = "",
     gap: float | None = None,
+    accuracy: tuple[float | None, ...] = (),
 ) -> Plan:
     """The plan that has so many instances of each candidate.
 
     lacking: by demand, items/s that it does not carry; any makes it infeasible.
     """
-    unmet = _unmet(problem, counts, lacking or {})
+    unmet = (*_unmet(problem, counts, lacking or {}), *_inaccurate(problem, accuracy))
     return Plan(
         status="infeasible" if unmet else status,
         actions=actions(problem, counts),
@@ -91,7 +93,27 @@ def conclude(
         reason="; ".join([*([reason] if reason else []), *(one.reason for one in unmet)]),
         unmet=unmet,
         gap=None if unmet else gap,
+        accuracy=_by_app(problem, accuracy),
     )
+
+
+def _by_app(problem: PlanningProblem, accuracy: Sequence[float | None]) -> dict[str, float]:
+    """By app that asks for it, the mean accuracy of its answers."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for demand, mean in zip(problem.demands, accuracy, strict=False):
+        if mean is not None and (demand.accuracy_mean or demand.worth):
+            found.setdefault(demand.app, []).append((demand.load, mean))
+    return {app: sum(load * mean for load, mean in of) / sum(load for load, _ in of) for app, of in found.items()}
+
+
+def _inaccurate(problem: PlanningProblem, accuracy: Sequence[float | None]) -> Iterator[Unmet]:
+    """Apps whose answers are less accurate in the mean than is wanted."""
+    reached = _by_app(problem, accuracy)
+    for k, demand in enumerate(problem.demands):
+        mean = reached.pop(demand.app, None)
+        if mean is not None and mean < demand.accuracy_mean - INACCURATE:
+            reason = f"{demand.app} reaches a mean accuracy of {mean:.4g}, less than {demand.accuracy_mean:g}: lower accuracy_mean, or add variants or room"
+            yield Unmet(app=demand.app, demand=k, missing=0.0, reason=reason)
 
 
 def objective(problem: PlanningProblem, counts: Sequence[int]) -> float:
@@ -183,6 +205,7 @@ def _described(problem: PlanningProblem, name: str) -> str:
 
 OPTIMAL = 1e-4  # relative gap below which a plan counts as optimal
 CHURN = 1e-7  # relative price of a change: of two plans that cost the same, the one that changes less is cheaper
+INACCURATE = 1e-6  # of a mean accuracy: rounding
 SERVED = 1e-6  # share of a load below which what is missing of it is rounding
 
 
@@ -211,6 +234,7 @@ def cheapest(
     except Unsolved as unsolved:
         rough = greedy(problem)
         return replace(rough, reason="; ".join(filter(None, (f"exact solver: {unsolved}", rough.reason))))
+    means = dict(zip(served, found.accuracy, strict=True))
     for k, missing in zip(served, found.missing, strict=True):
         if missing[0] > SERVED:
             lacking[k] = missing[0] * needs[k] / (1 - ROUNDING)
@@ -223,6 +247,7 @@ def cheapest(
         lacking=lacking,
         reason="" if proven else f"the search stopped at its limit, at most {found.gap:.2%} from the cheapest plan",
         gap=found.gap,
+        accuracy=tuple(means.get(k) for k in range(len(problem.demands))),
     )
 
 
@@ -250,6 +275,7 @@ def _posed(
                 load_s=one.load_s,
                 adding=problem.fresh_price(one) - one.cost_per_s + CHURN * one.cost_per_s,
                 limit=one.most,
+                accuracy=one.accuracy or 0.0,
             )
             for one in problem.candidates
         ),
@@ -259,6 +285,8 @@ def _posed(
                 load=problem.demands[k].load,
                 options={at[one.name]: (needs[k] / one.saturation_qps,) for one in able[k]},
                 layers=(1.0,),
+                mean=problem.demands[k].accuracy_mean,
+                worth=problem.demands[k].worth * problem.demands[k].load / 10.0,  # US$ a second
             )
             for k in served
         ),

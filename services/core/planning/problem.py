@@ -65,7 +65,7 @@ class RequirementClass(Struct, frozen=True, kw_only=True, gc=False):
     """One class of an app's queries with equal needs, and its load.
 
     load: items/s. latency_ms: the objective. accuracy: the minimum. cost: the most, in US$ per 1,000 items. model, variant: those that its
-    queries name, if any.
+    queries name, if any. accuracy_mean: of all answers of the app; 0: any. worth: US$ per 1,000 items for a point of accuracy more.
     """
 
     app: str
@@ -75,6 +75,8 @@ class RequirementClass(Struct, frozen=True, kw_only=True, gc=False):
     cost: float = inf
     model: str | None = None
     variant: str | None = None
+    accuracy_mean: float = 0.0
+    worth: float = 0.0
 
     def accepts(self, candidate: CandidateVariant) -> bool:
         """Whether this candidate may answer these queries: constraint (2), and their other needs."""

@@ -229,7 +229,9 @@ MOST_KEPT = 4096  # sets of needs kept; clients mostly repeat a few
 
 
 class AppView:
-    """The index of one app. goal: the order of its variants, cheapest first or most accurate first."""
+    """The index of one app. goal: the order of its variants, cheapest first or most accurate first, as it is where answers have to be
+    accurate in the mean: the plan has loaded as much of each variant as that needs.
+    """
 
     def __init__(
         self,
@@ -239,7 +241,7 @@ class AppView:
         goal: Goal = "cost",
     ) -> None:
         self.app = app
-        self.goal = goal
+        self.goal: Goal = "accuracy" if app.accuracy_mean or app.worth else goal
         self.records = records
         # A version that is not linked serves only queries that name it.
         self.current: NDArray[np.bool_] = np.array([app.links.get(r.model) == r.version for r in records], dtype=bool)

@@ -127,7 +127,7 @@ class InfaasPolicy(SelectionPolicy):
             instance = self._within(eligible.troubled, ask, now, slack, turn, troubled=True)
             if instance is not None:
                 return Decision(instance.id)
-        instance = self._at_ease(eligible, ask, slack, turn) if self.goal == "accuracy" else None
+        instance = self._at_ease(eligible, ask, slack, turn) if app.goal == "accuracy" else None
         if instance is None:
             instance = self._within(eligible.first, ask, now, slack, turn)
         if instance is None and len(eligible.active) > len(eligible.first):
@@ -363,7 +363,7 @@ class BruteForce(SelectionPolicy):
             if not accurate[i] or alone > ask.latency_s or charged > ask.cost:
                 continue
             possible = True
-            rank = (-merit(record.accuracy) if self.goal == "accuracy" else 0.0, cost)
+            rank = (-merit(record.accuracy) if app.goal == "accuracy" else 0.0, cost)
             for instance in group.active:
                 if instance.predict(ask.items, ask.length, ask.deadline, now) <= slack and (
                     best is None or rank < best[0]

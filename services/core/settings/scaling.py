@@ -45,6 +45,16 @@ class AutoscalerSettings(Section, frozen=True, kw_only=True):
     slo_target: Annotated[
         float, TARGET, "Share of an app's queries to be answered in time, for apps without a target of their own."
     ] = 0.99
+    accuracy_mean: Annotated[
+        float,
+        Number(most=1, zero="none"),
+        "Accuracy that the answers of each app without an own one have in the mean, at least cost.",
+    ] = 0.0
+    worth: Annotated[
+        float,
+        Number(most=1e9),
+        "US$ per 1,000 answers that a point (0.01) of accuracy more is worth, for apps without an own one.",
+    ] = 0.0
     period_s: Annotated[
         float, Number(above=0, most=3600), "Seconds between two looks of a worker at its load, between two plans."
     ] = 1.0

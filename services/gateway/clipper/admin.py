@@ -315,7 +315,7 @@ def _visible(change: AdminVerb, catalog: Catalog) -> bool:
         case SetVersion():
             return app.links.get(change.model) == change.version
         case SetTarget():
-            return app.slo_target == change.slo_target
+            return all(getattr(app, name) == value for name, value in change.given.items())
         case SetSelection():
             return app.selection == change.selection
         case LinkModel() | UnlinkModel():

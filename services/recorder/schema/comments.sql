@@ -60,6 +60,8 @@ BEGIN
       ('apps', 'default_output', 'answer of one item that is sent in place of some refusals; null: none'),
       ('apps', 'min_instances', 'instances kept at least'),
       ('apps', 'accuracy', 'what a query without an accuracy gets: own, a variant at most 0.5 points below its model, or any'),
+      ('apps', 'accuracy_mean', 'accuracy that its answers are to have in the mean, 0..1; null: it has none of its own'),
+      ('apps', 'worth', 'US$ per 1,000 answers that a point of accuracy more is worth; null: it states none'),
       ('apps', 'own_target', 'true: slo_target is the app''s own; false: it is that of the settings'),
       ('apps', 'pipeline', 'true: the app is a pipeline of other apps'),
       ('apps', 'graph', 'of a pipeline, its vertices, edges and outputs as in its file; null: it is none'),

@@ -319,7 +319,7 @@ def apps_of(connection: Connection) -> list[AppRecord]:
     rows = _named(
         connection,
         "SELECT app, versions AS links, latency_ms, min_instances, CASE WHEN own_target THEN slo_target END AS slo_target, accuracy,"
-        " graph AS pipeline, plan, selection FROM apps ORDER BY app",
+        " accuracy_mean, worth, graph AS pipeline, plan, selection FROM apps ORDER BY app",
     )
     return [msgspec.convert({**row, "signature": SIGNATURE}, AppRecord) for row in rows]
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bus.fields import SHARE, TARGET, Named, Number, fields_of
+from bus.fields import PART, SHARE, TARGET, Named, Number, fields_of
 from bus.messages.catalog import (
     AppRecord,
     BatchingRule,
@@ -149,6 +149,8 @@ class AppBlock(Struct, frozen=True, kw_only=True):
     accuracy: Annotated[float | None, SHARE] = None
     cost: Annotated[float | None, fields_of(Requirements)["cost"].rule] = None
     slo_target: Annotated[float | None, TARGET] = None
+    accuracy_mean: Annotated[float | None, PART] = None
+    worth: Annotated[float | None, AMOUNT] = None
     batching: Annotated[str | BatchingRule | None, "a policy, or a table of batching"] = None
     selection: Annotated[str | Ensemble | None, "a policy, or a table of a selection"] = None
     default_output: Annotated[float | None, AMOUNT] = None
@@ -232,6 +234,8 @@ def catalogue(
                 default_output=block.default_output,
                 slo_target=block.slo_target,
                 expects=[Expectation(BEGINS + one.at, one.qps) for one in block.expect],
+                accuracy_mean=block.accuracy_mean,
+                worth=block.worth,
             )
             for app, block in stated.items()
         ),

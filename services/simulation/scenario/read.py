@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from bus.fields import TARGET, Number
+from bus.fields import SHARE, TARGET, Number
 from services.core.settings import AutoscalerSettings
 from services.shell.prices import load_prices
 from services.simulation.scenario.baseline import Peaks
@@ -18,7 +18,7 @@ from services.simulation.scenario.machines import WorkerBlock, cost_of, device_p
 from services.simulation.scenario.model import CostSpec, JobSpec, Objective, Scenario
 from services.simulation.scenario.planning import PipelineBlock, Planning, check_loads, pipelines_of
 from services.simulation.scenario.policies import DEFAULTS, Policies, settings_of, tree_at
-from services.simulation.scenario.toml import Location, read_toml, struct_at, text_at, within
+from services.simulation.scenario.toml import AMOUNT, Location, read_toml, struct_at, text_at, within
 from services.simulation.workload import WorkloadError, mean_rate
 
 _SEED = Number(most=2**63 - 1)
@@ -44,15 +44,17 @@ class Header(PoliciesHeader, frozen=True, kw_only=True):
 
 
 class AutoscalerTable(Struct, frozen=True, kw_only=True):
-    """[autoscaler]: the target, which is the same as in [settings.autoscaler]."""
+    """[autoscaler]: the targets, which are the same as in [settings.autoscaler]."""
 
     moved: ClassVar[Mapping[str, str]] = {
         key: f"has no place here: write it as [settings.autoscaler] {key}"
         for key in AutoscalerSettings.__struct_fields__
-        if key != "slo_target"
+        if key not in ("slo_target", "accuracy_mean", "worth")
     }
 
     slo_target: Annotated[float | None, TARGET] = None
+    accuracy_mean: Annotated[float | None, SHARE] = None
+    worth: Annotated[float | None, AMOUNT] = None
 
 
 class MachinesFile(FaultTables, frozen=True, kw_only=True):
@@ -152,12 +154,11 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
 
 
 def _with_target(file: ScenarioFile, location: Location) -> ScenarioFile:
-    """`[autoscaler] slo_target` among the settings."""
-    target, section = file.autoscaler.slo_target, file.settings.get("autoscaler", {})
-    if target is None or not isinstance(section, dict):  # settings are checked later
+    """What `[autoscaler]` states, among the settings."""
+    stated = {key: value for key, value in asdict(file.autoscaler).items() if value is not None}
+    section = file.settings.get("autoscaler", {})
+    if not stated or not isinstance(section, dict):  # settings are checked later
         return file
-    if "slo_target" in section:
-        location.at("autoscaler").at("slo_target").refuse(
-            "is stated in [settings.autoscaler], too: leave one of them out"
-        )
-    return replace(file, settings={**file.settings, "autoscaler": {**section, "slo_target": target}})
+    for key in stated.keys() & section.keys():
+        location.at("autoscaler").at(key).refuse("is stated in [settings.autoscaler], too: leave one of them out")
+    return replace(file, settings={**file.settings, "autoscaler": {**section, **stated}})

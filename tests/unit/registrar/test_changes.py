@@ -334,7 +334,7 @@ def test_a_wrong_selection_is_refused(fields: dict[str, Any], word: str) -> None
         ("set-app", {"app": "a"}, "default_output"),
         ("set-replicas", {"app": "a"}, "count"),
         ("set-replicas", {"count": 2}, "app"),
-        ("set-target", {"app": "a"}, "slo_target: set-target needs it: The share"),
+        ("set-target", {"app": "a"}, "set-target: give at least one of slo_target, accuracy_mean, worth"),
         (
             "set-target",
             {"app": "a", "slo_traget": 0.9},
@@ -377,11 +377,22 @@ def test_models_that_are_not_there_are_told_with_the_remedy() -> None:
 
 
 def test_settings_are_taken_back() -> None:
-    before = app_record("a", latency_ms=5.0, default_output=[0], slo_target=0.9, input_type="floats", min_instances=3)
+    before = app_record(
+        "a",
+        latency_ms=5.0,
+        default_output=[0],
+        slo_target=0.9,
+        accuracy_mean=0.8,
+        worth=2.0,
+        input_type="floats",
+        min_instances=3,
+    )
     for field, after in (
         ("latency_ms", None),
         ("default_output", None),
         ("slo_target", None),
+        ("accuracy_mean", None),
+        ("worth", None),
         ("input_type", None),
         ("min_instances", 1),
     ):
@@ -390,7 +401,10 @@ def test_settings_are_taken_back() -> None:
         assert changed(before, change) == replace(before, **{field: after})
     target = asked("set-target", app="a", slo_target=None)
     assert isinstance(target, SetTarget)
-    assert changed(before, target).slo_target is None
+    assert changed(before, target) == replace(before, slo_target=None)
+    assert changed(before, asked("set-target", app="a", accuracy_mean=0.9, worth=None)) == replace(
+        before, accuracy_mean=0.9, worth=None
+    )
     pipe = app_record("pipe", links={}, pipeline=PipelineRecord(vertices=[]), latency_ms=5.0, min_instances=0)
     for field in ("latency_ms", "min_instances"):
         assert refused(pipe, SetApp(app="pipe", **{field: None})).message.startswith(f"{field}: pipe is a pipeline")

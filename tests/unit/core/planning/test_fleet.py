@@ -52,6 +52,36 @@ def solve(*pools: Pool, variants: Any = (), needs: Any = (), **more: Any) -> Fle
 # -- the least money
 
 
+def test_answers_are_as_accurate_in_the_mean_as_wanted_and_no_dearer() -> None:
+    """A large variant takes four times as long. Half of 1.0 and half of 0.6 is 0.8: five instances of time for two of the small one's."""
+    variants = [kind_of("small", accuracy=0.6, price=0.25), kind_of("large", accuracy=1.0, price=0.25)]
+    both = need({0: 2.0, 1: 8.0})
+    machines = [pool(most=20)]
+    assert solve(*machines, variants=variants, needs=[both]).machines == (1,)
+    half = solve(*machines, variants=variants, needs=[replace(both, mean=0.8)])
+    assert (half.machines, half.accuracy[0]) == ((2,), pytest.approx(0.8, abs=1e-2))
+    assert solve(*machines, variants=variants, needs=[replace(both, mean=1.0)]).instances == (0, 8)
+    # Of two classes of an app one has a floor that only the large one meets: the mean counts over both.
+    floor = need({1: 8.0}, name="app")
+    mixed = solve(*machines, variants=variants, needs=[replace(both, mean=0.8), replace(floor, mean=0.8)])
+    assert mixed.accuracy == (pytest.approx(0.6, abs=1e-2), pytest.approx(1.0))
+    # Where it cannot be reached, or would cost what the load needs, it is as much as there is.
+    few = solve(fixed(), variants=variants, needs=[replace(both, mean=1.0)])
+    assert sum(few.missing[0]) == 0.0
+    assert few.accuracy == (pytest.approx(0.7),)
+    with pytest.raises(Infeasible):
+        solve(*machines, variants=variants, needs=[replace(both, mean=1.1)], strict=True)
+
+
+def test_accuracy_is_bought_for_what_it_is_worth() -> None:
+    """One machine has room for a quarter of the load with the large variant. Another one gains 0.3: at 3 a whole that is not worth 1.0, at 4 it is."""
+    variants = [kind_of("small", accuracy=0.6), kind_of("large", accuracy=1.0)]
+    for worth, machines in ((0.0, 1), (3.0, 1), (4.0, 2)):
+        plan = solve(pool(), variants=variants, needs=[replace(need({0: 2.0, 1: 8.0}), worth=worth)])
+        assert plan.machines == (machines,)
+    assert plan.accuracy == (pytest.approx(1.0),)
+
+
 def test_machines_fill_by_instances_and_cores_in_turn() -> None:
     for count, machines in ((0.3, 1), (4.0, 1), (4.1, 2), (9.0, 3)):
         plan = solve(pool(), variants=[kind_of()], needs=[need({0: count})])

@@ -76,7 +76,7 @@ BAD_USAGE = [
     ("admin set-version --app a", "set-version needs.*--model.*--version"),
     ("admin add-app --app a --model m", "add-app has no option --model"),
     ("admin set-replicas --app a --count 1.5", "--count.*whole number"),
-    ("admin set-target --app a", "set-target needs --slo-target: write --slo-target VALUE"),
+    ("admin set-target --app a", "set-target needs at least one of --slo-target, --accuracy-mean, --worth"),
     ("admin set-target --app a --slo-target most", "--slo-target.*most"),
     ("admin set-selection --policy exp4", "set-selection needs.*--app"),
     ("admin set-selection digits --policy exp4 --members", "--members needs a value"),

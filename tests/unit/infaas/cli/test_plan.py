@@ -99,6 +99,32 @@ def test_greedy_by_name_and_exact_until_its_time_limit(changed: Any, capsys: pyt
     assert "--time-limit: greedy" in capsys.readouterr().err
 
 
+def test_a_mean_accuracy_and_what_accuracy_is_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A takes a US$ for 10/s at 0.6, B for 5/s at 0.9: half of each is 0.75."""
+    file = tmp_path / "plan.toml"
+
+    def plan(*lines: str, of_app: str = "") -> dict[str, Any]:
+        variants = (
+            f'[[variant]]\napp = "a"\nname = "{name}"\nlatency_ms = 10\nsaturation_qps = {rate}\ncost_per_s = 1\naccuracy = {accuracy}'
+            for name, rate, accuracy in (("A", 10, 0.6), ("B", 5, 0.9))
+        )
+        app = f'[[app]]\nname = "a"\nqps = 100\n{of_app}'
+        file.write_text("\n".join(["slack = 1.0", *lines, app, *variants, ""]))
+        found: dict[str, Any] = json.loads(ran(capsys, ["plan", str(file), "--json"]).out)
+        return found
+
+    assert plan()["instances"] == {"A": 10, "B": 0}
+    for found in (plan("accuracy_mean = 0.75"), plan("accuracy_mean = 0.9", of_app="accuracy_mean = 0.75")):
+        assert (found["instances"], found["accuracy"]) == ({"A": 5, "B": 10}, {"a": pytest.approx(0.75)})
+    for worth, count in ((4.0, 20), (3.0, 0)):  # ten more for 30 points more of 100 answers/s: 12 or 9 US$ a second
+        assert plan(of_app=f"worth = {worth}")["instances"]["B"] == count
+    assert main(["plan", str(file), "--policy", "greedy"]) == 2
+    assert "greedy knows no accuracy_mean" in capsys.readouterr().err
+    file.write_text(file.read_text() + '[[app]]\nname = "a"\nqps = 1\naccuracy_mean = 0.8')
+    assert main(["plan", str(file)]) == 2
+    assert "accuracy_mean: is another one than in the first block of 'a'" in capsys.readouterr().err
+
+
 SCARCE = ("slack = 1.0 ", "resources = { inferentia_cores = 1.5, cpu_cores = 100, gpus = 1 }\nslack = 1.0 ")
 
 
@@ -154,7 +180,7 @@ def test_more_than_the_contract_asks(changed: Any, capsys: pytest.CaptureFixture
     assert json.loads(ran(capsys, ["plan", path, "--json"]).out)["instances"] == {"A": 0, "B": 0, "C": 1}
 
 
-KEYS = "budget_per_hour, lambda, objective, resources, slack, variant"
+KEYS = "budget_per_hour, lambda, objective, resources, slack, variant, worth"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +208,7 @@ KEYS = "budget_per_hour, lambda, objective, resources, slack, variant"
         (("qps = 1000", "qps = 1979-05-27"), "app[0].qps: must be a number, not 1979-05-27"),
         (("qps = 1000", "qps = 1e14"), "app[0].qps: needs more than 1000000 instances of any variant"),
         (("[[app]]", "[app]"), "app: must be written [[app]], one block for each"),
-        (("[[app]]", "[[application]]"), f"application: there is no such key; there are app, {KEYS}"),
+        (("[[app]]", "[[application]]"), f"application: there is no such key; there are accuracy_mean, app, {KEYS}"),
         (("slack = 1.0 ", "slack = -1 "), "slack: must be above 0 and at most 1e+15, not -1"),
         (("slack = 1.0 ", "slak = 1.0 "), "slak: there is no such key; did you mean slack?"),
         (("slack = 1.0 ", "resources = { gpus = 'x' } "), "resources.gpus: must be a number, not 'x'"),

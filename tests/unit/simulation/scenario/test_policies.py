@@ -63,6 +63,8 @@ def test_the_target_of_all_apps_may_be_stated_in_either_place_but_not_in_both(tm
         autoscaler = policy(tmp_path, *stated, base="infaas").settings.autoscaler
         assert (autoscaler.slo_target, autoscaler.slack) == (0.9, 1.2)
     assert policy(tmp_path, base="infaas").settings.autoscaler.slo_target == 0.99
+    means = policy(tmp_path, ("autoscaler", {"accuracy_mean": 0.8, "worth": 2}), base="infaas").settings.autoscaler
+    assert (means.accuracy_mean, means.worth) == (0.8, 2.0)
     own = {"autoscaler": {"slo_target": 0.5}}
     assert policy(tmp_path, short, base="infaas", settings=own).settings.autoscaler.slo_target == 0.5
     with pytest.raises(ScenarioError, match=r"autoscaler.slo_target: is stated in \[settings.autoscaler\], too"):
