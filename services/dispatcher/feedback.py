@@ -320,7 +320,7 @@ class Feedbacks:
             reevaluated=reevaluated,
             scored=scored,
             arm=prediction.arm,
-            right=scored.of(released and self._apps.catalog.variant(released)),
+            right=None if released is None else scored.of(self._apps.catalog.variant(released)),
         )
         return self._after(self._learning.apply(update, ensemble))
 
