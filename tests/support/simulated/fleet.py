@@ -179,7 +179,7 @@ class Device:
                         for w in command.queries
                     ]
                 size = sum(len(one["y"].data) for one in outputs)
-                words: list[Any] = [[int(self.says.get(model, 0.0) > 0.5)] * w.items for w in command.queries]
+                words: list[Any] = [[int(self.says.get(named, self.says.get(model, 0.0)) > 0.5)] * w.items for w in command.queries]
                 result = BatchResult(self.stage.now, self.stage.now + seconds, outputs, bytes=size, said=words)
                 if model in self.refuses:
                     result = BatchResult(

@@ -211,7 +211,7 @@ def test_the_command_tells_json_and_ends_with_one_line(tmp_path: Path, capsys: p
     assert phone["inbox"] == "_INBOX_.faces.phone"
     assert Path(phone["credentials"]).exists()
     shown = json.loads(ran(capsys, ["auth", "show", "phone", *place, "--json"]).out)
-    assert shown["publish"] == ["infaas.query.faces"]
+    assert shown["publish"] == ["infaas.cancel.faces", "infaas.query.faces"]
     of_another = (("add", "x", "--prefix", "p"), ("list", "--worker", "w1"), ("rotate", "phone", "--wholly"))
     for wrong, code in (
         *((words, 2) for words in of_another), (("steal",), 2), (("add",), 2), (("list", "x"), 2), (("revoke", "nobody"), 1)
