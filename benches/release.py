@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bus.messages.releases import ArmCounts, Release
+from bus.messages.quality import ArmCounts, Release
 from services.core.release import bucket_of, verdict
 
 LONGEST_S = 7 * 86400

@@ -293,3 +293,10 @@ def _numpy() -> ModuleType:
     import numpy  # noqa: ICN001, PLC0415  # imported late on purpose: see the module's docstring
 
     return numpy
+
+
+def scored_shape(shape: list[int]) -> list[int]:
+    """The shape of an item's scores without the trailing axes of length 1 that older networks add: [1000, 1, 1] is [1000]."""
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape

@@ -9,8 +9,8 @@ import numpy as np
 from msgspec import Struct
 
 from bus.datatypes import DATATYPES
-from bus.messages.catalog import AGREEMENT, METRICS, TARGETS, TensorSpec, scored_shape
-from bus.tensors import BadTensor, datatype_of, fit, shown
+from bus.messages.catalog import AGREEMENT, METRICS, TARGETS, TensorSpec
+from bus.tensors import BadTensor, datatype_of, fit, scored_shape, shown
 from infaas.errors import BadInput
 
 Array = np.ndarray[Any, Any]

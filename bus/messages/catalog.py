@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Struct, UnsetType, field
 
 from bus.fields import PART, SHARE, TOKEN, Number
-from bus.messages.releases import Release
+from bus.messages.quality import LiveAccuracy, Release
+from bus.messages.scaling import Expectation
 
 
 class TensorSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -97,47 +98,19 @@ class Profile(Struct, frozen=True, kw_only=True):
     host_mb: float | None = None
 
 
-class LiveAccuracy(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What labels say of a variant in an app: its accuracy, 0..1, with an interval that holds at every moment, since so many Unix seconds."""
-
-    accuracy: float
-    low: float
-    high: float
-    labels: int
-    since: float
-    source: str = "labels"
-
-    def excludes(self, registered: float | None) -> bool:
-        """Whether its interval has left what was measured at registration."""
-        return registered is not None and not self.low <= registered <= self.high
-
-
-class AppQuality(Struct, frozen=True, kw_only=True, weakref=True):
-    """What labels say of an app: of each variant, and of its answers, which are promised to reach so much on average. revision: of the selection
-    bucket's value from which a dispatcher has made it.
-    """
-
-    app: str
-    revision: int
-    variants: dict[str, LiveAccuracy] = {}
-    answers: LiveAccuracy | None = None
-    promised: float = 0.0
-
-
 class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     """One way to run one version of a model.
 
-    accuracy: on the whole validation set, 0..1. accuracy_low, accuracy_high: its 95 % confidence interval: Wilson's of a share of right
-    answers, the normal one of a mean error; None: it was not measured.
-    artifact: object key (sha256) in the artifacts bucket. precision: fp32, int8 (static QDQ), fp16, bf16.
-    hardware: device kind, "cpu", "gpu", ... agreement: the share of answers that equal those of the model as it was uploaded, of every output.
-    differing: the outputs that are not scored and differ from the model's in more than FLOOR of the answers, with the share that agrees.
-    price_per_s: US$ per second of an instance; if None, the instance's share of the device's memory and its threads decide the price.
-    metric, labels, allow_nan, functions: as in `Register`. model_accuracy: of the model as it was uploaded; None: not known.
-    alone: why each item is computed alone, since its answer would depend on others in its batch; empty: it does not.
-    arithmetic: of the CPU on which it was measured, "exact" or "saturating", where its accuracy depends on that; it runs on such ones only.
-    distribution: object key in the artifacts bucket of how the validation set, and its answers to it, are distributed; empty: not known.
-    live, registered: as an app sees it (`Catalog.seen`): what labels say, and the accuracy of the bucket's record.
+    accuracy: on the whole validation set, 0..1. accuracy_low, accuracy_high: its 95 % confidence interval: Wilson's of a share of right answers, the
+    normal one of a mean error; None: it was not measured. artifact: object key (sha256) in the artifacts bucket. precision: fp32, int8 (static QDQ),
+    fp16, bf16. hardware: device kind, "cpu", "gpu", ... agreement: the share of answers that equal those of the model as it was uploaded, of every
+    output. differing: the outputs that are not scored and differ from the model's in more than FLOOR of the answers, with the share that agrees.
+    price_per_s: US$ per second of an instance; if None, the instance's share of the device's memory and its threads decide the price. metric, labels,
+    allow_nan, functions: as in `Register`. model_accuracy: of the model as it was uploaded; None: not known. alone: why each item is computed alone,
+    since its answer would depend on others in its batch; empty: it does not. arithmetic: of the CPU on which it was measured, "exact" or
+    "saturating", where its accuracy depends on that; it runs on such ones only. distribution: object key in the artifacts bucket of how the
+    validation set, and its answers to it, are distributed; empty: not known. live, registered: as an app sees it (`Catalog.seen`): what labels say,
+    and the accuracy of the bucket's record.
     """
 
     variant: str
@@ -275,13 +248,6 @@ def called(metric: str) -> str:
 def named_metric(metrics: Collection[str]) -> str:
     """The metric that an answer names, of its models'; empty: its accuracy is a share of right answers, or they have several."""
     return next((one for one in metrics if one not in SHARES), "") if len(metrics) == 1 else ""
-
-
-def scored_shape(shape: list[int]) -> list[int]:
-    """The shape of an item's scores without the trailing axes of length 1 that older networks add: [1000, 1, 1] is [1000]."""
-    while len(shape) > 1 and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape
 
 
 class ModelRecord(Struct, frozen=True, kw_only=True, weakref=True):
@@ -484,26 +450,17 @@ class PipelinePlan(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Expectation(Struct, frozen=True):
-    """Load that an operator knows of: from `at` (Unix seconds) on, so many queries/s come. weekly: every seven days."""
-
-    at: float
-    qps: float
-    weekly: bool = False
-
-
 class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     """An application and its linked models.
 
-    links: model name to the version that serves now. default_output: the output for one item, sent instead of a refusal if no answer can
-    come in time (docs/contract.md). input_type: the type of one input item in Clipper's terms: integers, floats, doubles, bytes or
-    strings. slo_target: the share of queries to be answered in time, above 0 and below 1; None: that of the settings. accuracy_mean: 0 to 1,
-    wanted in the mean over the answers, at least cost; worth: US$ per 1,000 answers for a point of accuracy more; None: those of the settings.
-    selection: how several models answer together; None: one variant answers each query. replicas: by linked model, the least number of
-    instances of its best variant. pipeline: the graph of other apps that answers; such an app links no models. plan: of the pipeline,
-    the one that is deployed. accuracy: what a query without one gets: "own", a variant at most 0.5 points below its model, or "any".
-    expects: what an operator has said of its load. plan_ended: why the last plan was ended by a change that it does not fit; empty: none was.
-    quality_act: as `set-app` says. release: the last one; None: there was none.
+    links: model name to the version that serves now. default_output: the output for one item, sent instead of a refusal if no answer can come in time
+    (docs/contract.md). input_type: the type of one input item in Clipper's terms: integers, floats, doubles, bytes or strings. slo_target: the share
+    of queries to be answered in time, above 0 and below 1; None: that of the settings. accuracy_mean: 0 to 1, wanted in the mean over the answers, at
+    least cost; worth: US$ per 1,000 answers for a point of accuracy more; None: those of the settings. selection: how several models answer together;
+    None: one variant answers each query. replicas: by linked model, the least number of instances of its best variant. pipeline: the graph of other
+    apps that answers; such an app links no models. plan: of the pipeline, the one that is deployed. accuracy: what a query without one gets: "own", a
+    variant at most 0.5 points below its model, or "any". expects: what an operator has said of its load. plan_ended: why the last plan was ended by a
+    change that it does not fit; empty: none was. quality_act: as `set-app` says. release: the last one; None: there was none.
     """
 
     app: str

@@ -128,12 +128,11 @@ class QueryInputs(Struct, frozen=True, kw_only=True, gc=False):
 class Answer(Struct, frozen=True, gc=False):
     """The reply to a query that succeeds. Latencies are in milliseconds. cost: US$ for this query. query: its uid, hexadecimal.
 
-    Of an app with several models: members: `model@version` of those whose output is in the answer. missing: how many of the asked ones
-    are not. confidence: the share of the asked members that agree with the answer, the least of all items; confidences: of each item,
-    where there are several. labels: the name of each item's class, if the model has names of its classes. zeros: whether a simulated device
-    has made up the outputs, which are zeros; `reason` says why. target, unit: of a regressor's numbers, as given at registration. metric: that
-    `accuracy` counts for, where it is no share of right answers. accuracy_source: what `accuracy` was measured by: "registered" on the validation
-    set, or "labels" in production.
+    Of an app with several models: members: `model@version` of those whose output is in the answer. missing: how many of the asked ones are not.
+    confidence: the share of the asked members that agree with the answer, the least of all items; confidences: of each item, where there are several.
+    labels: the name of each item's class, if the model has names of its classes. zeros: whether a simulated device has made up the outputs, which are
+    zeros; `reason` says why. target, unit: of a regressor's numbers, as given at registration. metric: that `accuracy` counts for, where it is no
+    share of right answers. accuracy_source: what `accuracy` was measured by: "registered" on the validation set, or "labels" in production.
     """
 
     id: str | None
@@ -198,9 +197,7 @@ class Refusal(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ContainerReport(Struct, frozen=True, kw_only=True):
-    """What `infaas container` measured of the user's class in its own process. accuracy_low, accuracy_high, distribution: as in the variant's
-    record.
-    """
+    """What `infaas container` measured of the user's class in its own process. accuracy_low, accuracy_high, distribution: as in the variant's record."""
 
     signature: Signature
     accuracy: float
@@ -452,10 +449,9 @@ class StageShare(Struct, frozen=True, kw_only=True):
 class Explanation(Struct, frozen=True, kw_only=True):
     """The reply of `infaas.explain.<app>`: the decision that a query with these requirements would get now.
 
-    members: where several models answer together, a row for each. chosen is the variant of the likeliest one then, and each candidate
-    without a `why_not` would answer for its model.
-    stages: of a pipeline, a row for each vertex. chosen is then the variant of the first one, and each candidate without a `why_not` would
-    answer for its stage. refusal: of a stage that each query visits.
+    members: where several models answer together, a row for each. chosen is the variant of the likeliest one then, and each candidate without a
+    `why_not` would answer for its model. stages: of a pipeline, a row for each vertex. chosen is then the variant of the first one, and each
+    candidate without a `why_not` would answer for its stage. refusal: of a stage that each query visits.
     """
 
     chosen: Candidate | None

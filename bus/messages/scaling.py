@@ -9,6 +9,14 @@ from msgspec import Struct
 from bus.messages.events import AppObjective
 
 
+class Expectation(Struct, frozen=True):
+    """Load that an operator knows of: from `at` (Unix seconds) on, so many queries/s come. weekly: every seven days."""
+
+    at: float
+    qps: float
+    weekly: bool = False
+
+
 class ClassDemand(Struct, frozen=True, array_like=True, gc=False):
     """How many items went to one worker in queries of one app with the same requirements. All counts are of the report's period.
 

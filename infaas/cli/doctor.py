@@ -33,7 +33,7 @@ from infaas.cli.machine_checks import (
     run_async_check,
 )
 from infaas.cli.options import DataDir, Json, Wide
-from infaas.cli.output import FAILED, Failure, line_width, missed_words, show
+from infaas.cli.output import FAILED, Failure, drifted, line_width, missed_words, show
 from infaas.cli.parts import processes_of
 from infaas.connecting import SystemAddress, connect, data_place, locate
 from infaas.errors import InfaasError, NotConnected
@@ -380,7 +380,7 @@ async def _drift(dsn: str) -> str:
 def _drift_now(dsn: str) -> str:
     import psycopg  # noqa: PLC0415
 
-    from infaas.cli.lists import DRIFT, drifted  # noqa: PLC0415
+    from infaas.cli.lists import DRIFT  # noqa: PLC0415
 
     try:
         with psycopg.connect(dsn, connect_timeout=5, application_name="infaas doctor") as connection:

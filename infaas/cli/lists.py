@@ -16,6 +16,7 @@ from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import (
     COMPUTED,
     Column,
+    drifted,
     found_words,
     hardware_of,
     missed_words,
@@ -444,14 +445,6 @@ DRIFT = """
 SELECT app, json_agg(json_build_object('column', column_name, 'distance', distance, 'since', extract(epoch FROM since))
                      ORDER BY distance DESC)
 FROM infaas.drift_events WHERE ended IS NULL GROUP BY app"""
-
-
-def drifted(app: str, columns: list[Item]) -> str:
-    """Which columns of an app's queries differ from the validation set, the farthest first, how far, and since when."""
-    shown = ", ".join(f"{one['column']} ({one['distance']:.2f})" for one in columns[:3])
-    more = f" and {len(columns) - 3} more" * (len(columns) > 3)
-    since = when(min(one["since"] for one in columns))
-    return f"{app}: its queries differ from the validation set since {since}: {shown}{more}"
 
 
 async def _with_history(asked: Awaitable[list[Item]], data_dir: Path | None) -> list[Item]:

@@ -177,6 +177,14 @@ def when(seconds: float | None, timespec: str = "%Y-%m-%d %H:%M") -> str | None:
     return datetime.fromtimestamp(seconds).astimezone().strftime(timespec) if seconds else None
 
 
+def drifted(app: str, columns: Sequence[Mapping[str, Any]]) -> str:
+    """Which columns of an app's queries differ from the validation set, the farthest first, how far, and since when."""
+    shown = ", ".join(f"{one['column']} ({one['distance']:.2f})" for one in columns[:3])
+    more = f" and {len(columns) - 3} more" * (len(columns) > 3)
+    since = when(min(one["since"] for one in columns))
+    return f"{app}: its queries differ from the validation set since {since}: {shown}{more}"
+
+
 NARROWEST = 24  # characters of a column that flows
 _INDENT = "    "  # of an item's further lines
 

@@ -21,17 +21,9 @@ from msgspec.structs import replace
 
 from bus.codec import decode_kept
 from bus.fields import TYPO, meant
-from bus.messages.catalog import (
-    TARGETS,
-    AppQuality,
-    AppRecord,
-    LiveAccuracy,
-    ModelRecord,
-    Signature,
-    TensorSpec,
-    VariantRecord,
-)
+from bus.messages.catalog import TARGETS, AppRecord, ModelRecord, Signature, TensorSpec, VariantRecord
 from bus.messages.public import Register
+from bus.messages.quality import AppQuality, LiveAccuracy
 from bus.messages.scaling import PipelineReplicas
 from bus.subjects import WITHOUT_APP
 

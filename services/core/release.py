@@ -10,7 +10,7 @@ from math import ceil, floor, log
 from typing import NamedTuple
 
 from bus.codec import decode_kept
-from bus.messages.releases import ArmCounts, Release, ReleaseFigures, ReleaseState
+from bus.messages.quality import ArmCounts, Release, ReleaseFigures, ReleaseState
 from services.core.confidence import Observed, apart, difference
 
 LEVEL = 0.01

@@ -76,16 +76,9 @@ class Dispatcher(TableActor):
     """
 
     def __init__(
-        self,
-        name: str,
-        subjects: Subjects,
-        policy: SelectionPolicy,
-        prices: Mapping[str, float],
-        new_uid: Callable[[], bytes],
-        settings: DispatcherSettings,
-        slo_target: float,
-        ensemble: EnsembleSettings,
-    ) -> None:
+        self, name: str, subjects: Subjects, policy: SelectionPolicy, prices: Mapping[str, float], new_uid: Callable[[], bytes],
+        settings: DispatcherSettings, slo_target: float, ensemble: EnsembleSettings,
+    ) -> None:  # fmt: skip
         self.name = name
         self.view = ClusterView(prices, policy.goal)
         self.apps = Apps(self.view)
@@ -103,16 +96,14 @@ class Dispatcher(TableActor):
         ways = (self._retries, settings.failure_timeout_s, self._refuse, self._select, self._dispatch, self.handle)
         self.silence = Silence(name, subjects, self.in_flight, self.view, *ways, self._alive)
         self._line, self.clocks = self.silence.line, Clocks(self.silence.line)
-        self.composites = Composites(
-            name, subjects, self.apps, self._outcomes, self._take, new_uid, settings, ensemble, policy.name
-        )
+        given = (self._outcomes, self._take, new_uid, settings, ensemble, policy.name)
+        self.composites = Composites(name, subjects, self.apps, *given)
         known = (self._admission, self._outcomes.said, self.in_flight, self.composites)
         self.resent = Resent(name, subjects, self.silence, *known, self._begin, self._adopt)
         self.cancelling = Cancelling(name, subjects, self.resent, self._outcomes, self._refuse)
         self.central = CentralQueues(self.view, self.in_flight, self._dispatch, self._decide, self._refuse)
-        self._questions = Questions(
-            self.apps, self.view, policy, self.composites, self.central, slo_target, settings.default_deadline_s
-        )
+        asked = (policy, self.composites, self.central, slo_target, settings.default_deadline_s)
+        self._questions = Questions(self.apps, self.view, *asked)
         self._prefix = len(subjects.query(""))
         self._undelivered = subjects.undelivered(name, "")
         self._list_selection = subjects.list("selection")
@@ -143,7 +134,7 @@ class Dispatcher(TableActor):
             PullDue: lambda due: self.central.due(due.message.variant, due.now),
         }
         self.silence.hold.guard(self._on, (HandBack, *self.composites.ending))
-        s, name = self._subjects, self.name
+        s = subjects
         self.inlets = (
             Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat),
             Inlet(subject=s.exited(), message=ExecutorExited),
@@ -346,10 +337,8 @@ class Dispatcher(TableActor):
             return self.resent.forget(route.uid, now)
         query = self.in_flight.remove(route.uid)
         if query is None:
-            if route.dispatcher == self.name or route.uid in self.in_flight:
-                return NOTHING  # it has ended here, or is in flight again
-            if route.parent is not None:
-                return NOTHING  # who asked for this part is gone: its query is started again as a whole
+            if route.dispatcher == self.name or route.uid in self.in_flight or route.parent is not None:
+                return NOTHING  # it has ended here, is in flight again, or is a part of one that is started again as a whole
             query = self._admission.adopt(route, bytes(back.body), envelope.headers)
             if query is None:
                 return self._outcomes.not_adopted(route, self.apps.unknown(route.app, route.model), now)

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bus.codec import encode
-from bus.messages.catalog import TARGETS, AppQuality, LiveAccuracy, VariantRecord
+from bus.messages.catalog import TARGETS, VariantRecord
 from bus.messages.events import FeedbackEvent
 from bus.messages.flow import DoneBatch
+from bus.messages.quality import AppQuality, LiveAccuracy
 from services.core.actor import Do
 from services.core.catalog import Catalog
 from services.core.ensemble.outputs import aim_of, reached, said, score

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from bus.codec import decode_kept
-from bus.messages.catalog import AppQuality
+from bus.messages.quality import AppQuality
 from bus.port import Bus, KeyValue, NotFound, WrongRevision
 from bus.subjects import Subjects
 from services.core.catalog import quality_key

@@ -310,18 +310,9 @@ class Feedbacks:
         released = None if prediction.arm is None else prediction.variants.get(prediction.arm.model)
         one.event = scored_event(one.event, scored, None)
         update = FeedbackUpdate(
-            prediction,
-            item,
-            one.feedback.label,
-            marks,
-            one.event,
-            one.sender,
-            more=more,
-            reevaluated=reevaluated,
-            scored=scored,
-            arm=prediction.arm,
-            right=None if released is None else scored.of(self._apps.catalog.variant(released)),
-        )
+            prediction, item, one.feedback.label, marks, one.event, one.sender, more=more, reevaluated=reevaluated, scored=scored,
+            arm=prediction.arm, right=None if released is None else scored.of(self._apps.catalog.variant(released)),
+        )  # fmt: skip
         return self._after(self._learning.apply(update, ensemble))
 
     def stored(self) -> list[Effect]:

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
-from bus.messages.catalog import AppQuality, AppRecord, ModelRecord, PipelineRecord, VariantRecord, error_of
+from bus.messages.catalog import AppRecord, ModelRecord, PipelineRecord, VariantRecord, error_of
 from bus.messages.public import Error, Listing, ListRequest, Refusal
+from bus.messages.quality import AppQuality
 from bus.messages.scaling import PipelineReplicas
 from bus.subjects import WITHOUT_APP
 from services.core.catalog import Catalog, target_of

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from bus.messages.events import OutcomeEvent
-from bus.messages.releases import ArmCounts, ReleaseCounted
+from bus.messages.quality import ArmCounts, ReleaseCounted
 from bus.subjects import Subjects
 from services.core.actor import Publish
 from services.core.outcomes import is_client_error

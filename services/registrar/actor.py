@@ -22,7 +22,7 @@ from bus.messages.public import (
     RegistrationCancelled,
     RegistrationStatus,
 )
-from bus.messages.releases import ReleaseCounted
+from bus.messages.quality import ReleaseCounted
 from bus.messages.scaling import Drain
 from bus.messages.verbs import AdminVerb, DrainWorker, Prune
 from bus.messages.work import (

@@ -10,16 +10,9 @@ from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from bus.fields import TYPO, meant
-from bus.messages.catalog import (
-    ACCURACIES,
-    LARGEST_BATCH,
-    AppRecord,
-    BatchingRule,
-    Expectation,
-    VariantRecord,
-    stated_in,
-)
+from bus.messages.catalog import ACCURACIES, LARGEST_BATCH, AppRecord, BatchingRule, VariantRecord, stated_in
 from bus.messages.public import Error, Register
+from bus.messages.scaling import Expectation
 from bus.messages.verbs import (
     AbortRelease,
     AddApp,

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from bus.messages.catalog import ModelRecord, VariantRecord
 from bus.messages.public import Code, Error, Register, RegistrationStatus
-from bus.messages.releases import Release, ReleaseFigures, ReleaseState
+from bus.messages.quality import Release, ReleaseFigures, ReleaseState
 from bus.messages.work import ArtifactsKept
 from services.core.placement import REMOTE
 

@@ -11,7 +11,7 @@ from bus.fields import filled
 from bus.messages.catalog import AppRecord, ModelRecord
 from bus.messages.events import ReleaseEvent
 from bus.messages.public import Error
-from bus.messages.releases import Release, ReleaseCounted, ReleaseFigures, ReleaseState
+from bus.messages.quality import Release, ReleaseCounted, ReleaseFigures, ReleaseState
 from bus.messages.verbs import StartRelease
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Changed, Do, Effect, Envelope, Inlet, Record, Watch

@@ -3,7 +3,7 @@
 import inspect
 from typing import NamedTuple
 
-from bus.messages import catalog, events, fleet, flow, jobs, public, releases, scaling, verbs, work
+from bus.messages import catalog, events, fleet, flow, jobs, public, quality, scaling, verbs, work
 from bus.subjects import Subjects
 
 NAMES = Subjects()
@@ -266,7 +266,7 @@ def inner_channels() -> list[Channel]:
                 ("progress", work.WorkProgress, "workshop -> registrar"),
                 ("finished", work.WorkFinished, "workshop -> registrar"),
                 ("alive", work.RegistrarHeartbeat, "registrar -> registrars"),
-                ("release", releases.ReleaseCounted, "dispatcher -> registrars"),
+                ("release", quality.ReleaseCounted, "dispatcher -> registrars"),
                 ("kept", work.ArtifactsKept, "registrar -> workshops"),
             )
         ),
@@ -292,7 +292,7 @@ def inner_channels() -> list[Channel]:
                 ("app", "app.{app}", catalog.AppRecord),
                 ("model", "model.{model}.{version}", catalog.ModelRecord),
                 ("variant", "variant.{variant}", catalog.VariantRecord),
-                ("quality", "quality.{app}", catalog.AppQuality),
+                ("quality", "quality.{app}", quality.AppQuality),
             )
         ),
     ]

@@ -69,8 +69,7 @@ class Reservation(Struct, frozen=True):
 
 
 class FleetSnapshot(Struct, frozen=True):
-    """What the problems were made from. pools: by index, its workers now. reserved: by variant. leaving: workers that are being
-    removed.
+    """What the problems were made from. pools: by index, its workers now. reserved: by variant. leaving: workers that are being removed.
 
     wanted: by variant, instances that a policy wants.
     """
@@ -149,9 +148,7 @@ class FleetProblems:
         return FleetSnapshot(classes, records, pools, problem, needs, self.reserved, leaving)
 
     def for_policy(self, seen: FleetSnapshot) -> PlanningProblem:
-        """The same as a policy's `scale` gets it: the forecast of each class, and the variants that the machines there are can
-        serve it with.
-        """
+        """The same as a policy's `scale` gets it: the forecast of each class, and the variants that the machines there are can serve it with."""
         workers = [worker for group in seen.pools for worker in group]
         devices = [device for worker in workers for device in devices_of(worker)]
         resources = _resources(devices, self.share)
@@ -356,13 +353,8 @@ class FleetProblems:
             / mean
             for end in ends[middle]
         ]
-        return ClassNeed(
-            name=one.app,
-            load=mean,
-            options={v: _steps(found) for v, found in ends.items()},
-            layers=_steps(shares),
-            **one.wish,
-        )
+        options = {v: _steps(found) for v, found in ends.items()}
+        return ClassNeed(name=one.app, load=mean, options=options, layers=_steps(shares), **one.wish)
 
     def _budget(self, pools: Iterable[_PoolDevices]) -> float:
         """US$ per hour. Machines that must be there are not given up for it: else there would be no plan at all."""

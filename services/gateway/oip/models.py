@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from bus.messages.catalog import Signature, TensorSpec, VariantRecord, scored_shape
+from bus.messages.catalog import Signature, TensorSpec, VariantRecord
 from bus.subjects import valid_name
+from bus.tensors import scored_shape
 from services.core.catalog import Catalog
 from services.gateway.errors import RequestFailed
 from services.gateway.oip.parameters import joined

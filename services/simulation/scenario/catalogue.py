@@ -12,7 +12,6 @@ from bus.messages.catalog import (
     AppRecord,
     BatchingRule,
     Ensemble,
-    Expectation,
     ModelRecord,
     Profile,
     ProfileRow,
@@ -21,6 +20,7 @@ from bus.messages.catalog import (
     VariantRecord,
 )
 from bus.messages.public import Requirements
+from bus.messages.scaling import Expectation
 from services.core.batching import batching_key, rule_errors
 from services.core.cost import PER_CORE, latency_ms, price_per_hour
 from services.core.emulation import PROVENANCE, with_tiers

@@ -10,18 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import (
-    AppQuality,
-    AppRecord,
-    ModelRecord,
-    Profile,
-    ProfileRow,
-    Signature,
-    TensorSpec,
-    VariantRecord,
-)
+from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
 from bus.messages.fleet import EnsureLoaded, ExecutorExited
 from bus.messages.public import ObjectRef, Tensor
+from bus.messages.quality import AppQuality
 from bus.subjects import Subjects
 from services.core import placement
 from services.core.actor import Synced
@@ -179,7 +171,9 @@ class Device:
                         for w in command.queries
                     ]
                 size = sum(len(one["y"].data) for one in outputs)
-                words: list[Any] = [[int(self.says.get(named, self.says.get(model, 0.0)) > 0.5)] * w.items for w in command.queries]
+                words: list[Any] = [
+                    [int(self.says.get(named, self.says.get(model, 0.0)) > 0.5)] * w.items for w in command.queries
+                ]
                 result = BatchResult(self.stage.now, self.stage.now + seconds, outputs, bytes=size, said=words)
                 if model in self.refuses:
                     result = BatchResult(

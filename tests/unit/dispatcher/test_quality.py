@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from bus.messages.catalog import AppQuality, Ensemble
+from bus.messages.catalog import Ensemble
 from bus.messages.events import FeedbackEvent
 from bus.messages.public import ListRequest, Requirements
+from bus.messages.quality import AppQuality
 from services.dispatcher.contexts import FORGOTTEN_S
 from services.dispatcher.metrics import DispatcherMetrics
 from tests.support.simulated.fleet import Fleet, refused, variant

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.fields import TOKEN, Number
-from bus.messages.catalog import AppRecord, BatchingRule, Ensemble, Expectation, PipelineRecord, Signature
+from bus.messages.catalog import AppRecord, BatchingRule, Ensemble, PipelineRecord, Signature
 from bus.messages.public import Error
+from bus.messages.scaling import Expectation
 from bus.messages.verbs import (
     ADMIN_VERBS,
     AddApp,

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from bus.codec import decode
 from bus.messages.catalog import AppRecord, ModelRecord
-from bus.messages.releases import ArmCounts, ReleaseCounted
+from bus.messages.quality import ArmCounts, ReleaseCounted
 from bus.messages.verbs import AbortRelease
 from services.registrar.commands import PutFigures, StepRelease
 from tests.support.simulated.registrations import REQUEST, SUBJECTS, Stage, complete, registered, to_building

@@ -12,8 +12,8 @@ from msgspec import structs
 from numpy import ndarray
 
 from bus.datatypes import DATATYPES
-from bus.messages.catalog import AGREEMENT, METRICS, TARGETS, Signature, TensorSpec, accuracy_of, scored_shape
-from bus.tensors import BadTensor, check_finite, datatype_of, fit
+from bus.messages.catalog import AGREEMENT, METRICS, TARGETS, Signature, TensorSpec, accuracy_of
+from bus.tensors import BadTensor, check_finite, datatype_of, fit, scored_shape
 from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile
 from services.executor.workshop.tasks.measures import MEASURES, Answers, agreeing, own_measure, read_labels
 

@@ -1,10 +1,37 @@
-"""Releases: a new version of a model on its way to an app's queries, and what dispatchers count of it."""
+"""How good answers are in production: what labels say of them, and releases: a new version of a model on its way to an app's queries."""
 
 from typing import Literal
 
 from msgspec import Struct
 
 ReleaseState = Literal["step", "paused", "promoted", "rolled-back", "aborted"]
+
+
+class LiveAccuracy(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What labels say of a variant in an app: its accuracy, 0..1, with an interval that holds at every moment, since so many Unix seconds."""
+
+    accuracy: float
+    low: float
+    high: float
+    labels: int
+    since: float
+    source: str = "labels"
+
+    def excludes(self, registered: float | None) -> bool:
+        """Whether its interval has left what was measured at registration."""
+        return registered is not None and not self.low <= registered <= self.high
+
+
+class AppQuality(Struct, frozen=True, kw_only=True, weakref=True):
+    """What labels say of an app: of each variant, and of its answers, which are promised to reach so much on average. revision: of the selection
+    bucket's value from which a dispatcher has made it.
+    """
+
+    app: str
+    revision: int
+    variants: dict[str, LiveAccuracy] = {}
+    answers: LiveAccuracy | None = None
+    promised: float = 0.0
 
 
 class Release(Struct, frozen=True, kw_only=True):
