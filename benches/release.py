@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bus.messages.quality import ArmCounts, Release
+from bus.messages.quality import ArmCounts, VersionRelease
 from services.core.release import bucket_of, verdict
 
 LONGEST_S = 7 * 86400
@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
 def run(case: Case, seed: int, qps: float = 200.0, every_s: int = 5) -> Outcome:
     """One release from its start to its end, or for a week."""
     rng = np.random.default_rng(seed)
-    release = Release(
+    release = VersionRelease(
         release="r", model="m", version="2", old_version="1", steps=[*case.steps], least=60.0, margin=0.005, prove=case.prove
     )  # fmt: skip
     counted: dict[tuple[int, bool], ArmCounts] = {}
@@ -74,17 +74,17 @@ def run(case: Case, seed: int, qps: float = 200.0, every_s: int = 5) -> Outcome:
         if found is not None:
             state, step, reason = found
             since = seconds
-            release = Release(**{**_fields(release), "state": state, "step": step, "reason": reason})
+            release = VersionRelease(**{**_fields(release), "state": state, "step": step, "reason": reason})
     queries = sum(arm.queries for arm in counted.values())
     return Outcome(release.state, release.step, share, seconds, queries, release.reason)
 
 
-def _fields(release: Release) -> dict[str, object]:
-    return {name: getattr(release, name) for name in Release.__struct_fields__}
+def _fields(release: VersionRelease) -> dict[str, object]:
+    return {name: getattr(release, name) for name in VersionRelease.__struct_fields__}
 
 
-def _at(release: Release, since: float) -> Release:
-    return Release(**{**_fields(release), "since": since})  # type: ignore[arg-type]
+def _at(release: VersionRelease, since: float) -> VersionRelease:
+    return VersionRelease(**{**_fields(release), "since": since})  # type: ignore[arg-type]
 
 
 def _more(arm: ArmCounts, version: Version, queries: int, case: Case, rng: np.random.Generator) -> ArmCounts:

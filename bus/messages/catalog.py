@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Struct, UnsetType, field
 
 from bus.fields import PART, SHARE, TOKEN, Number
-from bus.messages.quality import LiveAccuracy, Release
+from bus.messages.quality import LiveAccuracy, VersionRelease
 from bus.messages.scaling import Expectation
 
 
@@ -480,12 +480,12 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     plan_ended: str = ""
     expects: list[Expectation] = []
     quality_act: str = "select"
-    release: Release | None = None
+    release: VersionRelease | None = None
     accuracy_mean: float | None = None
     worth: float | None = None
 
     @property
-    def releasing(self) -> Release | None:
+    def releasing(self) -> VersionRelease | None:
         """The release that is under way."""
         return self.release if self.release is not None and self.release.active else None
 

@@ -34,7 +34,7 @@ class AppQuality(Struct, frozen=True, kw_only=True, weakref=True):
     promised: float = 0.0
 
 
-class Release(Struct, frozen=True, kw_only=True):
+class VersionRelease(Struct, frozen=True, kw_only=True):
     """The last release of an app, in its record.
 
     steps: shares of the queries that get the new version, in turn. least: seconds that a step takes at least. margin: of accuracy. prove: the

@@ -17,14 +17,14 @@ _EDGE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class Sampled:
     """Observations in [0, 1]: their sum, and how many there are."""
 
     total: float = 0.0
     count: float = 0.0
 
-    def __add__(self, other: Self) -> "Observed":
-        return Observed(self.total + other.total, self.count + other.count)
+    def __add__(self, other: Self) -> "Sampled":
+        return Sampled(self.total + other.total, self.count + other.count)
 
     @property
     def mean(self) -> float:
@@ -40,7 +40,7 @@ class Observed:
         return self.count > 0 and _evidence(self.total, self.count, mean) > log(1.0 / level)
 
 
-def difference(new: Observed, old: Observed, level: float = 0.05) -> tuple[float, float]:
+def difference(new: Sampled, old: Sampled, level: float = 0.05) -> tuple[float, float]:
     """The interval of new's mean less old's, which holds at all times together with probability 1 - level.
 
     The product of both ratios is a supermartingale at the true pair of means, however the observations of both come. A difference is in the
@@ -52,12 +52,12 @@ def difference(new: Observed, old: Observed, level: float = 0.05) -> tuple[float
     return _far(new, old, middle, -1.0, bound), _far(new, old, middle, 1.0, bound)
 
 
-def apart(new: Observed, old: Observed, by: float, level: float = 0.05) -> bool:
+def apart(new: Sampled, old: Sampled, by: float, level: float = 0.05) -> bool:
     """Whether that interval has left this difference."""
     return bool(new.count and old.count) and _least(new, old, by) > log(1.0 / level)
 
 
-def _far(new: Observed, old: Observed, inside: float, outside: float, bound: float) -> float:
+def _far(new: Sampled, old: Sampled, inside: float, outside: float, bound: float) -> float:
     """As `_end`, of a difference."""
     for _ in range(_COARSE):
         middle = (inside + outside) / 2
@@ -68,7 +68,7 @@ def _far(new: Observed, old: Observed, inside: float, outside: float, bound: flo
     return outside
 
 
-def _least(new: Observed, old: Observed, apart: float) -> float:
+def _least(new: Sampled, old: Sampled, apart: float) -> float:
     """The least evidence against a pair of means that are so far apart. It is convex in the mean: the slope says on which side it is."""
     low, high = max(_EDGE, _EDGE - apart), min(1.0 - _EDGE, 1.0 - _EDGE - apart)
     new_rest, old_rest = new.count - new.total, old.count - old.total

@@ -11,7 +11,7 @@ from math import inf, log, log2
 
 from msgspec import Struct
 
-from services.core.confidence import Observed
+from services.core.confidence import Sampled
 
 LEVEL = 0.05
 BIN = 16  # labels of a new bin: windows begin at multiples of it
@@ -36,8 +36,8 @@ class Score(Struct, array_like=True):
     at: float = 0.0
 
     @property
-    def observed(self) -> Observed:
-        return Observed(sum(total for total, _ in self.bins), sum(count for _, count in self.bins))
+    def observed(self) -> Sampled:
+        return Sampled(sum(total for total, _ in self.bins), sum(count for _, count in self.bins))
 
     def add(self, score: float, now: float) -> None:
         """One label more. score: 0..1."""
@@ -69,12 +69,12 @@ class Score(Struct, array_like=True):
             del self.bins[:at]
             self.since = now
 
-    def _windows(self) -> Iterator[tuple[int, Observed, float]]:
+    def _windows(self) -> Iterator[tuple[int, Sampled, float]]:
         """All but the longest: at which bin each begins, what it has, and its level."""
         seen, place = self.observed, self.place
         for i, (total, count) in enumerate(self.bins[:-1], 1):
             place += count // BIN
-            seen = Observed(max(0.0, seen.total - total), seen.count - count)
+            seen = Sampled(max(0.0, seen.total - total), seen.count - count)
             yield i, seen, level_of(place)
 
     def _changed(self, low: float, high: float) -> int:
@@ -91,13 +91,13 @@ class Score(Struct, array_like=True):
         whole = self.observed
         best, at = -inf, 1
         for i, seen, _ in self._windows():
-            before = Observed(max(0.0, whole.total - seen.total), whole.count - seen.count)
+            before = Sampled(max(0.0, whole.total - seen.total), whole.count - seen.count)
             if (found := _likelihood(before) + _likelihood(seen)) > best:
                 best, at = found, i
         return at
 
 
-def _likelihood(one: Observed) -> float:
+def _likelihood(one: Sampled) -> float:
     """Of the observations by their own mean, its logarithm."""
     wrong = one.count - one.total
     return sum(part * log(part / one.count) for part in (one.total, wrong) if part > 1e-9)

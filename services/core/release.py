@@ -10,8 +10,8 @@ from math import ceil, floor, log
 from typing import NamedTuple
 
 from bus.codec import decode_kept
-from bus.messages.quality import ArmCounts, Release, ReleaseFigures, ReleaseState
-from services.core.confidence import Observed, apart, difference
+from bus.messages.quality import ArmCounts, ReleaseFigures, ReleaseState, VersionRelease
+from services.core.confidence import Sampled, apart, difference
 
 LEVEL = 0.01
 MEASURES = ("accuracy", "errors", "attainment", "latency")
@@ -33,7 +33,7 @@ class Arm(NamedTuple):
     version: str
 
 
-def arm_of(release: Release, key: bytes) -> Arm:
+def arm_of(release: VersionRelease, key: bytes) -> Arm:
     """Of a query. key: its context, else its uid: whoever decides finds the same, and who had the new version keeps it in later steps."""
     digest = blake2b(key, digest_size=8, key=release.release.encode()[:64]).digest()
     new = int.from_bytes(digest, "little") < release.share * 2.0**64
@@ -68,8 +68,8 @@ class Figure(NamedTuple):
 
     name: str
     step: int
-    new: Observed
-    old: Observed
+    new: Sampled
+    old: Sampled
     margin: float
     level: float
 
@@ -104,22 +104,22 @@ class Figure(NamedTuple):
         )
 
 
-def figures(release: Release, counted: Counted, step: int | None = None) -> list[Figure]:
+def figures(release: VersionRelease, counted: Counted, step: int | None = None) -> list[Figure]:
     """What each step shows of each measure. step: of this one alone."""
     return [one for k in ([step] if step is not None else range(release.step + 1)) for one in _of(release, counted, k)]
 
 
-def _of(release: Release, counted: Counted, step: int) -> Iterator[Figure]:
+def _of(release: VersionRelease, counted: Counted, step: int) -> Iterator[Figure]:
     new, old = counted.get((step, True)), counted.get((step, False))
     if new is None or old is None:
         return
     level = LEVEL / len(MEASURES) / len(release.steps)
     yield Figure(
-        "accuracy", step, Observed(new.right, new.labels), Observed(old.right, old.labels), release.margin, level
+        "accuracy", step, Sampled(new.right, new.labels), Sampled(old.right, old.labels), release.margin, level
     )
     for name in ("errors", "attainment"):
         ours, theirs = (
-            Observed(one.queries - (one.errors if name == "errors" else one.missed), one.queries) for one in (new, old)
+            Sampled(one.queries - (one.errors if name == "errors" else one.missed), one.queries) for one in (new, old)
         )
         yield Figure(name, step, ours, theirs, MARGINS[name], level)
     yield _latency(step, new, old, level)
@@ -130,9 +130,9 @@ def _latency(step: int, new: ArmCounts, old: ArmCounts, level: float) -> Figure:
     ours, theirs = _cumulative(new), _cumulative(old)
     found = []
     for bucket in range(BUCKETS + 1):
-        fast = Observed(ours[min(BUCKETS, _slack(bucket))], ours[-1])
+        fast = Sampled(ours[min(BUCKETS, _slack(bucket))], ours[-1])
         found.append(
-            Figure("latency", step, fast, Observed(theirs[bucket], theirs[-1]), MARGINS["latency"], level / BUCKETS)
+            Figure("latency", step, fast, Sampled(theirs[bucket], theirs[-1]), MARGINS["latency"], level / BUCKETS)
         )
     return min(found, key=lambda one: one.apart)
 
@@ -148,7 +148,7 @@ def _cumulative(arm: ArmCounts) -> list[int]:
 # -- what becomes of a release
 
 
-def lacks(release: Release, counted: Counted, now: float) -> str:
+def lacks(release: VersionRelease, counted: Counted, now: float) -> str:
     """What the present step waits for; empty: nothing."""
     new = counted.get((release.step, True), ArmCounts(release.step, True))
     here = figures(release, counted, release.step)
@@ -161,7 +161,7 @@ def lacks(release: Release, counted: Counted, now: float) -> str:
     return ", ".join(waits)
 
 
-def _labels(release: Release, here: Figure | None) -> str:
+def _labels(release: VersionRelease, here: Figure | None) -> str:
     if here is None or not (here.new.count and here.old.count):
         return "labels of answers of both versions"
     if here.doubtful:
@@ -170,15 +170,15 @@ def _labels(release: Release, here: Figure | None) -> str:
     while (
         times < 1e6
         and not here._replace(
-            new=Observed(here.new.total * times, here.new.count * times),
-            old=Observed(here.old.total * times, here.old.count * times),
+            new=Sampled(here.new.total * times, here.new.count * times),
+            old=Sampled(here.old.total * times, here.old.count * times),
         ).proven
     ):
         times *= 1.1
     return f"about {float(f'{have * (times - 1):.1g}'):.0f} labels more"
 
 
-class Verdict(NamedTuple):
+class Judgement(NamedTuple):
     """What a release goes over to. step: its step then."""
 
     state: ReleaseState
@@ -186,7 +186,7 @@ class Verdict(NamedTuple):
     reason: str
 
 
-def verdict(release: Release, counted: Counted, now: float) -> Verdict | None:
+def verdict(release: VersionRelease, counted: Counted, now: float) -> Judgement | None:
     """None: it stays as it is."""
     if not release.active:
         return None
@@ -194,7 +194,7 @@ def verdict(release: Release, counted: Counted, now: float) -> Verdict | None:
     worse = next((one for one in found if one.worse), None)
     if worse is not None:
         at = f"in step {worse.step + 1} of {len(release.steps)}, share {release.steps[worse.step]:g}"
-        return Verdict("rolled-back", release.step, f"shown to be worse: {worse.words}; {at}")
+        return Judgement("rolled-back", release.step, f"shown to be worse: {worse.words}; {at}")
     last = release.step + 1 == len(release.steps)
     if release.state == "paused" or (last and release.hold) or lacks(release, counted, now):
         return None
@@ -205,7 +205,7 @@ def verdict(release: Release, counted: Counted, now: float) -> Verdict | None:
     reason = (
         f"{'not worse' if release.prove else 'not shown to be worse'} in {new.queries} answers{'; ' * bool(said)}{said}"
     )
-    return Verdict("promoted", release.step, reason) if last else Verdict("step", release.step + 1, reason)
+    return Judgement("promoted", release.step, reason) if last else Judgement("step", release.step + 1, reason)
 
 
 class ReleaseBook(dict[str, ReleaseFigures]):
@@ -235,7 +235,7 @@ class ReleaseBook(dict[str, ReleaseFigures]):
         known.counted.update(newer)
         return bool(newer)
 
-    def of(self, app: str, release: Release) -> Counted:
+    def of(self, app: str, release: VersionRelease) -> Counted:
         """All that was counted of this release."""
         found = self.get(app)
         return {} if found is None or found.release != release.release else totals(found.counted)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from bus.messages.catalog import ModelRecord, VariantRecord
 from bus.messages.public import Code, Error, Register, RegistrationStatus
-from bus.messages.quality import Release, ReleaseFigures, ReleaseState
+from bus.messages.quality import ReleaseFigures, ReleaseState, VersionRelease
 from bus.messages.work import ArtifactsKept
 from services.core.placement import REMOTE
 
@@ -124,7 +124,7 @@ class ReleaseMoved(Struct, frozen=True):
     """An app's release has changed. note: as of `Noted`."""
 
     app: str
-    release: Release
+    release: VersionRelease
     note: str = ""
 
 

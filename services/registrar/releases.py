@@ -11,7 +11,7 @@ from bus.fields import filled
 from bus.messages.catalog import AppRecord, ModelRecord
 from bus.messages.events import ReleaseEvent
 from bus.messages.public import Error
-from bus.messages.quality import Release, ReleaseCounted, ReleaseFigures, ReleaseState
+from bus.messages.quality import ReleaseCounted, ReleaseFigures, ReleaseState, VersionRelease
 from bus.messages.verbs import StartRelease
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Changed, Do, Effect, Envelope, Inlet, Record, Watch
@@ -49,11 +49,11 @@ class ReleaseJudge:
             self._unsaved.add(said.app)
         return self._judge(said.app, release, envelope.now)
 
-    def _of(self, app: str) -> Release | None:
+    def _of(self, app: str) -> VersionRelease | None:
         record = self._catalog.app(app)
         return None if record is None else record.release
 
-    def _judge(self, app: str, release: Release, now: float) -> Iterable[Effect]:
+    def _judge(self, app: str, release: VersionRelease, now: float) -> Iterable[Effect]:
         found = verdict(release, self._book.of(app, release), now)
         if found is None or (MOVE, app) in self._under_way:
             return NOTHING
@@ -118,7 +118,9 @@ def started(record: AppRecord, change: StartRelease, found: ModelRecord) -> AppR
             f"version: app {record.app} serves version {old} of {change.model} already; register another one with release=hold, or name one"
         )
     steps = change.steps or [*STEPS]
-    release = filled(Release, change, version=found.version, old_version=old, steps=steps, reason="an operator's order")
+    release = filled(
+        VersionRelease, change, version=found.version, old_version=old, steps=steps, reason="an operator's order"
+    )
     return replace(record, release=release)
 
 

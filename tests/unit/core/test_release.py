@@ -7,10 +7,12 @@ from msgspec.structs import replace
 
 from benches.release import CASES, OLD, Case, Version, run
 from bus.codec import encode
-from bus.messages.quality import ArmCounts, Release, ReleaseFigures
+from bus.messages.quality import ArmCounts, ReleaseFigures, VersionRelease
 from services.core.release import KEY, LEAST, ReleaseBook, arm_of, bucket_of, figures, lacks, verdict
 
-RELEASE = Release(release="r", model="m", version="2", old_version="1", steps=[0.1, 0.5], least=60.0, margin=0.005)
+RELEASE = VersionRelease(
+    release="r", model="m", version="2", old_version="1", steps=[0.1, 0.5], least=60.0, margin=0.005
+)
 
 
 def arm(new: bool, queries: int = 0, **fields: Any) -> ArmCounts:
