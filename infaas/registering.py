@@ -262,6 +262,8 @@ def _check_validation(path: Path, request: Register) -> None:
             f"labels_key: {path.name} holds no {request.labels_key!r}, only {', '.join(found)}; name the labels, or measure without any "
             "by --metric agreement"
         )
+    if request.labels_key == request.inputs_key:
+        raise BadInput(f"labels_key: {request.labels_key!r} holds the inputs; name the labels of {path.name}")
     # Other arrays may have the names of the model's inputs, unless a name was given for them.
     if request.inputs_key not in found and (request.inputs_key != INPUTS_KEY or len(found) == 1):
         raise BadInput(

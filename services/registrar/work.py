@@ -258,7 +258,7 @@ class Registrations:
         if registration.phase == "waiting":
             if self.workers.any_alive(now, registration.hardware, registration.record.arithmetic):
                 registration.heard_at = now
-            elif silence > (WORKER_LOST_S if registration.hardware == REMOTE else SILENCE_S):
+            elif silence > (SILENCE_S if registration.hardware != REMOTE else self._others_heard(now)):
                 return self._end(registration, now, registration.no_worker())
         elif worker is not None:
             if silence > SILENCE_S:
@@ -266,6 +266,10 @@ class Registrations:
             if min(silence, self.workers.silent_for(worker, now)) > WORKER_LOST_S:
                 return self._lost(registration, f"worker {worker} is gone", now)
         return []
+
+    def _others_heard(self, now: float) -> float:
+        """Seconds after which no worker is expected any more that may use engines: each that lives has been heard, unless none is."""
+        return WORKER_TIMEOUT_S if self.workers.any_alive(now) else WORKER_LOST_S
 
     # -- reports from workshops
 

@@ -255,6 +255,7 @@ async def test_nobody_and_unknown_registrations_have_no_status(model: Path) -> N
         ({"validation": "net.onnx"}, "npz"),
         ({"labels_key": "label"}, "labels_key: .*only x, y"),
         ({"inputs_key": "images"}, "inputs_key: "),
+        ({"labels_key": "x"}, "labels_key: 'x' holds the inputs"),
         ({"validation": (np.array([None]), np.array([1]))}, "objects"),
         ({"validation": (np.zeros((0, 2), "f4"), np.zeros(0, int))}, "array 'x' holds no items"),
         ({"validation": (np.zeros((20, 2), "f4"), np.int64(1))}, "array 'y' holds one value"),

@@ -118,6 +118,6 @@ def test_a_remote_engine_gets_its_variants_from_a_worker_that_may_use_it() -> No
 def test_without_a_worker_that_may_use_engines_it_fails_with_the_remedy() -> None:
     stage = with_models("mlp")
     stage.register(REMOTE)
-    beats(stage, 18, CPU_ONLY)
+    beats(stage, 5, CPU_ONLY)
     assert stage.ends() == ["failed"]
     assert "executor.remote_hosts" in str(stage.last().reason)
