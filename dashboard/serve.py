@@ -39,7 +39,7 @@ STATEMENTS = Histogram(
     "infaas_dashboard_statement_seconds", "How long the dashboard's statements took.", ["statement"], registry=REGISTRY
 )
 FAILURES = Counter(
-    "infaas_dashboard_failures", "Statements of the dashboard without a result.", ["statement"], registry=REGISTRY
+    "infaas_dashboard_failures_total", "Statements of the dashboard without a result.", ["statement"], registry=REGISTRY
 )
 
 

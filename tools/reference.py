@@ -12,6 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from prometheus_client import ProcessCollector
+
 ROOT = Path(__file__).parents[1]
 COMMENTS = ROOT / "services" / "recorder" / "schema" / "comments.sql"
 RULES = ROOT / "ops" / "prometheus" / "infaas.rules.yml"
@@ -34,12 +36,13 @@ SERVICES = {
     "jobs": "Offline jobs",
     "engine": "The engine proxy",
     "core": "Policies of users",
+    "dashboard": "The dashboard",
     "shell": "Each process: what its events add up to, and itself",
 }
 
 
 class Metric(NamedTuple):
-    """service: the folder of `services` that has it. kind: counter, gauge or histogram. help: as on the page."""
+    """service: the folder of `services` that has it, or the dashboard. kind: counter, gauge or histogram. help: as on the page."""
 
     service: str
     name: str
@@ -58,7 +61,12 @@ class Comment(NamedTuple):
 @cache
 def metrics() -> list[Metric]:
     """Each metric that the services offer, in the order of the tables."""
-    found = {one.name: one for path in sorted((ROOT / "services").rglob("*.py")) for one in _metrics_of(path)}
+    found = {}
+    for one in ProcessCollector(namespace="infaas", registry=None).collect():
+        name = f"{one.name}_total" if one.type == "counter" else one.name
+        found[name] = Metric("dashboard", name, one.type, one.documentation)
+    paths = (*sorted((ROOT / "services").rglob("*.py")), ROOT / "dashboard" / "serve.py")
+    found |= {one.name: one for path in paths for one in _metrics_of(path)}
     order = list(SERVICES)
     return sorted(found.values(), key=lambda one: (order.index(one.service), one.name))
 
@@ -131,7 +139,7 @@ def plain(text: str) -> str:
 
 def _metrics_of(path: Path) -> Iterator[Metric]:
     """A metric is a call or a row of a table that begins with its name; its help is the first text with a space."""
-    service = path.relative_to(ROOT / "services").parts[0]
+    service = next(one for one in path.relative_to(ROOT).parts if one != "services")
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, (ast.Call, ast.Tuple)):
             continue

@@ -91,7 +91,10 @@ PLAIN = (
 )  # what things cost, are called, look like
 DECIDES = {"select", "handle", "solve", "explain"}  # methods of policies, actors, solvers
 ORDERS = ("bus.messages.flow", "bus.messages.fleet", "bus.messages.scaling")  # what services tell each other to do
-FACTS = {"ExecutorExited"}  # what a supervisor says, which is no actor
+FACTS = {
+    "ExecutorExited",
+    "Expectation",
+}  # what a supervisor says, which is no actor, and what an operator says of an app
 
 
 # An actor of production, which has a simulated system: it hears the real one, and tells its own what runs in that.
