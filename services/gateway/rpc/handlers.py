@@ -16,8 +16,7 @@ from services.gateway.oip import models
 from services.gateway.oip.infer import answer_of, requirements
 from services.gateway.rpc import infer
 from services.gateway.rpc.calls import Call, Calls, Next, Write
-from services.gateway.rpc.infer import message_of
-from services.gateway.rpc.messages import HEALTH, INFERENCE, REFLECTIONS, Schema
+from services.gateway.rpc.infer import HEALTH, INFERENCE, REFLECTIONS, Schema, message_of
 from services.gateway.statistics import statistics_json
 from services.shell.runtime.runtime import unix_now
 

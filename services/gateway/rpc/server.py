@@ -20,7 +20,7 @@ from services.gateway.http.access import AccessControl
 from services.gateway.http.server import tls_context as checked
 from services.gateway.rpc import handlers
 from services.gateway.rpc.calls import Calls
-from services.gateway.rpc.messages import REFLECTIONS
+from services.gateway.rpc.infer import REFLECTIONS
 
 MAX_STREAMS = 256  # at a time on one connection
 LINGER_S = 0.2  # in which calls that come too late get an error

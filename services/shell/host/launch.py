@@ -4,7 +4,7 @@
 
 A process with threads must not do this between fork and exec: libraries such as gRPC start threads in the forked child, and the kernel
 refuses a user namespace to a process with threads. PARENT: pid of the process that must outlive the program. SIGNUM: what the program gets
-when the parent's starting thread ends (0: nothing). MODE, UID, GID: see `rootless.ProcessIdentity`. Exit status 126: one line on stderr
+when the parent's starting thread ends (0: nothing). MODE, UID, GID: see `postgres.ProcessIdentity`. Exit status 126: one line on stderr
 says what could not be done.
 """
 

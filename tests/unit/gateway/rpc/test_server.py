@@ -18,7 +18,7 @@ from services.core.settings import GatewaySettings
 from services.gateway.edge import GatewayService
 from services.gateway.http.access import AccessControl
 from services.gateway.rpc.handlers import FILES
-from services.gateway.rpc.messages import HEALTH, INFERENCE, REFLECTIONS
+from services.gateway.rpc.infer import HEALTH, INFERENCE, REFLECTIONS
 from services.gateway.rpc.server import GrpcServer
 from tests.support.clients.responders import until
 from tests.support.gateways.echo_gateway import Echoing, echoing
