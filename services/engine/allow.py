@@ -45,10 +45,8 @@ _VERSION = re.compile(r"/v1\.[0-9]{1,3}(?=/)")
 _NODE = re.compile(r"/nodes/([A-Za-z0-9][A-Za-z0-9_.-]{0,254})(/update)?")
 _INDEX = re.compile(r"[0-9]{1,19}")
 _LISTS = {"/nodes": ("filters",), "/tasks": ("filters",), "/services": ("filters", "status")}
-_FREE = (
-    "/_ping",
-    "/version",
-)  # what clients ask before they know the API's version; the answers say nothing about the swarm
+# what clients ask before they know the API's version; the answers say nothing about the swarm
+_FREE = ("/_ping", "/version")
 
 
 class Denied(Exception):
@@ -156,9 +154,8 @@ def _values(values: object) -> bool:
 # ---- changes: of a node's labels, those whose names begin with `infaas.`, but for the operator's
 
 OURS = re.compile(r"infaas\.[A-Za-z0-9._-]{1,120}")
-OPERATORS = frozenset(
-    {"infaas.pool", "infaas.nats", "infaas.db", "infaas.gateway"}
-)  # the purpose of a machine, and where data is
+# the purpose of a machine, and where data is
+OPERATORS = frozenset({"infaas.pool", "infaas.nats", "infaas.db", "infaas.gateway"})
 MOST_VALUE = 256
 
 

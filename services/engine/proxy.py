@@ -17,13 +17,8 @@ from services.shell.http import HttpProblem, Reply, Request
 
 log = logging.getLogger(__name__)
 
-_HEADERS = (
-    "api-version",
-    "builder-version",
-    "docker-experimental",
-    "ostype",
-    "swarm",
-)  # clients choose the API's version by them
+# clients choose the API's version by them
+_HEADERS = ("api-version", "builder-version", "docker-experimental", "ostype", "swarm")
 _BROWSERS = ("origin", "sec-fetch-site")  # sent for web pages
 _STALE = "rpc error: code = Unknown desc = update out of sequence"  # the engine's text, which clients look for
 _MESSAGE_LIMIT = 1000  # characters of a message of the engine

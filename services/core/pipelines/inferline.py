@@ -57,9 +57,8 @@ class _Search:
         self._space, self._best = space, known
         self._cost = space.cost(known)
         self._until = space.estimated + effort
-        self._bad: dict[
-            tuple[tuple[int, int], ...], list[tuple[int, ...]]
-        ] = {}  # (option, batch) of each vertex: replicas
+        # (option, batch) of each vertex: replicas
+        self._bad: dict[tuple[tuple[int, int], ...], list[tuple[int, ...]]] = {}
         self._ways: list[list[_Way]] = []
 
     def run(self) -> Found:

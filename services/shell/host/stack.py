@@ -119,9 +119,8 @@ class Stack:
         self._chosen: dict[str, int] = {}
         self._log: logging.Handler | None = None
         self._keys: Keys | None = None
-        self._listening: dict[
-            str, socket.socket
-        ] = {}  # by child: where connections wait while none of its processes accepts them
+        # by child: where connections wait while none of its processes accepts them
+        self._listening: dict[str, socket.socket] = {}
         self._forks: process.ForkServer | None = None
         self._await_visitor: Callable[[], None] | None = None
         self._memory = LastingMemory()

@@ -45,11 +45,8 @@ MONITORS = ["monitor", "model-autoscaler", "offline"]
 EXECUTOR, MONITOR = 1, 2  # stages: the monitor stops first and says that it leaves, so that nobody sends anything more
 STEPS: process.Steps = ((signal.SIGTERM, 8.0), (signal.SIGKILL, 5.0))
 AGAIN = 1.0  # s between attempts to reach NATS
-LOCK, LOCK_S, RETRY_S = (
-    "worker.lock",
-    90.0,
-    0.2,
-)  # s that the next worker of a machine waits for the last one to end, and between attempts
+# s that the next worker of a machine waits for the last one to end, and between attempts
+LOCK, LOCK_S, RETRY_S = "worker.lock", 90.0, 0.2
 SEED = ("INFAAS_BUS__NKEY_SEED", "INFAAS_BUS__NKEY_SEED_FILE", "INFAAS_NKEY_SEED")  # the variables of one setting
 
 
