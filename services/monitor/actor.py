@@ -1,6 +1,6 @@
 """The monitor of one worker. It alone admits loads there, follows instances and executors, and sends the worker's heartbeats.
 
-policy.py and services.core decide; loading.py holds what is loaded and obeys orders; executors.py handles what
+policy.py, mitigation.py and services.core decide; loading.py holds what is loaded and obeys orders; executors.py handles what
 executors say; effects.py makes what is sent. A monitor that starts while its executors run adopts the instances that they report.
 The instances of an executor that ends are gone; those that served and are needed are loaded again. A new monitor does not know which
 instances are reclaimable; whoever ordered that repeats its order.
@@ -54,8 +54,8 @@ from services.monitor.devices import MonitoredDevice
 from services.monitor.effects import MonitorEffects, SampleMachine
 from services.monitor.executors import ExecutorEvents
 from services.monitor.loading import InstanceTable
+from services.monitor.mitigation import Migrations
 from services.monitor.orders import LEADER, WorkerOrders
-from services.monitor.policy import Migrations
 
 KEEP_AGAIN = 2.0  # s until a quarantine that could not be written down is written again
 SAMPLE_TIMEOUT_S = 5.0  # s that a sample of the machine may take

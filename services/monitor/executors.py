@@ -20,8 +20,9 @@ from services.monitor.devices import MonitoredDevice
 from services.monitor.effects import MonitorEffects
 from services.monitor.instances import MonitoredInstance, busy_by_payer
 from services.monitor.loading import InstanceTable
+from services.monitor.mitigation import Migrations
 from services.monitor.orders import WorkerOrders
-from services.monitor.policy import Migrations, thresholds_of
+from services.monitor.policy import thresholds_of
 
 UNLISTED = 2  # reports in a row without an instance after which its executor has lost it
 REORDER = 4  # reports in a row without an instance that should be loading after which the order is repeated

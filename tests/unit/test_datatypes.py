@@ -37,7 +37,7 @@ from services.executor.workshop.sandbox.protocol import UploadRejected
 from services.gateway.clipper.bodies import tensors_of
 from services.gateway.oip import infer
 from services.gateway.oip.models import ServedModel, config
-from services.gateway.rafiqi.rest import tensor_of
+from services.gateway.rafiqi import tensor_of
 from services.gateway.rpc.infer import INFERENCE, fill, to_data
 from services.jobs.formats import open_reader, rendered
 from tests.support.models import tiny_models

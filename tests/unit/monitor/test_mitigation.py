@@ -24,17 +24,8 @@ from services.core.placement import Amount, Device
 from services.core.settings import MonitorSettings
 from services.monitor.effects import MachineSample
 from services.monitor.instances import MonitoredInstance
-from services.monitor.policy import (
-    BUSIEST,
-    GAIN,
-    LoadFailures,
-    better_cores,
-    make_room,
-    scaler,
-    smoothed,
-    to_keep,
-    to_release,
-)
+from services.monitor.mitigation import BUSIEST, GAIN, better_cores, smoothed
+from services.monitor.policy import LoadFailures, make_room, scaler, to_keep, to_release
 from tests.support.simulated.monitored_worker import CPU, S, World, variant
 
 
