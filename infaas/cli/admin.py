@@ -119,35 +119,6 @@ def _value(field: Field, value: Any) -> Any:
     return [*names(_option(field.name), value, "names")] if get_origin(field.type) is list else value
 
 
-# -- the groups
-
-
-def _first(kind: type[AdminVerb], wanted: str) -> str:
-    return wanted if wanted in fields_of(kind) else next(iter(body_of(kind)))
-
-
-def _group(noun: str, verbs: Mapping[str, Callable[..., int] | str]) -> App:
-    """The commands about one kind of thing: those of the table, then operators' verbs."""
-    group = App(name=noun, help=COMMANDS[noun].summary, version_flags=[], result_action="return_value")
-    found = ([*place.split(" "), one.function] for one in COMMANDS.values() for place in one.places)
-    own: dict[str, Any] = {verb: function for kind, verb, function in found if kind == noun}
-    for order, (verb, function) in enumerate({**own, **verbs}.items()):
-        group.command(function, name=verb, sort_key=order, version_flags=[])
-        group[verb]  # imports it, so that the group's help says what it does
-    return group
-
-
-def _of(noun: str, **own: Any) -> App:
-    kinds = {verb: kind for verb, kind in VERBS.items() if kind.noun == noun}
-    verbs = {one.removesuffix(f"-{noun}"): command_of(one, _first(kind, noun)) for one, kind in kinds.items()}
-    return _group(noun, {**own, **verbs})
-
-
-app, model, worker, job = map(_of, ("app", "model", "worker", "job"))
-release = _of("release", list="infaas.cli.admin:releases", show="infaas.cli.admin:show_release")
-admin = _group("admin", {verb: command_of(verb, _first(kind, "app")) for verb, kind in VERBS.items()})
-
-
 # -- releases: `infaas release list` and `show`
 
 Item = dict[str, Any]
@@ -236,3 +207,32 @@ _FIGURES = (
     Column("margin", "margin", rank=4),
     Column("", "picture", rank=5),
 )
+
+
+# -- the groups
+
+
+def _first(kind: type[AdminVerb], wanted: str) -> str:
+    return wanted if wanted in fields_of(kind) else next(iter(body_of(kind)))
+
+
+def _group(noun: str, verbs: Mapping[str, Callable[..., int]]) -> App:
+    """The commands about one kind of thing: those of the table, then operators' verbs."""
+    group = App(name=noun, help=COMMANDS[noun].summary, version_flags=[], result_action="return_value")
+    found = ([*place.split(" "), one.function] for one in COMMANDS.values() for place in one.places)
+    own: dict[str, Any] = {verb: function for kind, verb, function in found if kind == noun}
+    for order, (verb, function) in enumerate({**own, **verbs}.items()):
+        group.command(function, name=verb, sort_key=order, version_flags=[])
+        group[verb]  # imports it, so that the group's help says what it does
+    return group
+
+
+def _of(noun: str, **own: Any) -> App:
+    kinds = {verb: kind for verb, kind in VERBS.items() if kind.noun == noun}
+    verbs = {one.removesuffix(f"-{noun}"): command_of(one, _first(kind, noun)) for one, kind in kinds.items()}
+    return _group(noun, {**own, **verbs})
+
+
+app, model, worker, job = map(_of, ("app", "model", "worker", "job"))
+release = _of("release", list=releases, show=show_release)
+admin = _group("admin", {verb: command_of(verb, _first(kind, "app")) for verb, kind in VERBS.items()})
