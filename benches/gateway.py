@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 import infaas
 from infaas.demo.program import environment
 from infaas.errors import InfaasError, Refused
-from services.gateway.rpc.messages import INFERENCE
+from services.gateway.rpc.infer import INFERENCE
 
 APP = "bench"
 SURE = 0.9  # probability above which a picture is a clear case

@@ -165,9 +165,8 @@ class Doors:
     def _write(self, way: str, latency_ms: float, **arrays: Any) -> None:
         name, made = next(iter(arrays.items()))
         longest = max(map(len, made))
-        rows = np.stack(
-            [np.frombuffer(one, np.uint8) for one in made if len(one) == longest]
-        )  # a table needs one length
+        # a table needs one length
+        rows = np.stack([np.frombuffer(one, np.uint8) for one in made if len(one) == longest])
         np.savez(self._file(way, latency_ms), expected=np.full(len(rows), -1), **(arrays | {name: rows}))
 
     def ask(self, way: str, latency_ms: float, *options: str) -> dict[str, Any]:

@@ -24,11 +24,8 @@ HERE = Path(__file__).parent
 MODEL, VALIDATION = HERE / "models" / "mlp64.onnx", HERE / "models" / "mlp64.npz"
 TICKS = os.sysconf("SC_CLK_TCK")
 SERVING = ("dispatcher", "executor", "monitor", "nats-server")  # what a query's way costs
-BESIDE = (
-    "registrar",
-    "postgres",
-    "up",
-)  # a process is named by its first service: recorder and controller are beside the registrar
+# a process is named by its first service: recorder and controller are beside the registrar
+BESIDE = ("registrar", "postgres", "up")
 
 
 @contextmanager

@@ -89,9 +89,8 @@ def _text(seed: str) -> str:
         return Path(seed).expanduser().read_text()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        place = (
-            f" from {seed[:200]!r}" if "/" in seed or "." in seed else ""
-        )  # a text that is no path may be a seed with a typo, and logs must not show secrets
+        # a text that is no path may be a seed with a typo, and logs must not show secrets
+        place = f" from {seed[:200]!r}" if "/" in seed or "." in seed else ""
         raise BadLogin(f"the nkey seed cannot be read{place}: {reason}") from None
 
 

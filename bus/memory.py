@@ -54,9 +54,8 @@ class Broker:
         self.objects: dict[str, MemoryObjectStore] = {}
         self._exact: dict[str, list[MemorySubscription]] = {}  # those without a wildcard, by subject
         self._wild: dict[str, list[MemorySubscription]] = {}  # the others, by what is before their first wildcard
-        self._known: dict[
-            str, tuple[list[MemorySubscription], bool]
-        ] = {}  # of these, by all of a subject but its last token
+        # of these, by all of a subject but its last token
+        self._known: dict[str, tuple[list[MemorySubscription], bool]] = {}
         self._queue: deque[_Published] = deque()
         self._turns: dict[tuple[str, str], int] = {}
         self._scheduled = False

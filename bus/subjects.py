@@ -116,9 +116,8 @@ class Subjects:
     worker_heartbeat = _any("heartbeat.worker")
     dispatcher_heartbeat = _any("heartbeat.dispatcher")
     demand = _any("demand")  # what dispatchers were asked for, by requirement class, all workers together
-    controller = _one(
-        "controller"
-    )  # ask (heard by the one that leads) | sampled (by executors) | objectives (what it publishes of all apps)
+    # ask (heard by the one that leads) | sampled (by executors) | objectives (what it publishes of all apps)
+    controller = _one("controller")
     recorder = _one("recorder")  # demand (what the queries of an app were, by the minute)
     machines = _one("machines")  # start | stop
 

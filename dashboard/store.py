@@ -99,9 +99,8 @@ def _read_now(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
     except psycopg.OperationalError as error:
         why = f"the database does not answer: {_line(error)}"
         if isinstance(error, PoolTimeout):
-            _pool.clear(
-                dsn
-            )  # the pool would retry ever more rarely; a new pool connects at once and reports the reason
+            # the pool would retry ever more rarely; a new pool connects at once and reports the reason
+            _pool.clear(dsn)
             why = "the database does not answer, or is too busy to take one more connection"
         _unreachable[dsn] = monotonic(), why
         raise NoData(why, _START_DATABASE, away=True) from None

@@ -323,9 +323,8 @@ class ClientError(Event, frozen=True, kw_only=True, gc=False):
     count: int
 
 
-CLIENT_ERRORS = frozenset(
-    {"bad_request", "unknown_app", "unknown_model"}
-)  # codes of refusals that are the client's mistake
+# codes of refusals that are the client's mistake
+CLIENT_ERRORS = frozenset({"bad_request", "unknown_app", "unknown_model"})
 
 
 EVENTS: tuple[type[Event], ...] = (

@@ -15,8 +15,8 @@ from msgspec import NODEFAULT, Struct
 from bus.fields import Field, fields_of
 from bus.messages.verbs import ADMIN_VERBS, AdminVerb, body_of
 from infaas.cli import COMMANDS
-from infaas.cli.options import DataDir, Json, Names, Whole, json_or_text, names, options_class
-from infaas.cli.output import render_done, show, usage
+from infaas.cli.options import DataDir, Json, Names, Whole, Wide, json_or_text, names, options_class
+from infaas.cli.output import Column, fail, print_table, render_done, show, usage, when
 from infaas.connecting import with_client
 
 Flag = Annotated[bool, Parameter(negative="")]
@@ -119,6 +119,96 @@ def _value(field: Field, value: Any) -> Any:
     return [*names(_option(field.name), value, "names")] if get_origin(field.type) is list else value
 
 
+# -- releases: `infaas release list` and `show`
+
+Item = dict[str, Any]
+_EMPTY = "no releases yet: `infaas release start APP --model M` begins one"
+_WIDTH = 41  # characters of the picture
+
+
+def releases(app: str | None = None, *, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
+    """List the last release of each app: its versions, state and share of the queries, and what it waits for.
+
+    Parameters
+    ----------
+    app
+        List only this app's.
+
+    """
+    items = with_client(data_dir, lambda client: client.releases(app=app))
+    show({"items": items}, json, lambda document: print_table(document["items"], _RELEASES, _EMPTY, wide=wide))
+    return 0
+
+
+def show_release(app: str, *, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
+    """Show how the new version of an app's release does beside the old one: each measure of each step, with the interval of the difference.
+
+    More is better in all of them: the shares of right answers by labels, of answers without an error, of those in time, and of those
+    that are as fast as the old version's. All intervals hold together, at every moment, with a probability of 99 %.
+
+    Example: `infaas release show digits`
+
+    Parameters
+    ----------
+    app
+        The app.
+
+    """
+    found = with_client(data_dir, lambda client: client.releases(app=app))
+    if not found:
+        fail(f"{app} has had no release: `infaas release start {app} --model M` begins one")
+    show(found[0], json, lambda item: _render(item, wide))
+    return 0
+
+
+def _render(item: Item, wide: bool) -> None:
+    at = f", step {item['step'] + 1} of {len(item['steps'])}" if item["state"] in ("step", "paused") else ""
+    print(f"{item['app']}: {item['model']} version {item['old_version']} -> {item['version']}: {item['state']}{at}")
+    print(f"share {item['share']:g} of the queries, since {when(item['since'])}: {item['reason']}")
+    if item["lacks"]:
+        print(f"waits for {item['lacks']}")
+    reach = max((abs(one[end]) for one in item["figures"] for end in ("low", "high")), default=1.0)
+    rows = [one | {"picture": _picture(one, min(1.0, reach))} for one in item["figures"]]
+    print_table(rows, _FIGURES, "nothing was counted yet", wide=wide)
+
+
+def _picture(one: Item, reach: float) -> str:
+    """The interval on a line from -reach to reach: : is no difference, | the margin."""
+    line = [" "] * _WIDTH
+
+    def place(value: float) -> int:
+        return round((min(max(value / reach, -1.0), 1.0) + 1.0) / 2.0 * (_WIDTH - 1))
+
+    for i in range(place(one["low"]), place(one["high"]) + 1):
+        line[i] = "-"
+    line[place(-one["margin"])], line[place(0.0)] = "|", ":"
+    line[place(one["new"] - one["old"])] = "o"
+    return "".join(line).rstrip()
+
+
+_RELEASES = (
+    Column("app", "app"),
+    Column("model", "model", rank=3),
+    Column("old", "old_version", rank=1),
+    Column("new", "version"),
+    Column("state", "state"),
+    Column("share", "share"),
+    Column("since", lambda item: when(item["since"]), rank=4),
+    Column("waits for, or reason", lambda item: item["lacks"] or item["reason"], flows=True),
+)
+_FIGURES = (
+    Column("step", "step"),
+    Column("measure", "measure"),
+    Column("new", "new"),
+    Column("of", "new_n", rank=2),
+    Column("old", "old"),
+    Column("of ", "old_n", rank=3),
+    Column("difference", lambda one: f"{one['low']:+.4f} to {one['high']:+.4f}"),
+    Column("margin", "margin", rank=4),
+    Column("", "picture", rank=5),
+)
+
+
 # -- the groups
 
 
@@ -126,7 +216,7 @@ def _first(kind: type[AdminVerb], wanted: str) -> str:
     return wanted if wanted in fields_of(kind) else next(iter(body_of(kind)))
 
 
-def _group(noun: str, verbs: Mapping[str, Callable[..., int] | str]) -> App:
+def _group(noun: str, verbs: Mapping[str, Callable[..., int]]) -> App:
     """The commands about one kind of thing: those of the table, then operators' verbs."""
     group = App(name=noun, help=COMMANDS[noun].summary, version_flags=[], result_action="return_value")
     found = ([*place.split(" "), one.function] for one in COMMANDS.values() for place in one.places)
@@ -144,5 +234,5 @@ def _of(noun: str, **own: Any) -> App:
 
 
 app, model, worker, job = map(_of, ("app", "model", "worker", "job"))
-release = _of("release", list="infaas.cli.release:releases", show="infaas.cli.release:show_release")
+release = _of("release", list=releases, show=show_release)
 admin = _group("admin", {verb: command_of(verb, _first(kind, "app")) for verb, kind in VERBS.items()})

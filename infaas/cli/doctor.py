@@ -155,9 +155,8 @@ async def check_system(system: SystemAddress) -> list[Finding]:
         return [nats, Finding("nats login", "failed", str(error), remedy), *parts]
     try:
         subjects = Subjects(system.prefix)
-        heartbeats = await _listen(
-            bus, subjects
-        )  # alone: what else this process does would count as a difference of clocks
+        # alone: what else this process does would count as a difference of clocks
+        heartbeats = await _listen(bus, subjects)
         checks: dict[str, Callable[[], Awaitable[str]]] = {
             "jetstream": lambda: _jetstream(bus),
             "outcomes": lambda: _outcomes(bus, subjects),
@@ -169,9 +168,8 @@ async def check_system(system: SystemAddress) -> list[Finding]:
             "registrar": lambda: _registrar(bus, subjects),
             "apps": lambda: _apps(bus, subjects),
         }
-        found = await asyncio.gather(
-            *(run_async_check(*check) for check in checks.items())
-        )  # each may wait for one that hangs
+        # each may wait for one that hangs
+        found = await asyncio.gather(*(run_async_check(*check) for check in checks.items()))
         kept = await _durable(system)
         ending = await asyncio.to_thread(check_certificates, system, login.tls_ca)
         return [nats, *kept, *ending, *found, *await _look_at_parts(system, parts)]

@@ -60,9 +60,8 @@ async def run_async_check(check: str, inspect: Callable[[], Awaitable[str]], tim
 
 
 LEAST_PYTHON = (3, 11)
-LEAST_DISK = (
-    5 * 10**9
-)  # bytes: JetStream's streams may take 3 GiB of the three quarters it reserves, the database the rest
+# bytes: JetStream's streams may take 3 GiB of the three quarters it reserves, the database the rest
+LEAST_DISK = 5 * 10**9
 
 
 def check_machine(data_dir: Path) -> list[Finding]:

@@ -67,7 +67,7 @@ def _run_in_own_process(name: str, config: Path | None, data_dir: Path | None) -
         from services.shell.host.worker import serve as serve_worker  # noqa: PLC0415
 
         return serve_worker(settings_to_join(config, data_dir, os.environ), os.environ, config)
-    from services.engine.serve import serve  # noqa: PLC0415
+    from services.engine.proxy import serve  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
 
     try:

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CLIENT_VARIABLES = (
-    "INFAAS_NATS_URL",
-    "INFAAS_SQL_DSN",
-)  # they tell commands where a system is; a new system ignores them
+# they tell commands where a system is; a new system ignores them
+_CLIENT_VARIABLES = ("INFAAS_NATS_URL", "INFAAS_SQL_DSN")
 _SLOW_S = 15.0  # after which a start prints what it waits for
 
 

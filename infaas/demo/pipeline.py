@@ -19,23 +19,27 @@ from numpy.typing import NDArray
 from infaas.answers import Answer
 from infaas.client import Client
 from infaas.demo.choices import FIRST_ANSWER_S, malformed, wrong_refusal
-from infaas.demo.digits import CLASSES, UNSEEN, load, models, scores_of
-from infaas.demo.load import RETRY_S, DemoLoad, DemoReply, Labelled, QueryKind, arrivals, became, counted, text
-from infaas.demo.program import Demo, DemoRun, DemoTable, save_picture
-from infaas.demo.stages import (
+from infaas.demo.digits import (
     ACCURATE,
     APPS,
     CHEAP,
     CHECK,
+    CLASSES,
     EXACT,
     LATENCY_MS,
     PIPELINE,
+    UNSEEN,
     UNSURE,
     VERTICES,
+    load,
     make_stages,
+    models,
     pipeline_file,
+    scores_of,
     unsure,
 )
+from infaas.demo.load import RETRY_S, DemoLoad, DemoReply, Labelled, QueryKind, arrivals, became, counted, text
+from infaas.demo.program import Demo, DemoRun, DemoTable, save_picture
 from infaas.errors import InfaasError, Refused
 
 POLICY = "inferline"

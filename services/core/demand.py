@@ -26,9 +26,8 @@ from services.core.planning.problem import RequirementClass
 
 NOISE = 1e-6  # of a computed accuracy
 
-Default = Literal[
-    "own", "any"
-]  # of an app: what a query without an accuracy gets: its model's own answers, or any variant's
+# of an app: what a query without an accuracy gets: its model's own answers, or any variant's
+Default = Literal["own", "any"]
 DEFAULTS: tuple[Default, ...] = get_args(Default)
 
 

@@ -49,9 +49,8 @@ def count_items(head: QueryHead, app: AppRecord) -> int:
     """Check the query's inputs against the app's signature. Returns how many items they hold. Raises WrongField."""
     if head.inputs_ref is not None:
         check_ref(head.inputs_ref)
-        return (
-            min(head.inputs_ref.items, MOST_ITEMS) or 1
-        )  # as told; the executor counts the items once it has fetched them
+        # as told; the executor counts the items once it has fetched them
+        return min(head.inputs_ref.items, MOST_ITEMS) or 1
     raw = head.inputs
     if not len(raw):
         raise WrongField("field `inputs` is missing: give a tensor, a map of input name to tensor, or a nested list")

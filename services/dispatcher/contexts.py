@@ -30,10 +30,8 @@ from services.dispatcher.counted import MARK, MOVED, Counted, OlderMarks
 READ_S = 2.0  # s for one read; queries wait for it, and are then served by what no feedback has taught
 RETRIES = 100  # reads that failed and are tried again, at each check
 UNREAD = -1  # instead of a revision: the bucket could not be read
-FORGOTTEN, FORGOTTEN_S = (
-    1000,
-    600.0,
-)  # labels of an app, and s, without one for a variant, which is then tried again: the world may have gone back
+# labels of an app, and s, without one for a variant, which is then tried again: the world may have gone back
+FORGOTTEN, FORGOTTEN_S = 1000, 600.0
 PROMISES = 512  # of labels, of which the mean is the promise; then half of them
 OLD_MARKS = 128  # that a value had at most before older ones moved
 COUNTS = Ensemble(policy="")  # of an app without a policy: nothing learns, and feedback is counted all the same

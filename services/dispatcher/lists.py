@@ -20,7 +20,7 @@ from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView, VariantInstances
 from services.core.selection.instances import Worker
 from services.core.validation import WrongField, check_name
-from services.dispatcher.fanout import SeenItems
+from services.dispatcher.pipeline_run import SeenItems
 from services.dispatcher.stages import service_seconds
 
 # Fields that an item has as its record does.

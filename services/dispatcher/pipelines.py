@@ -26,27 +26,28 @@ from services.core.settings import DispatcherSettings
 from services.core.validation import WrongField, count_items, length_of
 from services.dispatcher.answered import prediction_of
 from services.dispatcher.apps import Apps
-from services.dispatcher.budgets import Budgets, Least
+from services.dispatcher.budgets import Budgets, Least, told_of, too_dear, too_fast
 from services.dispatcher.central import FULL
 from services.dispatcher.commands import FetchTensors, GatherOutputs
 from services.dispatcher.default_output import default_due
 from services.dispatcher.demand import ArrivalsCounter
-from services.dispatcher.fanout import (
+from services.dispatcher.inflight import OutcomeRecorder
+from services.dispatcher.join import Joins, answer_part, refuse_part
+from services.dispatcher.needs import head_of, missed_by, needs_of_stage, unrouted, with_arm
+from services.dispatcher.pipeline_run import (
+    NO_OWN,
     Fetched,
     ItemCounts,
+    PipelineRun,
     SeveralItems,
     away,
+    given_by,
     items_of,
     members_of,
     plain,
     stored,
     together,
 )
-from services.dispatcher.inflight import OutcomeRecorder
-from services.dispatcher.join import Joins, answer_part, refuse_part
-from services.dispatcher.needs import head_of, missed_by, needs_of_stage, unrouted, with_arm
-from services.dispatcher.offers import told_of, too_dear, too_fast
-from services.dispatcher.pipeline_run import NO_OWN, PipelineRun, given_by
 from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Join, PartReply, Query, QueryPart, answer_of_none, ensemble_of, outermost
 from services.dispatcher.stages import ServedPipeline, Stage

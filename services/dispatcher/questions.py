@@ -28,14 +28,13 @@ from services.core.selection.policy import Decision, SelectionPolicy
 from services.core.selection.refusals import misstated, not_loaded
 from services.core.validation import wrong_requirement
 from services.dispatcher.apps import Apps, members_of
-from services.dispatcher.budgets import dearest, fitting, share
+from services.dispatcher.budgets import dearest, fitting, share, told_of
 from services.dispatcher.central import CentralQueues
 from services.dispatcher.composites import Composites
 from services.dispatcher.contexts import Contexts
-from services.dispatcher.fanout import SeenItems
 from services.dispatcher.lists import listing, state_of
 from services.dispatcher.needs import needs_of, needs_of_member, needs_of_stage, with_arm
-from services.dispatcher.offers import told_of
+from services.dispatcher.pipeline_run import SeenItems
 from services.dispatcher.pipelines import unserved
 from services.dispatcher.stages import NESTED, ServedPipeline, Stage
 from services.dispatcher.stages import unserved as unserved_app

@@ -101,12 +101,10 @@ class Resent:
         self._left: deque[str] = deque(maxlen=LEFT)
         self._patience = silence.patience
         self._asked: dict[bytes, Sought] = {}
-        self._lost: dict[
-            bytes, str
-        ] = {}  # that executors had as another dispatcher took them from here, and which one did
-        self._told: dict[
-            bytes, set[str]
-        ] = {}  # begun here although others were silent, which know it unless their link was lost
+        # that executors had as another dispatcher took them from here, and which one did
+        self._lost: dict[bytes, str] = {}
+        # begun here although others were silent, which know it unless their link was lost
+        self._told: dict[bytes, set[str]] = {}
         self._others: dict[str, float] = {}  # dispatchers, and when each was last heard
         self._least: dict[str, float] = {}  # seconds by which their heartbeats are late at least
         self._at: dict[str, float] = {}  # when each had last heard itself, by its own clock
@@ -329,9 +327,8 @@ class Resent:
             self._at = {name: at for name, at in self._at.items() if name in self._others}
         if not back:
             return NOTHING
-        again = [
-            uid for uid, silent in self._told.items() if name in silent
-        ]  # its link may have been lost, and with it what it was told
+        # its link may have been lost, and with it what it was told
+        again = [uid for uid, silent in self._told.items() if name in silent]
         for uid in again:
             self._told[uid].discard(name)
         return [self._taken(uid, name) for uid in again]

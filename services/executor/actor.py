@@ -39,11 +39,20 @@ from services.core.outcomes import DEFAULT_MOST, NOT_ANSWERED, NOT_STORED, SPEAK
 from services.core.pipelines.branching import small_outputs
 from services.core.placement import Device
 from services.core.settings import DispatcherSettings, ExecutorSettings, Settings
-from services.executor.answers import answer_of, bad_inputs, model_error, output_bytes, spans_of, too_dear
 from services.executor.batching import BatchingRules
 from services.executor.commands import BatchResult, FetchInputs, RunBatch, StoreOutputs
 from services.executor.dispatchers import TOLD, KnownDispatchers
-from services.executor.endings import Endings, PendingQueries, ends
+from services.executor.endings import (
+    Endings,
+    PendingQueries,
+    answer_of,
+    bad_inputs,
+    ends,
+    model_error,
+    output_bytes,
+    spans_of,
+    too_dear,
+)
 from services.executor.instances import REPORT, BatchRuns, HeldInstance, MonitorReporter, ReportDue
 from services.executor.loading import InstanceManager, Succession
 from services.executor.queue import QueuedQuery, inputs_of, queued_query, unread_query

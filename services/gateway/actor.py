@@ -63,9 +63,8 @@ class Gateway:
         self.catalog = Catalog()
         self.synced = False
         self._closes = False  # it hears no dispatchers any more, and those that it knew answer the last requests
-        self._heartbeats: dict[
-            str, tuple[float, str]
-        ] = {}  # dispatcher -> Unix seconds of its last one, and what it lacked
+        # dispatcher -> Unix seconds of its last one, and what it lacked
+        self._heartbeats: dict[str, tuple[float, str]] = {}
         self._turned: float | None = None  # Unix seconds of the last look at the clock
         self.inlets = (Inlet(subject=subjects.dispatcher_heartbeat(), message=DispatcherHeartbeat),)
         self.watches = (Watch(bucket=subjects.catalog_bucket),)

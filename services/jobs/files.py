@@ -18,8 +18,7 @@ import msgspec
 from bus.messages.jobs import Checkpoint, Part, Position
 from bus.messages.public import Tensor
 from services.jobs.commands import Assembled, Broken, ChunkRange, Feed, JobRoute, WasRead, below
-from services.jobs.formats import BadJobInput, Reader, open_reader, rendered
-from services.jobs.items import BadItem, write_header
+from services.jobs.formats import BadItem, BadJobInput, Reader, open_reader, rendered, write_header
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV)

@@ -21,10 +21,8 @@ R = TypeVar("R")
 
 NAME = "recorder"
 WAIT = 1.0  # s that a fetch waits for the first message; also what a stop may have to wait for
-WRITES, MAINTAINS = (
-    60.0,
-    600.0,
-)  # s that one transaction, and one piece of maintenance, may take: far more than on a busy machine
+# s that one transaction, and one piece of maintenance, may take: far more than on a busy machine
+WRITES, MAINTAINS = 60.0, 600.0
 CHECK = 5.0  # s without a message, after which the edge makes sure that the stream is there
 
 

@@ -32,10 +32,8 @@ _SHORT = {
     "INFAAS_GOAL": "goal",
     "INFAAS_LOG_LEVEL": "log_level",
 }
-_READ_AGAIN = (
-    "gateway.tokens",
-    "gateway.operator_tokens",
-)  # lists that may name files: whoever uses them reads the files again
+# lists that may name files: whoever uses them reads the files again
+_READ_AGAIN = ("gateway.tokens", "gateway.operator_tokens")
 _SECRET = re.compile(r"nkey|token|password|secret|dsn$")  # in the key of a credential
 _MAPS = ("worker.simulate", "prices.per_hour")  # in a variable: kind=number,kind=number
 _WORDS = {

@@ -60,9 +60,8 @@ class Faults:
         self._rebooted: set[str] = set()
         self._written: Entries = {}  # what the registrar has written
         self._there: Entries = {}  # the same as the present changes leave it
-        self._stopped: dict[
-            int, list[tuple[str, int]]
-        ] = {}  # by the fault's number: each process, and its generation then
+        # by the fault's number: each process, and its generation then
+        self._stopped: dict[int, list[tuple[str, int]]] = {}
         system.load_takes = self._load_takes
         if system.models is not None:
             system.models.wrong = self._errs

@@ -138,9 +138,8 @@ class Subscribers:
     turns: list[list[int]] = field(default_factory=list)
 
 
-Mail = tuple[
-    str, Any, str, RunningActor | None, bytes, Headers
-]  # subject, message, reply, sender (None: from outside), body, headers
+# subject, message, reply, sender (None: from outside), body, headers
+Mail = tuple[str, Any, str, RunningActor | None, bytes, Headers]
 Subscriptions = dict[tuple[str, int], tuple[RunningActor, Inlet]]  # by the member's name and the number of its inlet
 
 

@@ -14,17 +14,16 @@ Most accuracy: the machines are fixed. Shares of their time go to variants, and 
 many as the devices carry, whichever is less. This is a linear program.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_matrix
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.public import Requirements
 from services.core.cost import LatencyTable
+from services.core.planning.fleet import LinearProgram
 from services.simulation.scenario.model import Scenario
 from services.simulation.workload import at_once
 
@@ -57,53 +56,14 @@ class Demand(NamedTuple):
     late: NDArray[np.float64]
 
 
-class _Program:
-    """Columns and rows of a linear program: least value of the sum of costs."""
-
-    def __init__(self) -> None:
-        self.cost: list[float] = []
-        self.most: list[float] = []
-        self.least: list[float] = []
-        self.whole: list[int] = []
-        self._entries: tuple[list[float], list[int], list[int]] = ([], [], [])
-        self.low: list[float] = []
-        self.high: list[float] = []
-
-    def column(self, cost: float = 0.0, least: float = 0.0, most: float = np.inf, *, whole: bool = False) -> int:
-        self.cost.append(cost)
-        self.least.append(least)
-        self.most.append(most)
-        self.whole.append(int(whole))
-        return len(self.cost) - 1
-
-    def row(self, entries: Iterable[tuple[int, float]], low: float, high: float) -> None:
-        for column, value in entries:
-            self._entries[0].append(value)
-            self._entries[1].append(len(self.low))
-            self._entries[2].append(column)
-        self.low.append(low)
-        self.high.append(high)
-
-    @property
-    def matrix(self) -> csr_matrix:
-        values, rows, columns = self._entries
-        return csr_matrix((values, (rows, columns)), shape=(len(self.low), len(self.cost)))
-
-    def bound(self, limit_s: float = LIMIT_S) -> float:
-        """A value that no solution is below."""
-        found = milp(
-            self.cost,
-            integrality=self.whole,
-            bounds=Bounds(self.least, self.most),
-            constraints=LinearConstraint(self.matrix, self.low, self.high),
-            options={"time_limit": limit_s, "mip_rel_gap": GAP},
+def _bound(program: LinearProgram, limit_s: float = LIMIT_S) -> float:
+    """A value that no solution is below."""
+    found = program.result({"time_limit": limit_s, "mip_rel_gap": GAP})
+    if found.status in (2, 3, 4):
+        raise NoBound(
+            f"even who knows the demand does not meet the targets with these machines and variants ({found.message})"
         )
-        if found.status in (2, 3, 4):
-            raise NoBound(
-                f"even who knows the demand does not meet the targets with these machines and variants ({found.message})"
-            )
-        bound = found.mip_dual_bound if any(self.whole) else found.fun
-        return float(bound)
+    return float(found.mip_dual_bound if any(program.whole) else found.fun)
 
 
 def demand_of(scenario: Scenario, window_s: float = WINDOW_S) -> Demand:
@@ -180,12 +140,14 @@ def targets_of(scenario: Scenario) -> dict[str, float]:
     return {app.app: app.slo_target or default for app in scenario.apps}
 
 
-def _flow(program: _Program, demand: Demand, stream: int, served: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
+def _flow(
+    program: LinearProgram, demand: Demand, stream: int, served: Sequence[Sequence[tuple[int, float]]]
+) -> list[int]:
     """Rows by which a stream's queries are served or missed, in their window or the next. Returns the columns of misses."""
     missed, before = [], None
     for window, queries in enumerate(demand.queries[stream]):
-        later = program.column(most=demand.late[stream, window])
-        lost = program.column(most=queries)
+        later = program.column(high=demand.late[stream, window])
+        lost = program.column(high=queries)
         missed.append(lost)
         entries = [*served[window], (lost, 1.0), (later, 1.0)]
         if before is not None:
@@ -196,7 +158,7 @@ def _flow(program: _Program, demand: Demand, stream: int, served: Sequence[Seque
 
 
 def _least_cost(scenario: Scenario, demand: Demand, targets: Sequence[float], limit_s: float) -> Bound:
-    program = _Program()
+    program = LinearProgram()
     machines = scenario.policies[0].machines
     count = demand.queries.shape[1]
     fastest: dict[tuple[int, str], float] = {}  # of each stream, by kind of device
@@ -218,7 +180,7 @@ def _least_cost(scenario: Scenario, demand: Demand, targets: Sequence[float], li
             width = min(WINDOW_S, scenario.duration_s - begins)
             most = machine.start if begins + width <= lead else machine.maximum
             least = machine.start if window == 0 else machine.minimum
-            ready = program.column(price * width, least, max(least, most), whole=True)
+            ready = program.column(price * width, max(least, most), least, whole=True)
             if before is not None:
                 starts = program.column(price * max(0.0, lead - WINDOW_S))
                 ends = program.column(-price * min(WINDOW_S, max(0.0, lead - WINDOW_S)))
@@ -236,7 +198,7 @@ def _least_cost(scenario: Scenario, demand: Demand, targets: Sequence[float], li
     for stream, target in enumerate(targets):
         missed = _flow(program, demand, stream, served[stream])
         program.row([(column, 1.0) for column in missed], 0.0, (1 - target) * float(demand.queries[stream].sum()))
-    return Bound(program.bound(limit_s), None, 1.0)
+    return Bound(_bound(program, limit_s), None, 1.0)
 
 
 def _most_accuracy(scenario: Scenario, demand: Demand, targets: Sequence[float]) -> Bound:
@@ -248,9 +210,9 @@ def _most_accuracy(scenario: Scenario, demand: Demand, targets: Sequence[float])
     total = float(demand.queries.sum())
     wanted = sum(target * float(row.sum()) for target, row in zip(targets, demand.queries, strict=True))
 
-    def program_of(in_time: float | None) -> _Program:
+    def program_of(in_time: float | None) -> LinearProgram:
         """Least missed queries; or, with so many in time, most accuracy."""
-        program = _Program()
+        program = LinearProgram()
         used: dict[tuple[str, int], list[tuple[int, float]]] = {}
         missed: list[int] = []
         for stream, (app, need) in enumerate(zip(demand.apps, demand.needs, strict=True)):
@@ -273,9 +235,9 @@ def _most_accuracy(scenario: Scenario, demand: Demand, targets: Sequence[float])
             program.row([(column, 1.0) for column in missed], total - in_time, total - in_time)
         return program
 
-    most = total - max(0.0, program_of(None).bound())
+    most = total - max(0.0, _bound(program_of(None)))
     in_time = min(wanted, most * (1 - 1e-9))
-    accuracy = -program_of(in_time).bound() / in_time
+    accuracy = -_bound(program_of(in_time)) / in_time
     return Bound(None, accuracy, most / total)
 
 

@@ -105,10 +105,8 @@ def refused(empty_dsn: str, at: At, capsys: pytest.CaptureFixture[str]) -> Refus
 def test_what_happened_and_what_would_have(replay: Run) -> None:
     found = replay(*HOUR)
     recorded = found["recorded"]
-    assert (found["from"], found["to"]) == (
-        "2025-11-17T08:00:00+00:00",
-        "2025-11-17T08:01:00+00:00",
-    )  # nothing ran later
+    # nothing ran later
+    assert (found["from"], found["to"]) == ("2025-11-17T08:00:00+00:00", "2025-11-17T08:01:00+00:00")
     assert (recorded["queries"], recorded["late"], recorded["refused"], recorded["failed"]) == (900, 18, 9, 0)
     assert recorded["refusals"] == {"deadline": 9}
     assert recorded["slo_violation_ratio"] == pytest.approx(27 / 900)

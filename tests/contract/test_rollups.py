@@ -362,9 +362,8 @@ def test_stores_of_before_there_were_payers_are_taken_over(postgres: EmbeddedPos
 def test_mistakes_of_before_they_were_counted_apart_leave_the_stores(
     postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
-    dsn = store_without(
-        postgres, tmp_path, "before-mistakes", lambda file: file.startswith("0019")
-    )  # others do not need it
+    # others do not need it
+    dsn = store_without(postgres, tmp_path, "before-mistakes", lambda file: file.startswith("0019"))
     passwords = {"writer_password": WRITER_PASSWORD, "reader_password": READER_PASSWORD}
     at = time.time() - HOUR
     rows = [

@@ -391,9 +391,8 @@ def test_at_twice_the_capacity_the_high_priority_is_in_time_and_the_low_one_give
     rate = 2 * 8 / 0.276
     with started(place, "Paced", "ranked", "--max-batch", "8", *system.where):
         found = shares_in_time(system, "ranked", {1: 0.3 * rate, 9: 0.7 * rate}, 18.0, 4500)
-    assert found[1][0] >= 1.5 * found[9][0], (
-        found
-    )  # in turn they would have equal shares; how large they are is the machine's affair
+    # in turn they would have equal shares; how large they are is the machine's affair
+    assert found[1][0] >= 1.5 * found[9][0], found
     assert found[9][0] <= 0.6, found
     assert found[9][1] <= {"overloaded", "deadline"}
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from services.shell.host.postgres import EmbeddedPostgres, find_postgres
+from services.shell.host.postgres import EmbeddedPostgres, ProcessIdentity, find_postgres, runs
 from services.shell.host.process import ServerError
-from services.shell.host.rootless import ProcessIdentity, runs
 from tests.support.servers.processes import alive, eventually, read_line, script
 
 SCRIPT = """

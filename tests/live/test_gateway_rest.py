@@ -20,9 +20,8 @@ from tests.support.gateways.gateway_process import gateway
 from tests.support.servers.processes import eventually
 from tests.support.servers.system import APP, MODELS, Whole
 
-KEPT: list[
-    triton.InferenceServerClient
-] = []  # gevent complains of clients that are collected on another thread than theirs
+# gevent complains of clients that are collected on another thread than theirs
+KEPT: list[triton.InferenceServerClient] = []
 
 
 @pytest.fixture(scope="module")

@@ -141,9 +141,8 @@ async def test_others_are_decided_and_loaded_while_one_loads_slowly(nats_url: st
     quick = measured(GOOD, x, [tiny_models.CLASSES])
     built = tiny_models.slow_to_load(24)
     slow = replace(quick, variant="slow", model="slow", artifact=hashlib.sha256(built).hexdigest())
-    slow = replace(
-        slow, profile=replace(slow.profile, load_ms=60_000.0)
-    )  # a hundredth of it is how long it is waited for
+    # a hundredth of it is how long it is waited for
+    slow = replace(slow, profile=replace(slow.profile, load_ms=60_000.0))
 
     async with worker(nats_url, prefix, tmp_path, BRISK) as here:
         await here.catalogue(slow, built)

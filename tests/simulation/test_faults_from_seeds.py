@@ -15,8 +15,7 @@ import pytest
 from infaas.cli import main
 from services.simulation.fuzz.draw import document_of
 from services.simulation.fuzz.sequence import CLIENT, as_mermaid, as_text, trace_of
-from services.simulation.fuzz.shrink import broken, shrink
-from services.simulation.fuzz.trial import FaultTrial, scenario_of
+from services.simulation.fuzz.trial import FaultTrial, broken, scenario_of, shrink
 from services.simulation.scenario.read import derive
 from tests.support.clients.commands import ran
 from tests.support.simulated.planted_bugs import PLANTED, PlantedBug

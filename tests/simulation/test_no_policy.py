@@ -84,11 +84,8 @@ WIRING = {
     "services.core.placement:total": {"scenario/baseline.py"},
     "services.core.placement:cores_needed": {"scenario/baseline.py"},
 }
-PLAIN = (
-    "services.core.cost",
-    "services.core.catalog",
-    "services.core.actor",
-)  # what things cost, are called, look like
+# what things cost, are called, look like
+PLAIN = ("services.core.cost", "services.core.catalog", "services.core.actor")
 DECIDES = {"select", "handle", "solve", "explain"}  # methods of policies, actors, solvers
 ORDERS = ("bus.messages.flow", "bus.messages.fleet", "bus.messages.scaling")  # what services tell each other to do
 FACTS = {

@@ -136,9 +136,8 @@ def test_an_earlier_leader_and_an_earlier_order_change_nothing(swarm: Swarm) -> 
         with pytest.raises(ProviderError, match="another controller has spoken in epoch 4"):
             await provider.stop(StopMachine(worker="w0", kind="cpu", epoch=3, order="4-5"))
         await insist(lambda: provider.stop(StopMachine(worker="w0", kind="cpu", epoch=4, order="3-7")))
-        assert (
-            swarm.labels(swarm.nodes["w0"])["infaas.worker"] == "cpu"
-        )  # that was about an earlier worker of this name
+        # that was about an earlier worker of this name
+        assert swarm.labels(swarm.nodes["w0"])["infaas.worker"] == "cpu"
         await insist(lambda: provider.stop(StopMachine(worker="w0", kind="cpu", epoch=5, order="4-5")))
         with pytest.raises(ProviderError, match="another controller has spoken in epoch 5"):
             await provider.start(start("w0", 6, epoch=4))  # it was stopped since by a later leader

@@ -156,9 +156,8 @@ def test_the_leading_manager_dies_with_its_nats_server(up: Deployed) -> None:
     assert not load.lost(), load.said
     up.swarm.forget(victim)
     begun = time.time()
-    up.swarm.add(
-        victim.name, {"infaas.nats": "true"}, manager=True
-    )  # its NATS server has the same name, and nothing else
+    # its NATS server has the same name, and nothing else
+    up.swarm.add(victim.name, {"infaas.nats": "true"}, manager=True)
     eventually(lambda: up.whole() and victim.name in up.where("nats"), "a new machine in its place", 180)
     up.since(begun, "a manager joins in its place: all services whole")
 

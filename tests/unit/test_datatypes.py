@@ -37,9 +37,8 @@ from services.executor.workshop.sandbox.protocol import UploadRejected
 from services.gateway.clipper.bodies import tensors_of
 from services.gateway.oip import infer
 from services.gateway.oip.models import ServedModel, config
-from services.gateway.rafiqi.rest import tensor_of
-from services.gateway.rpc.infer import fill, to_data
-from services.gateway.rpc.messages import INFERENCE
+from services.gateway.rafiqi import tensor_of
+from services.gateway.rpc.infer import INFERENCE, fill, to_data
 from services.jobs.formats import open_reader, rendered
 from tests.support.models import tiny_models
 from tests.support.simulated.registrations import model_record

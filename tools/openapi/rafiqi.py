@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from services.gateway.rafiqi.rest import RafiqiModel, Tuning
+from services.gateway.rafiqi import RafiqiModel, Tuning
 from tools.openapi.operation import FLAG, TEXT, WHOLE, Operation, Schema, array, properties, record, ref, schema
 
 TAG = "Rafiqi"

@@ -319,9 +319,8 @@ class Moves(Struct, eq=False):
         if slow := self._slow(move, turn.now):
             others = {worker.name for worker in self.fleet.ready(turn.now)} - {move.ask.worker}
             if others <= slow:
-                move.over = (
-                    turn.now + COOL_S
-                )  # it is as slow wherever it could go, and another machine is for plans to ask for
+                # it is as slow wherever it could go, and another machine is for plans to ask for
+                move.over = turn.now + COOL_S
                 return []
         found = self._order(move, 1.0, turn)
         if found:

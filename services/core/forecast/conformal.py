@@ -87,9 +87,8 @@ _ALL = np.arange(_COUNT)
 _TAIL = np.arange(TAIL)
 _CYCLE = max(EVERY)
 _LEAVES = np.argsort(np.arange(PRIOR) * 0.6180339887498949 % 1.0)  # large and small ones leave in turn
-_KEEP = [
-    np.flatnonzero(step % np.array(EVERY) == 0) for step in range(_CYCLE)
-]  # the horizons whose errors are kept, by step
+# the horizons whose errors are kept, by step
+_KEEP = [np.flatnonzero(step % np.array(EVERY) == 0) for step in range(_CYCLE)]
 
 
 def scale(rate: Floats, period_s: float) -> Floats:
@@ -127,14 +126,12 @@ class Conformal:
         self._fresh = 0  # the last step before forecasts that may be judged
         self._paths = np.zeros((2, _COUNT))  # points, and the highest points until then
         self._made = np.ones((LONGEST + 1, 4, _COUNT))  # by step: paths, then the scales of their errors
-        self._recent = np.zeros(
-            2 * LONGEST
-        )  # rates, the newest first from the place of its step on; twice, so that this never wraps
+        # rates, the newest first from the place of its step on; twice, so that this never wraps
+        self._recent = np.zeros(2 * LONGEST)
         self._errors = np.full((2, _COUNT, PRIOR + KEPT), np.inf, dtype=np.float32)
         self._errors[:, :, :PRIOR] = prior()
-        self._sizes = np.full(
-            (2, _COUNT, PRIOR + KEPT), np.inf, dtype=np.float32
-        )  # the scales that the errors were measured in
+        # the scales that the errors were measured in
+        self._sizes = np.full((2, _COUNT, PRIOR + KEPT), np.inf, dtype=np.float32)
         self._prior = PRIOR  # of the errors to begin with are left
         self._counts = np.zeros(_COUNT, dtype=np.int64)
         self._sorted: list[NDArray[np.float32] | None] = [None, None]

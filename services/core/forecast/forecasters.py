@@ -123,9 +123,8 @@ class SeasonalNaive:
         return np.where(np.isnan(rates[1:]), self._last, rates[1:])
 
 
-LEVELS: Floats = np.array(
-    (1.0, 0.5, 0.2, 0.05, 0.02)
-)  # weight of the newest rate: the last value … a mean over a minute
+# weight of the newest rate: the last value … a mean over a minute
+LEVELS: Floats = np.array((1.0, 0.5, 0.2, 0.05, 0.02))
 REFERENCE = 2  # the level that earlier days are scaled to
 EVERY = 2  # periods between two weighings
 FORGET = 0.01  # of the losses, at a weighing
@@ -267,9 +266,8 @@ FORECASTERS: dict[str, Callable[[float, float], Rule]] = {
     "trend": lambda _period_s, _day_s: DampedTrend(),
 }
 
-OTHERS: dict[
-    str, Callable[[], Forecaster]
-] = {}  # of users, by "module:Class"; who wires a service adds them (`load_forecaster`)
+# of users, by "module:Class"; who wires a service adds them (`load_forecaster`)
+OTHERS: dict[str, Callable[[], Forecaster]] = {}
 
 
 def make_forecaster(name: str = "combined", period_s: float = 1.0, *, day_s: float = DAY) -> Forecaster:

@@ -23,11 +23,8 @@ OPERATORS = ("==", "!=", "<", ">", "in")
 SMALL = 65_536  # bytes of an output
 MOST_WAYS = 64
 _MASK = (1 << 64) - 1
-_GOLDEN, _FIRST, _SECOND = (
-    0x9E3779B97F4A7C15,
-    0xBF58476D1CE4E5B9,
-    0x94D049BB133111EB,
-)  # of splitmix64 (Steele et al., 2014)
+# of splitmix64 (Steele et al., 2014)
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 Bools = NDArray[np.bool_]
 Uids = NDArray[np.uint64]

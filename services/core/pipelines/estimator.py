@@ -88,9 +88,8 @@ class LatencyEstimator:
 
         What is computed of a vertex is kept for configurations that differ in others only.
         """
-        known: dict[
-            str, Floats
-        ] = {}  # of each vertex, when it is known whether it was visited, and its answer is there
+        # of each vertex, when it is known whether it was visited, and its answer is there
+        known: dict[str, Floats] = {}
         for name in self.graph.order:
             key = (name, stages[name], *(stages[one] for one in self._upstream[name]))
             there = self._kept.get(key)

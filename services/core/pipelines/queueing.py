@@ -78,9 +78,8 @@ def _batches(arrivals: Floats, stage: StageConfiguration, hops: Floats | None) -
     begins, ends = arrivals.copy(), arrivals + stage.seconds[1]  # of those that find an idle replica
     if hops is not None:
         ends += hops
-    tight = np.zeros(
-        n, np.bool_
-    )  # those that would not, if all before them did, and those that come at once with another
+    # those that would not, if all before them did, and those that come at once with another
+    tight = np.zeros(n, np.bool_)
     tight[k:] = arrivals[k:] < np.maximum.accumulate(ends)[:-k] if k < n else False
     tight[:-1] |= arrivals[1:] == arrivals[:-1]
     places: list[int] = np.flatnonzero(tight).tolist()

@@ -252,9 +252,8 @@ class PipelineTuner:
         rate = float((sums[ends] - sums[ends - span]).max()) / SMOOTHED_S
         before, self._since = self._since, max(self._since, self._first + last - memory)
         most = self._most(sums, last - memory, last)
-        served = (
-            min(rate, self._plan.rate) if (most <= self._at_plan).all() else rate
-        )  # the plan provides for such counts
+        # the plan provides for such counts
+        served = min(rate, self._plan.rate) if (most <= self._at_plan).all() else rate
         wanted = self._wanted(served)
         while wanted != self.replicas and (most > self._allowed(wanted)).any():
             served *= STEP

@@ -84,12 +84,8 @@ def instances_for(load: float, rate: float, limit_s: float, miss: float, peakedn
 
 # -- layers: what the first instances carry, what overflows to the next ones, and so on
 
-ENDS = (
-    (0, 0.5),
-    (0, 0.1),
-    (1, 0.3),
-    (1, 0.05),
-)  # a layer ends where this share of the usual (0), or high (1), load overflows
+# a layer ends where this share of the usual (0), or high (1), load overflows
+ENDS = ((0, 0.5), (0, 0.1), (1, 0.3), (1, 0.05))
 OVERFLOWS = (0.5, 0.3, 0.15, 0.05, 0.01)
 
 
@@ -127,9 +123,8 @@ def _needed(offered: float, loads: tuple[float, ...]) -> float:
         loads[-1] >= GRID[-1]
     ):  # so many may miss that all are busy: beyond the table each carries what it carries at its end
         return offered * GRID[-1] / loads[-1]
-    spare = (GRID[-1] - loads[-1]) / sqrt(
-        GRID[-1]
-    )  # of many instances, the spare ones grow as the root of their number
+    # of many instances, the spare ones grow as the root of their number
+    spare = (GRID[-1] - loads[-1]) / sqrt(GRID[-1])
     root = (spare + sqrt(max(0.0, spare * spare + 4 * offered))) / 2
     return root * root
 

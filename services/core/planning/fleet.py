@@ -131,8 +131,8 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     gap: float = 0.0
 
 
-class _Model:
-    """Columns and rows for HiGHS."""
+class LinearProgram:
+    """Columns and rows for HiGHS, some whole; the sum of costs is to be least."""
 
     def __init__(self) -> None:
         self.cost: list[float] = []
@@ -142,7 +142,7 @@ class _Model:
         self.at: list[tuple[int, int, float]] = []
         self.bounds: list[tuple[float, float]] = []
 
-    def column(self, cost: float, high: float, low: float = 0.0, *, whole: bool = False) -> int:
+    def column(self, cost: float = 0.0, high: float = float("inf"), low: float = 0.0, *, whole: bool = False) -> int:
         self.cost.append(cost)
         self.high.append(high)
         self.low.append(low)
@@ -154,8 +154,8 @@ class _Model:
         self.bounds.append((low, high))
         self.at.extend((number, column, value) for column, value in dict(entries).items() if value)
 
-    def solve(self, options: Mapping[str, Any]) -> Any:
-        """The result of HiGHS. Raises Unsolved if there is none."""
+    def result(self, options: Mapping[str, Any]) -> Any:
+        """What HiGHS has found within the limits, be it only a bound. Raises Unsolved where scipy is missing."""
         try:
             import numpy as np  # noqa: PLC0415  (a process that only imports this module stays small)
             from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
@@ -166,13 +166,17 @@ class _Model:
         rows, columns, values = zip(*self.at, strict=True)
         matrix = csr_array((values, (rows, columns)), shape=(len(self.bounds), len(self.cost)))
         low, high = zip(*self.bounds, strict=True)
-        result = milp(
+        return milp(
             np.array(self.cost),
             integrality=np.array(self.whole),
             bounds=Bounds(self.low, self.high),
             constraints=LinearConstraint(matrix, low, high),
             options=dict(options),
         )
+
+    def solve(self, options: Mapping[str, Any]) -> Any:
+        """The result of HiGHS. Raises Unsolved if there is none."""
+        result = self.result(options)
         if result.x is None:
             if result.status == INFEASIBLE:
                 raise Infeasible("there is no plan at all")
@@ -187,7 +191,7 @@ def solve_fleet(
     if not problem.variants and not problem.needs:  # HiGHS takes no programme without rows
         return FleetPlan(machines=tuple(pool.least for pool in problem.pools), instances=(), missing=())
     inf = float("inf")
-    model = _Model()
+    model = LinearProgram()
     unit = max((pool.price for pool in problem.pools), default=0.0)
     unit = unit if unit > 1e-9 else 1.0  # prices next to nothing count as none: a share divided by them is infinite
     whole = max(LEAST_LOAD, sum(need.load for need in problem.needs))
@@ -333,7 +337,7 @@ def _mean(x: Any, accuracies: Mapping[int, float], parts: Mapping[int, float]) -
 
 
 def _stay(
-    model: _Model, present: list[int], kept: list[int], added: list[int], options: Mapping[str, Any], found: Any
+    model: LinearProgram, present: list[int], kept: list[int], added: list[int], options: Mapping[str, Any], found: Any
 ) -> Any:
     """The best use of the present instances, unless the plan that was found gains enough. Many plans are about equally good."""
     for count, k, a in zip(present, kept, added, strict=True):

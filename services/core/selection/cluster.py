@@ -54,9 +54,8 @@ class ClusterView:
         self._unknown: dict[str, WorkerHeartbeat] = {}
         self._quarantining: dict[str, Worker] = {}
         self._heartbeats = 0  # how many have come
-        self._idlest: dict[
-            tuple[str, bool], tuple[int, list[str]]
-        ] = {}  # least used workers, and after which heartbeat
+        # least used workers, and after which heartbeat
+        self._idlest: dict[tuple[str, bool], tuple[int, list[str]]] = {}
 
     # -- catalogue
 

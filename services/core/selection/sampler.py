@@ -32,9 +32,8 @@ class InstanceSampler:
     _items: int = 0
     _length: int | None = None
     _freed: dict[Instance, None] = field(default_factory=dict)
-    _due: list[tuple[float, str, Instance]] = field(
-        default_factory=list
-    )  # a heap by the time from which it may be in time
+    # a heap by the time from which it may be in time
+    _due: list[tuple[float, str, Instance]] = field(default_factory=list)
 
     def freed(self, instance: Instance) -> None:
         """Its predictions may be shorter than before, or it is new."""

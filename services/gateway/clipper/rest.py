@@ -71,9 +71,8 @@ class ClipperQueryApi:
     def __init__(self, service: GatewayService) -> None:
         self._service = service
         self._ids = itertools.count(secrets.randbits(52))
-        self._answered: OrderedDict[str, tuple[str, int]] = (
-            OrderedDict()
-        )  # by query_id: the answer's query, and the item
+        # by query_id: the answer's query, and the item
+        self._answered: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self.counts = PredictionCounts()
 
     async def predict(self, request: HttpRequest) -> JsonReply:

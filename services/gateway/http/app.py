@@ -9,18 +9,17 @@ from typing import NamedTuple
 import msgspec
 
 from services.core.settings import GatewaySettings
+from services.gateway import rafiqi
 from services.gateway.actor import RequestCounts
 from services.gateway.clipper import rest as clipper
 from services.gateway.edge import BEHIND, GatewayService, failure_from
 from services.gateway.errors import RequestFailed, let_go
 from services.gateway.http.access import AccessControl
 from services.gateway.http.checks import HeadChecks, check, right_of
-from services.gateway.http.limits import RequestLimits, coding_of
+from services.gateway.http.limits import RequestLimits, Shedding, coding_of
 from services.gateway.http.messages import HttpReply, HttpRequest, HttpRoute, JsonReply, app_of
 from services.gateway.http.pages import Pages
-from services.gateway.http.shedding import Shedding
 from services.gateway.oip import rest
-from services.gateway.rafiqi import rest as rafiqi
 from services.gateway.registration import ModelRegistration
 from services.shell.runtime.runtime import unix_now
 

@@ -20,13 +20,8 @@ METHODS = ("GET", "POST", "PUT", "DELETE")
 HEADERS = ("Authorization", "Content-Type", "Content-Encoding", "Inference-Header-Content-Length", "Traceparent")
 _OPEN_PATHS = ("/", "/docs")  # they show what anybody may know
 _QUERY_PATHS = ("/classify", "/clipper/metrics", "/list", "/metrics", "/openapi.json", "/v2/repository/index")
-_FOR_ONE_APP = (
-    "/openapi.json",
-    "/v2",
-    "/v2/models",
-    "/v2/models/stats",
-    "/v2/repository/index",
-)  # they list what the token is for
+# they list what the token is for
+_FOR_ONE_APP = ("/openapi.json", "/v2", "/v2/models", "/v2/models/stats", "/v2/repository/index")
 _EXPOSED = "access-control-expose-headers: Inference-Header-Content-Length, Retry-After, Traceparent\r\n"
 _PREFLIGHT = (
     "content-type: text/plain; charset=utf-8\r\nvary: Origin\r\naccess-control-max-age: 600\r\n"

@@ -11,7 +11,7 @@ tests/unit/gateway/http/test_protocol.py and the abuse of tests/live/test_gatewa
 Trailers never become headers. The error of one request is never sent in the place of another's reply. A reply that ends a connection
 early is not lost to a reset: the connection reads and drops what still comes for a moment. An offer to change protocols (Upgrade: h2c,
 as Java's client makes) is passed over, as RFC 9110, 7.8 allows. A query whose client leaves is cancelled. One that the gateway could not pass on in
-time is refused before it starts (shedding.py).
+time is refused before it starts (limits.py).
 """
 
 import asyncio

@@ -117,14 +117,8 @@ def _read(data_dir: Path) -> dict[str, Any]:
 DEFAULT_PORTS = {
     "nats": 4222, "postgres": 5433, "dashboard": 8501, "gateway": 8000, "gateway_grpc": 8001, "metrics": 9100
 }  # fmt: skip
-PORT_OFFSETS = {
-    "nats": 0,
-    "postgres": 1,
-    "dashboard": 2,
-    "gateway": 3,
-    "gateway_grpc": 4,
-    "metrics": 10,
-}  # from --port-base; contract, section 1
+# from --port-base; contract, section 1
+PORT_OFFSETS = {"nats": 0, "postgres": 1, "dashboard": 2, "gateway": 3, "gateway_grpc": 4, "metrics": 10}
 
 
 def preferred_ports(settings: Settings) -> dict[str, int]:

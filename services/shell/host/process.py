@@ -40,7 +40,7 @@ def dies_with_parent(
     """The command that runs `command` and gets `signum` from the kernel when our process dies (Linux only).
 
     The kernel ties this to the *thread* that starts the child: start children from the main thread. identity: the user that it becomes
-    first (see `rootless.ProcessIdentity`).
+    first (see `postgres.ProcessIdentity`).
     """
     return launched(command, identity, signum)
 

@@ -18,10 +18,8 @@ from pathlib import Path
 _MEMORY, _ROOM = Path("/dev/shm"), 2**30  # noqa: S108  (bytes that must be free there)
 ROOM = 8 << 20  # bytes of each half; only what is written takes memory
 KEPT_SIZE = 8 + 2 * ROOM
-_HALF, _LENGTH = (
-    struct.Struct("<Q"),
-    struct.Struct("<I"),
-)  # which half is used; before each entry: its length, 0 if none follows
+# which half is used; before each entry: its length, 0 if none follows
+_HALF, _LENGTH = struct.Struct("<Q"), struct.Struct("<I")
 _NONE = bytes(_LENGTH.size)
 _OVER, _WILL = 1 << 31, 1 << 30  # in a length: the entry need not be kept any more; it is a will
 _OVER_AT, _OVER_BYTE = _LENGTH.size - 1, 0x80

@@ -35,17 +35,15 @@ from services.shell.host.endpoints import (
     write_endpoints,
     write_parts,
 )
-from services.shell.host.keys import Keys
-from services.shell.host.local_workers import LocalWorkers
 from services.shell.host.machine import PLAIN, environ_of, initial, worker_of
-from services.shell.host.nats import EmbeddedNats
+from services.shell.host.nats import EmbeddedNats, Keys
 from services.shell.host.postgres import STEPS as POSTGRES_STEPS
 from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.host.process import ServerError
 from services.shell.host.readiness import Readiness
 from services.shell.host.running import AFTER, BESIDE, LastingMemory
 from services.shell.host.supervise import Child, Supervisor, ended
-from services.shell.host.worker import publish_exit
+from services.shell.host.worker import LocalWorkers, publish_exit
 from services.shell.http import LISTENING, listen
 from services.shell.metrics.system import PAGE, SystemMetrics
 from services.shell.runtime import telemetry
@@ -121,9 +119,8 @@ class Stack:
         self._chosen: dict[str, int] = {}
         self._log: logging.Handler | None = None
         self._keys: Keys | None = None
-        self._listening: dict[
-            str, socket.socket
-        ] = {}  # by child: where connections wait while none of its processes accepts them
+        # by child: where connections wait while none of its processes accepts them
+        self._listening: dict[str, socket.socket] = {}
         self._forks: process.ForkServer | None = None
         self._await_visitor: Callable[[], None] | None = None
         self._memory = LastingMemory()

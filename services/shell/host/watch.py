@@ -61,9 +61,8 @@ def missing(parts: Iterable[SystemPart], *, started: bool) -> list[Missing]:
 
 LOOK = 0.25  # s between looks
 TURN = 0.2  # s between the turns that a process counts
-LONGEST = (
-    1.2 * LOOK
-)  # s that one look may count, however long the last one was ago: the supervisor itself may have been starved
+# s that one look may count, however long the last one was ago: the supervisor itself may have been starved
+LONGEST = 1.2 * LOOK
 TOLD = 0.75  # s of stillness after which it is said everywhere
 HUNG = 2.0  # s of stillness after which a process is ended
 BUSY = 60.0  # the same while it loads or computes a model: the executor's own watchdog comes first, and a driver may sleep for long

@@ -2,6 +2,9 @@
 
 It keeps two processes running, as `infaas up` does: the executor, and the monitor with the model-autoscaler and the runner of offline
 jobs. It shows their metrics as one page, and says on the bus when the executor has ended. On SIGTERM the worker drains, then stops.
+
+An order to start or stop a worker of this machine carries the epoch of its controller. An order with a smaller epoch than an earlier order's,
+or than the leader record's, is refused: a controller that has lost its lease can no longer act.
 """
 
 import asyncio
@@ -9,17 +12,20 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.codec import BadMessage, decode, encode
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
-from bus.messages.scaling import Drain
-from bus.port import Bus, BusError, Delivery
-from bus.subjects import Subjects
+from bus.messages.scaling import Drain, LeaderRecord, MachineReply, StartMachine, StopMachine
+from bus.port import Bus, BusError, Delivery, KeyValueEntry, Subscription
+from bus.rights import from_stream
+from bus.subjects import Subjects, valid_name
 from services.core.settings import Settings, WorkerSettings
 from services.core.settings.fields import Texts
 from services.shell.host import process
@@ -39,11 +45,8 @@ MONITORS = ["monitor", "model-autoscaler", "offline"]
 EXECUTOR, MONITOR = 1, 2  # stages: the monitor stops first and says that it leaves, so that nobody sends anything more
 STEPS: process.Steps = ((signal.SIGTERM, 8.0), (signal.SIGKILL, 5.0))
 AGAIN = 1.0  # s between attempts to reach NATS
-LOCK, LOCK_S, RETRY_S = (
-    "worker.lock",
-    90.0,
-    0.2,
-)  # s that the next worker of a machine waits for the last one to end, and between attempts
+# s that the next worker of a machine waits for the last one to end, and between attempts
+LOCK, LOCK_S, RETRY_S = "worker.lock", 90.0, 0.2
 SEED = ("INFAAS_BUS__NKEY_SEED", "INFAAS_BUS__NKEY_SEED_FILE", "INFAAS_NKEY_SEED")  # the variables of one setting
 
 
@@ -284,3 +287,154 @@ async def drain(bus: Bus, subjects: Subjects, worker: str, patience: float) -> b
     if not quiet.is_set():
         log.warning("the worker %s is stopped although it has not become empty within %g s", worker, patience)
     return quiet.is_set()
+
+
+# ---- workers of this machine, which the VM-autoscaler starts and stops over the bus while `infaas up` runs
+
+
+HOSTS = "machines"  # queue group: one of several hosts starts a worker
+LEADER = "controller"
+MACHINE = "machine."
+
+
+class LocalWorkers(Struct, eq=False):
+    """The workers of this machine. launch(worker, kind) starts one (may raise ServerError); end(worker) stops one and waits for its end."""
+
+    bus: Bus
+    subjects: Subjects
+    kinds: Collection[str]
+    launch: Callable[[str, str], None]
+    end: Callable[[str], Awaitable[None]]
+    _epoch: int = 0
+    _present: set[str] = set()  # started, or booting
+    _ended: set[str] = set()
+    _booting: dict[str, asyncio.TimerHandle] = {}
+    _ending: dict[str, asyncio.Task[None]] = {}
+    _open: list[Subscription] = []
+
+    async def open(self, initial: Iterable[str]) -> None:
+        """Take orders from now on. initial: workers that run already. Records of workers of an earlier run are deleted."""
+        self._present.update(initial)
+        control = await self.bus.key_value(self.subjects.control_bucket)
+        for key in await control.keys():
+            if key.startswith(MACHINE):
+                await control.delete(key)
+        self._open = [
+            await control.watch(self._changed),
+            await self.bus.subscribe(self.subjects.machines("start"), self._start, HOSTS),
+            await self.bus.subscribe(self.subjects.machines("stop"), self._stop),
+        ]
+
+    async def close(self) -> None:
+        """Start nothing more, and wait until the workers that are being stopped have ended."""
+        for timer in self._booting.values():
+            timer.cancel()
+        self._booting.clear()
+        for subscription in self._open:
+            with suppress(BusError):
+                await subscription.drain()
+        self._open.clear()
+        if self._ending:
+            await asyncio.wait(self._ending.values())
+
+    # -- orders
+
+    def _changed(self, entry: KeyValueEntry | None) -> None:
+        if entry is not None and entry.key == LEADER and entry.value is not None:
+            with suppress(BadMessage):
+                self._epoch = max(self._epoch, decode(LeaderRecord, entry.value).epoch)
+
+    def _start(self, delivery: Delivery) -> None:
+        if from_stream(delivery.reply, delivery.headers):
+            return
+        try:
+            order = decode(StartMachine, delivery.data)
+        except BadMessage as error:
+            self._reply(delivery, "", str(error))
+            return
+        self._reply(delivery, order.worker, self._obstacle(order) or self._begin(order))
+
+    def _obstacle(self, order: StartMachine) -> str:
+        if outdated := self._outdated(order.epoch):
+            return outdated
+        if not valid_name(order.worker):
+            return f"worker {order.worker!r} must be 1 to 64 letters, digits, - or _, a letter or digit first"
+        if order.kind not in self.kinds:
+            return f"there is no kind of machine {order.kind!r} here: {', '.join(sorted(self.kinds))}"
+        if not 0 <= order.boot_s < float("inf"):
+            return f"boot_s must be at least 0 s, not {order.boot_s}"
+        if order.worker in self._ended:
+            return f"{order.worker} has been stopped: names are not used again"
+        return ""
+
+    def _begin(self, order: StartMachine) -> str:
+        if order.worker in self._present:
+            return ""
+        self._present.add(order.worker)
+        if order.boot_s > 0:
+            loop = asyncio.get_running_loop()
+            self._booting[order.worker] = loop.call_later(order.boot_s, self._booted, order.worker, order.kind)
+            return ""
+        return self._launched(order.worker, order.kind)
+
+    def _booted(self, worker: str, kind: str) -> None:
+        del self._booting[worker]
+        self._launched(worker, kind)
+
+    def _launched(self, worker: str, kind: str) -> str:
+        try:
+            self.launch(worker, kind)
+        except ServerError as error:
+            log.error("cannot start worker %s: %s", worker, error)
+            self._clean_up(worker)
+            return str(error)
+        return ""
+
+    def _stop(self, delivery: Delivery) -> None:
+        if from_stream(delivery.reply, delivery.headers):
+            return
+        try:
+            order = decode(StopMachine, delivery.data)
+        except BadMessage as error:
+            self._reply(delivery, "", str(error))
+            return
+        if outdated := self._outdated(order.epoch):
+            self._reply(delivery, order.worker, outdated)
+            return
+        task = self._clean_up(order.worker)
+        task.add_done_callback(lambda done: self._reply(delivery, order.worker, _failure(done)))
+
+    def _clean_up(self, worker: str) -> asyncio.Task[None]:
+        """Stop a worker, or the start of one. A second call gets the same task."""
+        task = self._ending.get(worker)
+        if task is None:
+            task = self._ending[worker] = asyncio.get_running_loop().create_task(self._ended_now(worker))
+            task.add_done_callback(lambda _: self._ending.pop(worker, None))
+        return task
+
+    async def _ended_now(self, worker: str) -> None:
+        timer = self._booting.pop(worker, None)
+        if timer is not None:
+            timer.cancel()
+        await self.end(worker)
+        self._present.discard(worker)
+        self._ended.add(worker)
+
+    # -- inside
+
+    def _outdated(self, epoch: int) -> str:
+        if epoch < self._epoch:
+            return f"the order is of epoch {epoch}, another controller leads since epoch {self._epoch}"
+        self._epoch = epoch
+        return ""
+
+    def _reply(self, delivery: Delivery, worker: str, error: str) -> None:
+        if not delivery.reply:
+            return
+        with suppress(BusError):
+            self.bus.publish(delivery.reply, encode(MachineReply(worker=worker, error=error)))
+
+
+def _failure(task: asyncio.Task[None]) -> str:
+    error = None if task.cancelled() else task.exception()
+    return "" if error is None else str(error) or repr(error)

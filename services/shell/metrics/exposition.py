@@ -85,9 +85,8 @@ def _metrics(families: Iterable[MetricFamily], most: int) -> Iterator[Metric]:
 
 def _metric(family: MetricFamily, most: int) -> Metric:
     samples = family.samples[:most]
-    names = list(
-        dict.fromkeys(name for labels, _ in samples for name in labels)
-    )  # a label that a sample lacks is empty
+    # a label that a sample lacks is empty
+    names = list(dict.fromkeys(name for labels, _ in samples for name in labels))
     plain = GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily
     histograms = HistogramMetricFamily(family.name, family.help, labels=names)
     numbers = plain(family.name, family.help, labels=names)

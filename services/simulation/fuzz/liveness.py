@@ -41,9 +41,8 @@ class MachineChecks:
         }
         self._share = scenario.policies[0].settings.monitor.memory_share
         self._prices = scenario.prices
-        self._rows: dict[
-            tuple[str, str], tuple[float, float]
-        ] = {}  # by worker and kind of device: the closing, and its rows' cost
+        # by worker and kind of device: the closing, and its rows' cost
+        self._rows: dict[tuple[str, str], tuple[float, float]] = {}
         self._billed: defaultdict[str, float] = defaultdict(float)  # US$ by worker
         self._charged: defaultdict[str, float] = defaultdict(float)
         self._leader: LeaderRecord | None = None

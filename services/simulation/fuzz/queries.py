@@ -268,9 +268,8 @@ class QueryChecks:
             words = f"{query.kind.app}: {_told(reply)} costs {cost:.3g} US$, the row says {row.cost:.3g}"
             self._violations.add("charged-once", now, words, query.number)
         late = at - self._due(query) - WAY_S
-        unnoticed = min(
-            STALE, self._stopped.seconds(query.sent, at)
-        )  # a stop that is no longer than what a busy machine does
+        # a stop that is no longer than what a busy machine does
+        unnoticed = min(STALE, self._stopped.seconds(query.sent, at))
         if row.outcome == "ok" and late > 0.0 and late > self._on_links.seconds(query.sent, at) + unnoticed + _SAME:
             words = (
                 f"{query.kind.app}: the answer came {1000 * (late + WAY_S):.0f} ms after the deadline, the row says ok"

@@ -50,10 +50,8 @@ LOADED = 1.2  # s after their start at which the real system's instances are ord
 SETTLED = 0.1  # s from an action's event until it counts in the cost; orders pass through a bucket or two messages
 MOST = 1000.0  # queries/s of a dispatcher's report; of more, several are sent as one
 TEMPLATES = 4096  # kinds of query that are kept
-CHOSEN = (
-    "static",
-    "replicate",
-)  # scaling policies that choose variants once; they begin with these instead of the system's
+# scaling policies that choose variants once; they begin with these instead of the system's
+CHOSEN = ("static", "replicate")
 INBOX = "_INBOX.s."
 _NEEDS = ("latency_ms", "cost", "model", "version", "variant")  # of a report's row
 

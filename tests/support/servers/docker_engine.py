@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from services.engine.proxy import EngineClient, Proxy
 from services.shell.http import HttpLimits, HttpListener
 
-ANSWERS = (
-    Path(__file__).parents[2] / "unit" / "engine" / "answers.json"
-)  # of engine 20.10, a one-node swarm with one service
+# of engine 20.10, a one-node swarm with one service
+ANSWERS = Path(__file__).parents[2] / "unit" / "engine" / "answers.json"
 NODE = "qbi4c8284dgwj4dr3r7e2mbr0"
 STALE = "rpc error: code = Unknown desc = update out of sequence"
 

@@ -10,9 +10,8 @@ import pytest
 
 from tests.support.servers.processes import ROOT, environ
 
-READS = re.compile(
-    r"ArgumentParser|compare\.main\(|from closed_loop"
-)  # options: of its own, of the figures', of the generators'
+# options: of its own, of the figures', of the generators'
+READS = re.compile(r"ArgumentParser|compare\.main\(|from closed_loop")
 PROGRAMS = sorted(
     path for path in (ROOT / "benches").rglob("*.py") if "__main__" in (text := path.read_text()) and READS.search(text)
 )

@@ -103,11 +103,8 @@ def test_messages_are_frozen_and_named_by_their_fields() -> None:
             assert message.__struct_encode_fields__ == message.__struct_fields__, message
 
 
-NAMED_AS_IN_FILES = {
-    "PipelineRecord",
-    "PipelineEdge",
-    "SetPipeline",
-}  # [[vertex]], [[edge]] with `from`, which is a word of Python
+# [[vertex]], [[edge]] with `from`, which is a word of Python
+NAMED_AS_IN_FILES = {"PipelineRecord", "PipelineEdge", "SetPipeline"}
 
 
 @pytest.mark.parametrize("message", message_types(), ids=lambda message: message.__name__)

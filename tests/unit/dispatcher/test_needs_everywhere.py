@@ -26,13 +26,8 @@ from tests.unit.jobs.test_job import catalog
 PAGE = Path(__file__).parents[3] / "docs" / "queries.md"
 FIELDS = Requirements.__struct_fields__
 GOOD = variant("a-v1-ort-fp64-t1-b8", model="a", accuracy=0.97, base_ms=6.0)
-ONCE = {
-    "accuracy": 0.95,
-    "latency_ms": 900.0,
-    "cost": 1.0,
-    "priority": 3,
-    "context": "ann",
-}  # that all can meet at a time
+# that all can meet at a time
+ONCE = {"accuracy": 0.95, "latency_ms": 900.0, "cost": 1.0, "priority": 3, "context": "ann"}
 
 
 def table() -> dict[tuple[str, str], str]:

@@ -8,8 +8,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from services.engine.allow import OPERATORS, Denied, NotStrict, allowed_request, label_change, strict_json
-from services.engine.views import VIEWS, Unexpected, node, view
+from services.engine.allow import (
+    OPERATORS,
+    VIEWS,
+    Denied,
+    NotStrict,
+    Unexpected,
+    allowed_request,
+    label_change,
+    node,
+    strict_json,
+    view,
+)
 from tests.support.servers.docker_engine import ANSWERS, NODE
 
 NODE_ID = "qbi4c8284dgwj4dr3r7e2mbr0"
@@ -333,7 +343,7 @@ def test_other_json_is_read(value: Any) -> None:
     assert strict_json(json.dumps(value).encode()) == value
 
 
-# -- services/engine/views.py: what is told of answers that a real engine gave, and what is not.
+# -- services/engine/allow.py: what is told of answers that a real engine gave, and what is not.
 RECORDED: dict[str, Any] = json.loads(ANSWERS.read_text())
 SECRET = (
     "hunter2"  # stands wherever people put passwords: environment, arguments, labels, health check, log options, proxy

@@ -332,11 +332,8 @@ def test_it_runs_without_a_bus_and_logs_json_lines(tmp_path: Path) -> None:
             assert get(port, "/v1.41/nodes")[0] == 401
             status, body = get(port, f"/v1.41/nodes/{NODE}", Authorization="Bearer s3cret")
             assert (status, json.loads(body)["ID"]) == (200, NODE)
-        assert [get(pages, path)[0] for path in ("/healthz", "/readyz", "/startz")] == [
-            200,
-            503,
-            200,
-        ]  # the engine has gone
+        # the engine has gone
+        assert [get(pages, path)[0] for path in ("/healthz", "/readyz", "/startz")] == [200, 503, 200]
         metrics = get(pages, "/metrics")[1]
         assert 'infaas_engine_requests_total{outcome="refused"} 2.0' in metrics
         assert "infaas_engine_label_changes_total 0.0" in metrics

@@ -24,11 +24,11 @@ from bus.tensors import from_array, to_array
 from services.core.emulation import emulated, with_tiers
 from services.core.settings import ExecutorSettings, Settings, WorkerSettings
 from services.executor.__main__ import wire
-from services.executor.answers import answer_of
 from services.executor.backends.base import BackendUnavailable, Cancelled
 from services.executor.commands import BatchResult, LoadModel, MeasureProcess, RunBatch, TransferModel, UnloadModel
 from services.executor.edge import AcceleratedEdge, ExecutorEdge, final
 from services.executor.edge_simulated import NOTE, SimulatedEdge
+from services.executor.endings import answer_of
 from services.executor.instances import HeldInstance
 from services.executor.queue import queued_query
 from services.shell.host.accelerators import Accelerator

@@ -187,9 +187,8 @@ def test_a_first_one_that_allows_no_batch_leaves_if_that_keeps_the_others() -> N
 
 
 def test_what_comes_too_late_only_itself_leaves_or_stays_alone() -> None:
-    queue = queue_of(
-        variant(), *(work(number, 0.0065) for number in range(9))
-    )  # eight take 6 ms, the ninth would be late
+    # eight take 6 ms, the ninth would be late
+    queue = queue_of(variant(), *(work(number, 0.0065) for number in range(9)))
     batch, late = queue.form(NOW)
     assert (len(batch), late, len(queue)) == (8, [], 1)
     assert len(queue.form(NOW + 0.006)[1]) == 1

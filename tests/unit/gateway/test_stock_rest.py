@@ -17,9 +17,8 @@ from tests.support.gateways.tensors import sample
 __all__ = ["stage"]  # a fixture
 
 
-KEPT: list[
-    triton.InferenceServerClient
-] = []  # gevent complains of clients that are collected on another thread than theirs
+# gevent complains of clients that are collected on another thread than theirs
+KEPT: list[triton.InferenceServerClient] = []
 
 
 @pytest.fixture(scope="module")

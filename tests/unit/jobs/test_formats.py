@@ -16,8 +16,17 @@ from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.jobs import Checkpoint, Position
 from bus.messages.public import Tensor
 from bus.tensors import from_array, to_array
-from services.jobs.formats import BadJobInput, Cut, Reader, open_reader, rendered
-from services.jobs.items import BadItem, nested, read_header, write_header
+from services.jobs.formats import (
+    BadItem,
+    BadJobInput,
+    Cut,
+    Reader,
+    nested,
+    open_reader,
+    read_header,
+    rendered,
+    write_header,
+)
 from tests.support.data.offline_inputs import tensor, write
 
 VECTOR = Signature(inputs=[TensorSpec(name="x", datatype="FP32", shape=[3])], outputs=[])

@@ -94,9 +94,8 @@ def test_of_a_cpu_all_that_the_executors_processes_do_not_use_is_foreign() -> No
         world.advance(0.5)
     cpu, _ = world.beat.devices
     assert (cpu.utilisation, cpu.foreign_use) == (0.75, pytest.approx(0.75 - 0.45))
-    world.report(
-        device="cpu", cpu_s=0.1
-    )  # it counts anew, so what instances computed counts until it has reported twice
+    # it counts anew, so what instances computed counts until it has reported twice
+    world.report(device="cpu", cpu_s=0.1)
     world.advance(0.5)
     assert world.beat.devices[0].foreign_use == pytest.approx(0.75)
 

@@ -91,9 +91,8 @@ TestBill = Bill.TestCase
 def test_a_reclaimable_instance_is_booked_as_idle() -> None:
     meter = Meter("w1", "cpu", 2.0, 0.0)
     meter.occupy("a", RECORD, 0.75, "faces", 0.0)
-    meter.occupy(
-        "b", RECORD, 0.75, "digits", 0.0
-    )  # both are promised more than there is, so each pays two thirds of its share
+    # both are promised more than there is, so each pays two thirds of its share
+    meter.occupy("b", RECORD, 0.75, "digits", 0.0)
     meter.release("a", 2.0)
     meter.used("a", {"cars": 1.5})
     meter.claim("a", "digits", 6.0)

@@ -206,9 +206,8 @@ def test_what_nobody_has_registered_is_a_version_and_the_same_again_a_replica() 
     later = (model_record(version="2", created=9.0), replace(RECORD, version="0", created=0.5))
     assert asked(catalog=catalogue(APP, RECORD, VARIANT, *later)) == place
     assert isinstance(asked(CONTAINER_REQUEST, metric="top5"), ContainerPlace)
-    assert isinstance(
-        asked(replace(CONTAINER_REQUEST, metric="mae")), ContainerPlace
-    )  # left out: `Register` has a default
+    # left out: `Register` has a default
+    assert isinstance(asked(replace(CONTAINER_REQUEST, metric="mae")), ContainerPlace)
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,8 @@ from tests.support.simulated.registrations import (
     variant_record,
 )
 
-SMALL = variant_record(
-    profile=replace(PROFILE, memory_mb=100.0)
-)  # ten on a device of 1000 MB, of which all may be taken
+# ten on a device of 1000 MB, of which all may be taken
+SMALL = variant_record(profile=replace(PROFILE, memory_mb=100.0))
 ROOM = Ceiling(monitor=MonitorSettings(memory_share=1.0), cache_mb=100.0)
 
 

@@ -8,9 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from services.simulation import workload
-from services.simulation.processes import Rates, timed
 from services.simulation.scenario.model import WorkloadSpec
 from services.simulation.workload import (
+    Rates,
     WorkloadError,
     arrivals,
     at_once,
@@ -18,6 +18,7 @@ from services.simulation.workload import (
     peak_rate,
     read_counts,
     read_times,
+    timed,
     zipf,
 )
 from tests.support.data.examples import examples

@@ -35,9 +35,8 @@ class Swarm:
         self._managers = Managers(listed(settings.hosts), settings.token, settings.timeout_s)
         add, remove = words(settings.add), words(settings.remove)
         self._hook = Hook(add, remove, settings.command_s) if add else None
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = (
-            WeakValueDictionary()
-        )  # by machine, for as long as one is used
+        # by machine, for as long as one is used
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._unusable: set[str] = set()
 
     async def inventory(self) -> Inventory:
@@ -188,12 +187,8 @@ def _difference(before: dict[str, str], after: dict[str, str]) -> dict[str, str 
 T = TypeVar("T")
 _SEQUENCE = "update out of sequence"  # of an HTTP 500, which only its text tells apart
 MOST = 100  # hosts whose failures are remembered, since addresses of tasks change
-_TRY_NEXT = (
-    500,
-    502,
-    503,
-    504,
-)  # this manager cannot answer, another may: it has no leader, is none any more, or has no engine
+# this manager cannot answer, another may: it has no leader, is none any more, or has no engine
+_TRY_NEXT = (500, 502, 503, 504)
 
 
 class OutOfSequence(Exception):

@@ -107,9 +107,8 @@ def inventory(
         if not valid_name(name) or ambiguous(same):
             unusable.append(name)
             continue
-        old = next(
-            (other for other in same if other.worker), one
-        )  # the label of a node that is gone must be removed, too
+        # the label of a node that is gone must be removed, too
+        old = next((other for other in same if other.worker), one)
         found.append(
             Node(
                 name=name,

@@ -1,4 +1,4 @@
-"""services/gateway/rpc/messages.py against the descriptors of a stock client."""
+"""services/gateway/rpc/infer.py against the descriptors of a stock client."""
 
 import re
 import subprocess
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.rpc import messages
-from services.gateway.rpc.messages import HEALTH, INFERENCE
+from services.gateway.rpc import infer
+from services.gateway.rpc.infer import HEALTH, INFERENCE
 
 pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc], of the extra dev, is not installed")
 
@@ -101,7 +101,7 @@ def test_a_generated_module_of_the_same_names_may_be_loaded_before_and_after() -
         program = "\n".join(
             "from tritonclient.grpc import service_pb2"
             if line == "service_pb2"
-            else "import services.gateway.rpc.messages"
+            else "import services.gateway.rpc.infer"
             for line in lines
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -124,11 +124,11 @@ def test_unknown_messages_are_refused() -> None:
         _ = INFERENCE.Nothing
 
 
-@pytest.mark.parametrize("package", sorted(messages.SCHEMAS))
+@pytest.mark.parametrize("package", sorted(infer.SCHEMAS))
 def test_the_descriptors_are_those_of_the_files(package: str) -> None:
     """All but their datatypes, which clients' own files have above."""
-    there = Path(messages.__file__).parent / "proto" / f"{package}.proto"
-    file = messages.SCHEMAS[package].descriptor
+    there = Path(infer.__file__).parent / "proto" / f"{package}.proto"
+    file = infer.SCHEMAS[package].descriptor
     parts = [one for one in everything(file).values() if not one.GetOptions().map_entry]
     found = [(one.name, one.number) for part in parts for one in part.fields]
     found += [(one.name, one.number) for enum in enums(file) for one in enum.values]

@@ -17,9 +17,8 @@ from infaas.credentials import CertificateError, certify
 from services.core.settings import GatewaySettings
 from services.gateway.edge import GatewayService
 from services.gateway.http.access import AccessControl
-from services.gateway.rpc.handlers import FILES
-from services.gateway.rpc.messages import HEALTH, INFERENCE, REFLECTIONS
-from services.gateway.rpc.server import GrpcServer
+from services.gateway.rpc.infer import HEALTH, INFERENCE, REFLECTIONS
+from services.gateway.rpc.server import FILES, GrpcServer
 from tests.support.clients.responders import until
 from tests.support.gateways.echo_gateway import Echoing, echoing
 from tests.support.gateways.http2_frames import call, exchange

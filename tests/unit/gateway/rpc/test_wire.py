@@ -17,8 +17,7 @@ from services.gateway.errors import BadRequest, RequestFailed
 from services.gateway.http.access import AccessControl
 from services.gateway.rpc import infer
 from services.gateway.rpc.calls import Calls
-from services.gateway.rpc.infer import fill, to_data
-from services.gateway.rpc.messages import INFERENCE
+from services.gateway.rpc.infer import INFERENCE, fill, to_data
 from tests.support.servers.nats import run
 
 

@@ -10,7 +10,7 @@ from bus.fields import fields_of
 from bus.messages.verbs import ADMIN_VERBS
 from infaas.cli import main
 from infaas.cli.admin import VERBS
-from infaas.cli.load_options import CLOSED, LoadOptions
+from infaas.cli.bench import CLOSED, LoadOptions
 from services.simulation.workload import at_once, mean_rate, peak_rate, zipf
 from tests.support.clients.commands import ran, refused
 

@@ -37,10 +37,8 @@ def test_lines_of_all_processes_are_in_the_order_of_time(logs: Path, capsys: pyt
     words = ["first", "second", "detail", "third", "fourth"]
     assert [word for line in lines for word in words if word in line] == words
     assert "pid=7" in lines[3]
-    assert [line.split(maxsplit=3)[2:] for line in lines[1:3]] == [
-        ["INFO", "second"],
-        ["INFO", "its detail"],
-    ]  # one time, a level
+    # one time, a level
+    assert [line.split(maxsplit=3)[2:] for line in lines[1:3]] == [["INFO", "second"], ["INFO", "its detail"]]
     assert lines[4].split(maxsplit=3)[2:] == ["INFO", "fourth"]
     assert datetime.fromisoformat(lines[3].split()[0]) == datetime(1970, 1, 1, 0, 50, tzinfo=UTC)
     for last, service in ((["-n", "2"], ["reg"]), (["--lines", "2"], ["--service", "reg"])):

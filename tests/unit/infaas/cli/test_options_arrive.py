@@ -345,10 +345,8 @@ def test_a_query_waits_as_long_as_its_timeout_says(place: tuple[str, str], capsy
     with refusing(*place, REPLIES) as heard:
         assert main(["query", "--app", "a", "--json-input", "[[1.0]]", "--timeout", "0.2"]) == 1
     assert "no reply on" in capsys.readouterr().err
-    assert [subject.split(".")[1] for subject, _ in heard] == [
-        "query",
-        "cancel",
-    ]  # what gets no reply is sent again after a second or more
+    # what gets no reply is sent again after a second or more
+    assert [subject.split(".")[1] for subject, _ in heard] == ["query", "cancel"]
 
 
 @pytest.mark.parametrize("command", [SUBMIT, "jobs", "jobs j1"])

@@ -86,11 +86,8 @@ def test_the_example_as_a_process_for_people() -> None:
 
 def test_greedy_by_name_and_exact_until_its_time_limit(changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(ran(capsys, ["plan", changed(), "--policy", "greedy", "--json"]).out)
-    assert (document["status"], document["solver"], document["cost_per_s"]) == (
-        "feasible",
-        "greedy",
-        30.0,
-    )  # of one variant
+    # of one variant
+    assert (document["status"], document["solver"], document["cost_per_s"]) == ("feasible", "greedy", 30.0)
     # The plan is then the greedy one; greedy has no limit to take.
     found = json.loads(ran(capsys, ["plan", changed(SCARCE), "--json", "--time-limit", "0.000001"]).out)
     assert (found["status"], found["solver"]) == ("feasible", "greedy")

@@ -8,7 +8,26 @@ import onnxruntime
 import pytest
 
 from infaas.answers import Answer
-from infaas.demo.digits import TRAIN, UNSEEN, VALIDATION, load, models, scores_of
+from infaas.demo.digits import (
+    ACCURATE,
+    APPS,
+    CHEAP,
+    LATENCY_MS,
+    NEAREST,
+    TRAIN,
+    UNSEEN,
+    UNSURE,
+    VALIDATION,
+    VERTICES,
+    DemoStages,
+    load,
+    make_stages,
+    models,
+    pipeline_file,
+    save_nearest,
+    scores_of,
+    unsure,
+)
 from infaas.demo.load import DemoReply, Labelled
 from infaas.demo.pipeline import (
     BINS,
@@ -27,20 +46,6 @@ from infaas.demo.pipeline import (
     vertices,
 )
 from infaas.demo.program import DemoTable
-from infaas.demo.stages import (
-    ACCURATE,
-    APPS,
-    CHEAP,
-    LATENCY_MS,
-    NEAREST,
-    UNSURE,
-    VERTICES,
-    DemoStages,
-    make_stages,
-    pipeline_file,
-    save_nearest,
-    unsure,
-)
 from infaas.errors import Refused
 from services.core.pipelines.checks import pipeline_errors
 from services.simulation.scenario.pipelines import read_pipeline

@@ -7,9 +7,8 @@ import pytest
 
 from services.shell.host import process
 from services.shell.host.nats import nats_version
-from services.shell.host.postgres import role_dsn
+from services.shell.host.postgres import ProcessIdentity, role_dsn, runs
 from services.shell.host.process import ServerError
-from services.shell.host.rootless import ProcessIdentity, runs
 from tests.support.servers.processes import eventually, read_line, script
 
 
@@ -110,7 +109,7 @@ def test_threads_that_a_fork_would_start_do_not_keep_a_program_from_its_user_nam
         pytest.skip("no user namespaces here")
     code = (
         "import os, sys, threading, time\n"
-        "from services.shell.host.rootless import ProcessIdentity, runs\n"
+        "from services.shell.host.postgres import ProcessIdentity, runs\n"
         "start = lambda: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
         "os.register_at_fork(after_in_child=start)\n"
         "start()\n"

@@ -19,10 +19,9 @@ from services.autoscaler.vms.providers import PROVIDERS
 from services.autoscaler.vms.providers.base import ProviderError
 from services.core.settings import MachineSettings, Settings, WorkerSettings
 from services.shell.host import worker
-from services.shell.host.local_workers import LocalWorkers
 from services.shell.host.process import ServerError
 from services.shell.host.supervise import Child
-from services.shell.host.worker import WorkerHost, drain
+from services.shell.host.worker import LocalWorkers, WorkerHost, drain
 from tests.support.clients.responders import until
 from tests.support.servers.nats import run
 

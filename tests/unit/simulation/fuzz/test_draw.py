@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from bus.messages.public import Feedback, QueryHead
 from services.dispatcher.contexts import read_value
-from services.simulation.fuzz.draw import RECOVERS_S, document_of
-from services.simulation.fuzz.kinds import BESIDE, KINDS
+from services.simulation.fuzz.draw import BESIDE, KINDS, RECOVERS_S, document_of
 from services.simulation.fuzz.trial import FaultTrial, scenario_of
 from services.simulation.fuzz.violations import last_end
 from services.simulation.scenario.read import derive, read_scenario

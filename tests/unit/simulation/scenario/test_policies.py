@@ -95,9 +95,8 @@ def test_the_fastest_serves_and_memory_bounds_what_is_static(tmp_path) -> None:
     assert found.settings.autoscaler.choice["faces"] == StaticVariant(variant="B", instances=1)
     tight = ("variant.1.memory_gb", 9), ("app.0.latency_ms", 200), ("load.0.rate", 2000)
     found = policy(tmp_path, *tight, base="static", start={"gpu": 1})
-    assert (
-        sum(one.instances for one in found.settings.autoscaler.choice.values()) == 2
-    )  # one each, though the device holds but one
+    # one each, though the device holds but one
+    assert sum(one.instances for one in found.settings.autoscaler.choice.values()) == 2
 
 
 def test_what_is_said_is_chosen(tmp_path):

@@ -14,7 +14,7 @@ from bus.messages.catalog import TensorSpec
 from infaas.errors import BadInput
 from infaas.tables import layout
 from services.gateway.errors import BadRequest
-from services.gateway.rafiqi.rest import label_of, tensor_of, top
+from services.gateway.rafiqi import label_of, tensor_of, top
 
 GRAY = TensorSpec(name="x", datatype="FP32", shape=[16])
 COLOURS = TensorSpec(name="x", datatype="FP32", shape=[3, 4, 6])
