@@ -170,7 +170,8 @@ class Dispatcher(TableActor):
         query = self._admission.admit(app_name, envelope, age)
         if isinstance(query, Error):
             uid = self._admission.known_as(app_name, head, envelope.reply)
-            return self._outcomes.refused_unadmitted(app_name, envelope, head.id, query, uid)
+            error = CANCELLED if uid in self.resent.cancelled else query
+            return self._outcomes.refused_unadmitted(app_name, envelope, head.id, error, uid)
         if head.retry_key is not None and self.resent.has(query.uid):
             return NOTHING  # the client asks again for a query in flight: it will be answered
         if query.uid in self.resent.cancelled:

@@ -97,7 +97,8 @@ class CentralQueues(Struct, eq=False):
 
     def serves(self, stage: PlannedStage, ask: Ask) -> bool:
         """Whether a query of this stage can wait here: its variant meets the query's needs, and an instance of it serves."""
-        return bool(self.instances(stage.variant)) and self.view.apps[ask.app].eligibility(ask).allows(stage.variant)
+        app = self.view.apps.get(ask.app)  # it may have been deleted meanwhile
+        return bool(self.instances(stage.variant)) and app is not None and app.eligibility(ask).allows(stage.variant)
 
     @property
     def hops(self) -> dict[str, MeasuredHop]:

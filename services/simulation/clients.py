@@ -97,7 +97,7 @@ class Clients:
 
     named = False
     asked: Callable[[str, QueryTemplate], None] = staticmethod(lambda _inbox, _kind: None)
-    left: Callable[[str, QueryCancelled | None], None] = staticmethod(lambda _inbox, _answer: None)
+    left: Callable[[str, object], None] = staticmethod(lambda _inbox, _answer: None)
 
     def __init__(
         self, environment: Environment, scenario: Scenario, subjects: Subjects, report: RunReport, begins: float

@@ -104,12 +104,12 @@ class QueryChecks:
         else:
             self.asked[number] = AskedQuery(number, kind, now)
 
-    def left(self, number: str, said: QueryCancelled | None, now: float) -> None:
-        """A client takes its query back, or hears what became of that."""
+    def left(self, number: str, said: object, now: float) -> None:
+        """A client takes its query back (None), or hears what became of that: perhaps that nobody listens."""
         if number in self.asked:
             query = self.asked[number]
             query.left = now if query.left is None else query.left
-            query.cancelled = None if said is None else said.cancelled
+            query.cancelled = said.cancelled if isinstance(said, QueryCancelled) else None
 
     def unheard(self, number: str) -> None:
         """Nobody listened: the client knows at once that its query was not taken."""
