@@ -290,15 +290,11 @@ class InstanceUnloaded(Struct, frozen=True, kw_only=True):
 class AppSample(Struct, frozen=True, array_like=True, gc=False):
     """One app's share of an instance's last period.
 
-    items: how many ended. latency_sum: the sum of their latencies, in s. latency_max: the highest latency, in s.
-    errors: queries that ended in an error. slo_s: the app's latency objective, in s.
+    items: how many ended. slo_s: the app's latency objective, in s.
     """
 
     app: str
     items: int
-    latency_sum: float
-    latency_max: float
-    errors: int
     slo_s: float
 
 

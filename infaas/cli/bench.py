@@ -21,6 +21,10 @@ from infaas.connecting import connect
 from infaas.errors import Refused
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from infaas.loadgen import Generator, LoadReport
+    from infaas.queries import Prepared
     from services.simulation.scenario.model import WorkloadSpec
 
 CLOSED = 16  # queries in flight by default
@@ -245,12 +249,6 @@ def _split(text: str, mark: str) -> tuple[float, ...]:
         return ()
     return numbers if all(0 <= number < float("inf") for number in numbers) else ()
 
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from infaas.loadgen import Generator, LoadReport
-    from infaas.queries import Prepared
 
 _DISTINCT = 64  # different queries, sent in turn
 _CHUNK = 4096  # arrivals drawn at once; more would block the event loop too long

@@ -5,8 +5,9 @@ ratios is a non-negative supermartingale for the true mean (for values between 0
 inequality it ever passes 1 / level with probability `level` at most (Robbins, 1970; Howard et al., Annals of Statistics 49, 2021).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import lgamma, log
 from typing import Self
 
@@ -49,23 +50,13 @@ def difference(new: Sampled, old: Sampled, level: float = 0.05) -> tuple[float, 
     if not new.count or not old.count:
         return -1.0, 1.0
     bound, middle = log(1.0 / level), new.mean - old.mean
-    return _far(new, old, middle, -1.0, bound), _far(new, old, middle, 1.0, bound)
+    evidence = partial(_least, new, old)
+    return _end(evidence, middle, -1.0, bound, _COARSE), _end(evidence, middle, 1.0, bound, _COARSE)
 
 
 def apart(new: Sampled, old: Sampled, by: float, level: float = 0.05) -> bool:
     """Whether that interval has left this difference."""
     return bool(new.count and old.count) and _least(new, old, by) > log(1.0 / level)
-
-
-def _far(new: Sampled, old: Sampled, inside: float, outside: float, bound: float) -> float:
-    """As `_end`, of a difference."""
-    for _ in range(_COARSE):
-        middle = (inside + outside) / 2
-        if _least(new, old, middle) > bound:
-            outside = middle
-        else:
-            inside = middle
-    return outside
 
 
 def _least(new: Sampled, old: Sampled, apart: float) -> float:
@@ -96,16 +87,17 @@ def _interval(total: float, count: float, level: float) -> tuple[float, float]:
     if not count:
         return 0.0, 1.0
     bound, middle = log(1.0 / level), total / count
-    return _end(total, count, middle, 0.0, bound), _end(total, count, middle, 1.0, bound)
+    evidence = partial(_evidence, total, count)
+    return _end(evidence, middle, 0.0, bound, _STEPS), _end(evidence, middle, 1.0, bound, _STEPS)
 
 
-def _end(total: float, count: float, inside: float, outside: float, bound: float) -> float:
-    """Where the evidence passes the bound between a mean inside of the interval and one outside."""
-    if _evidence(total, count, outside) <= bound:
+def _end(evidence: Callable[[float], float], inside: float, outside: float, bound: float, steps: int) -> float:
+    """Where the evidence passes the bound between a mean, or a difference, inside of the interval and one outside."""
+    if evidence(outside) <= bound:
         return outside
-    for _ in range(_STEPS):
+    for _ in range(steps):
         middle = (inside + outside) / 2
-        if _evidence(total, count, middle) > bound:
+        if evidence(middle) > bound:
             outside = middle
         else:
             inside = middle

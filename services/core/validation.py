@@ -59,18 +59,17 @@ def count_items(head: QueryHead, app: AppRecord) -> int:
         tensor = _tensor(raw)
     except msgspec.ValidationError:
         return _count_other(raw, signature)
-    spec = None
-    if signature is not None:
-        if len(signature.inputs) != 1:
-            raise _not_a_map(signature)
-        spec = signature.inputs[0]
-    return check_tensor(tensor, spec, "inputs")
+    return check_tensor(tensor, _only_input(signature), "inputs")
 
 
-def _not_a_map(signature: Signature) -> WrongField:
-    """The error for one tensor where the model takes several."""
-    names = ", ".join(spec.name for spec in signature.inputs)
-    return WrongField(f"inputs must be a map with the tensors {names}")
+def _only_input(signature: Signature | None) -> TensorSpec | None:
+    """What one tensor is compared with; None: it is not known. Raises WrongField where the model takes several."""
+    if signature is None:
+        return None
+    if len(signature.inputs) != 1:
+        names = ", ".join(spec.name for spec in signature.inputs)
+        raise WrongField(f"inputs must be a map with the tensors {names}")
+    return signature.inputs[0]
 
 
 def check_ref(ref: ObjectRef) -> None:
@@ -149,12 +148,7 @@ def _count_other(raw: msgspec.Raw, signature: Signature | None) -> int:
         raise WrongField(f"inputs cannot be decoded: {error}") from error
     if not isinstance(value, list):
         raise WrongField("inputs must be a tensor, a map of input name to tensor, or a nested list of numbers")
-    spec = None
-    if signature is not None:
-        if len(signature.inputs) != 1:
-            raise _not_a_map(signature)
-        spec = signature.inputs[0]
-    return _check_list(value, spec, "inputs")
+    return _check_list(value, _only_input(signature), "inputs")
 
 
 def _check_list(value: list[object], spec: TensorSpec | None, where: str) -> int:

@@ -320,7 +320,7 @@ class Executor:
             route = query.route
             if query.abandoned:
                 continue
-            loaded.served(route, query.items, result.finished - route.arrived, error=failed)
+            loaded.served(route, query.items)
             if now > route.deadline - DEFAULT_MOST and self._leaves(route, now):
                 effects.extend(self._expire(query, now))
                 continue

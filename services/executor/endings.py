@@ -300,7 +300,7 @@ class Endings:
         route = query.route
         if self.leaves(route, now):
             return self.back([query], "late")
-        loaded.served(route, 0 if query.storing else route.items, now - route.arrived, error=True)
+        loaded.served(route, 0 if query.storing else route.items)
         refusal = Refusal(id=route.id, error=Error(code=code, message=text))
         return [*self.tell(query, refusal), *self._dispatchers.report_ended(loaded, query, refusal, now)]
 

@@ -92,7 +92,7 @@ class HeldInstance:
     _batches: int = field(init=False)
     _busy: float = field(init=False)
     _predicted: float = field(init=False)
-    _apps: dict[str, list[float]] = field(init=False)
+    _apps: dict[str, tuple[int, float]] = field(init=False)  # items and objective
     _payers: dict[str, dict[str, int]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -212,8 +212,8 @@ class HeldInstance:
         policy.measured(items, seconds)
         self.queue.max_batch = policy.limit(now)
 
-    def served(self, route: Route, items: int, latency: float, *, error: bool) -> None:
-        """One query ended after `latency` seconds."""
+    def served(self, route: Route, items: int) -> None:
+        """One query ended."""
         slo = route.deadline - route.arrived
         if route.policy == OFFLINE:  # it has time, and its deadline says nothing about the app's objective
             self._offline += items
@@ -221,16 +221,8 @@ class HeldInstance:
         if route.payer is not None:
             payers = self._payers.setdefault(route.app, {})
             payers[route.payer] = payers.get(route.payer, 0) + items
-        sample = self._apps.get(route.app)
-        if sample is None:
-            sample = self._apps[route.app] = [0.0, 0.0, 0.0, 0.0, slo]
-        sample[4] = sample[4] or slo
-        sample[0] += items
-        sample[1] += latency * items
-        if latency > sample[2]:
-            sample[2] = latency
-        if error:
-            sample[3] += 1
+        known = self._apps.get(route.app, (0, slo))
+        self._apps[route.app] = known[0] + items, known[1] or slo
 
     def _computing(self, now: float) -> float:
         """Seconds in which it computed at least one batch, since the last call."""
@@ -243,10 +235,7 @@ class HeldInstance:
     def sample(self, now: float) -> InstanceSample:
         """What was measured since the last call."""
         oldest = self.queue.oldest()
-        apps = [
-            AppSample(app, int(n), total, worst, int(bad), slo)
-            for app, (n, total, worst, bad, slo) in self._apps.items()
-        ]
+        apps = [AppSample(app, items, slo) for app, (items, slo) in self._apps.items()]
         sample = InstanceSample(
             self.id,
             self.record.variant,

@@ -106,7 +106,6 @@ class Controller(TableActor):
         self._name = name
         self._subjects = subjects
         self._limits = limits
-        self._memory_share = monitor.memory_share
         self._catalog = catalog = Catalog()
         self._effects = effects = ControllerEffects(name, subjects, simulated=traits.simulated)
         self._inventory = inventory = InventoryView(fleet, exists=traits.has_inventory and bool(limits.kinds))

@@ -214,7 +214,7 @@ class World:
                     batches=items,
                     busy=items * 0.01 * slower,
                     predicted=items * 0.01,
-                    apps=[AppSample(app, n, n * 0.01, 0.01, 0, slo_s) for app, n in apps.items()],
+                    apps=[AppSample(app, n, slo_s) for app, n in apps.items()],
                     tier="host" if instance in self.warm else "device",
                     copied=instance in self.copied,
                     begun=self.now if items else 0.0,
