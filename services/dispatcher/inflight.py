@@ -191,13 +191,12 @@ class InFlight:
         self._untold.pop((worker, device), None)
 
     def not_told(self, now: float) -> list[Query]:
-        """Remove what those executors had of which nobody has said anything in time."""
+        """What those executors had of which nobody has said anything in time."""
         found: list[Query] = []
         for key in [key for key, (since, _) in self._untold.items() if now >= since + TOLD]:
             for uid, attempt in self._untold.pop(key)[1].items():
                 query = self.dispatched.get(uid)
                 if query is not None and query.attempt == attempt:
-                    self.remove(uid)
                     found.append(query)
         return found
 

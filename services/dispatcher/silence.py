@@ -95,7 +95,8 @@ class Silence:
         """What silent workers have is dispatched again."""
         flight = self.in_flight.dispatched
         self.moved = {uid: query for uid, query in self.moved.items() if flight.get(uid) is query}
-        effects = self.retries.lost(self.in_flight.not_told(now), now)
+        untold = self._lent(self.in_flight.not_told(now))
+        effects = [*self.retries.lost(untold, now), *self.let_go(untold)]
         for worker in [w for w in self.view.workers.values() if now - w.seen > self.patience]:
             effects.extend(self.gone(self.view.lose_worker(worker.name), now))
         return effects
@@ -104,13 +105,17 @@ class Silence:
         """These are taken for dead, though only their supervisor may be silent, or have been stopped: what they had is dispatched again, and withdrawn
         once nobody waits for them to end it after all.
         """
-        lost = self.in_flight.dispatched_to(instances)
-        by_id = {instance.id: instance for instance in instances}
-        for query in lost:
-            self.in_flight.remove(query.uid)
-            if query.sent is not None:
-                query.lent = by_id[query.sent.instance], query.attempt
+        lost = self._lent(self.in_flight.dispatched_to(instances))
         return [*self.retries.lost(lost, now, _suspects(lost)), *self.let_go(lost)]
+
+    def _lent(self, queries: list[Query]) -> list[Query]:
+        """These are taken from executors that may end them all the same."""
+        for query in queries:
+            on = query.instance
+            self.in_flight.remove(query.uid)
+            if on is not None:
+                query.lent = on, query.attempt
+        return queries
 
     def exited(self, gone: ExecutorExited, instances: list[Instance], now: float) -> tuple[Effect, ...]:
         """A supervisor says that an executor has ended. What that had said before may be read later, as it came on another connection: what it had is

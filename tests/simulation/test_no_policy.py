@@ -45,6 +45,7 @@ WIRING = {
     "services.shell.policies:load_policy": {"system.py"},
     "services.shell.policies:load_scaling": {"system.py"},
     "services.shell.policies:own_methods": {"scenario/policies.py"},  # which decisions a class makes
+    "services.core.planning.fleet:LinearProgram": {"oracle.py"},  # a programme's rows and columns, whatever it is for
     "services.core.planning.fleet:solve_fleet": {"edges.py"},
     "services.dispatcher.metrics:SampledPolicy": {"system.py"},
     "services.core.settings:faults": {"scenario/policies.py"},  # as the services' own settings are checked
@@ -88,10 +89,7 @@ WIRING = {
 PLAIN = ("services.core.cost", "services.core.catalog", "services.core.actor")
 DECIDES = {"select", "handle", "solve", "explain"}  # methods of policies, actors, solvers
 ORDERS = ("bus.messages.flow", "bus.messages.fleet", "bus.messages.scaling")  # what services tell each other to do
-FACTS = {
-    "ExecutorExited",
-    "Expectation",
-}  # what a supervisor says, which is no actor, and what an operator says of an app
+FACTS = {"ExecutorExited", "Expectation"}  # what a supervisor says, which is no actor, and an operator of an app
 
 
 # An actor of production, which has a simulated system: it hears the real one, and tells its own what runs in that.
