@@ -8,7 +8,7 @@ import numpy as np
 
 from bus.codec import decode, encode
 from bus.messages.catalog import Signature
-from bus.messages.public import RESENT, Answer, CancelQuery, QueryCancelled, QueryHead, Refusal, Requirements, Tensor
+from bus.messages.public import RESENT, Answer, CancelQuery, QueryHead, Refusal, Requirements, Tensor
 from bus.subjects import Subjects
 from services.core.actor import Publish, Undelivered
 from services.core.emulation import zeros
