@@ -31,8 +31,7 @@ from infaas.cli.output import Failure, one_line, progress, show
 from infaas.client import Client
 from infaas.connecting import locate, with_client
 from services.core.catalog import LASTING, LASTING_BUCKETS, files_of, lasting
-from services.recorder.edge_files import digest_of, fetch, read_copy
-from services.recorder.edge_history import HistoryError, HistoryTable, loaded, save
+from services.recorder.edge_copies import HistoryError, HistoryTable, digest_of, fetch, loaded, read_copy, save
 from services.shell.store import migrations
 
 FORMAT = 1

@@ -33,6 +33,7 @@ from services.core.actor import (
     TimedOut,
     Watch,
 )
+from services.core.cost import query_cost
 from services.core.deadlines import DeadlineReached
 from services.core.line import Stillness
 from services.core.outcomes import DEFAULT_MOST, NOT_ANSWERED, NOT_STORED, SPEAKS, RecentAnswers
@@ -311,7 +312,7 @@ class Executor:
         loaded.measured(items, seconds, now, queries[0].route.length)
         if loaded.policy is not None and result.errors is None:
             loaded.learn(queries, items, seconds, now)
-        cost = loaded.price_per_s * seconds / items
+        cost = query_cost(loaded.price_per_s, seconds, items, 1)
         effects: list[Effect] = []
         ended: list[QueuedQuery] = []
         large = result.bytes > self._max_inline

@@ -12,7 +12,7 @@ from services.recorder import actor
 from services.recorder.actor import make_recorder
 from services.recorder.catalog import CatalogWriter
 from services.recorder.edge import DatabaseProbe, RecorderEdge
-from services.recorder.edge_files import FileCopies
+from services.recorder.edge_copies import FileCopies
 from services.shell.prices import load_prices
 from services.shell.runtime.runtime import Runtime
 from services.shell.settings import SettingsError, load

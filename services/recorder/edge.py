@@ -11,7 +11,7 @@ from bus.messages.scaling import DemandHistory
 from bus.port import Bus, BusError, Consumer, Stored, StreamSpec
 from services.recorder.actor import MOST, Ingest, Ingested, KeepFiles, Maintain, ReadDemand, Tidy, WriteCatalog
 from services.recorder.catalog import CatalogWriter
-from services.recorder.edge_files import FileCopies
+from services.recorder.edge_copies import FileCopies
 from services.recorder.events import EventMessage, EventWriter, Maintenance, demand_history
 from services.shell.store import Store, StoreError, one_line
 

@@ -131,7 +131,7 @@ class EnsembleCounts:
     """Counts of one app's answers, and what feedback has taught. Weights of contexts are those of `context/model`."""
 
     def __init__(self) -> None:
-        self._answers = self._missing = self._judged = self._cached = 0
+        self._missing = self._judged = self._cached = 0
         self._items = self._wrong = self._closed_items = self._closed_wrong = 0
         self._confidence = 0.0
         self._members: defaultdict[str, MemberCounts] = defaultdict(MemberCounts)
@@ -139,7 +139,6 @@ class EnsembleCounts:
 
     def answered(self, answer: Answer, items: int, wrong: int) -> None:
         """An answer of so many items came; so many of them are wrong."""
-        self._answers += 1
         self._items += items
         self._wrong += wrong
         self._cached += answer.cached

@@ -15,8 +15,7 @@ from bus.natsbus import NatsBus
 from bus.subjects import Subjects
 from services.core.catalog import key_of
 from services.recorder.catalog import CatalogWriter
-from services.recorder.edge_files import PART, FileCopies, read_copy
-from services.recorder.edge_history import HistoryError, HistoryTable, loaded, save
+from services.recorder.edge_copies import PART, FileCopies, HistoryError, HistoryTable, loaded, read_copy, save
 from services.recorder.events import EventWriter, Maintenance
 from services.shell.host.endpoints import SCHEMA, check_version, newest_schema
 from services.shell.host.postgres import EmbeddedPostgres

@@ -120,4 +120,4 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path: Path) -> None:
     with EmbeddedNats(tmp_path / "one") as one, pytest.raises(ServerError, match=str(one.port)):
-        EmbeddedNats(tmp_path / "two", one.port).start(timeout=5)
+        EmbeddedNats(tmp_path / "two", one.port).start()

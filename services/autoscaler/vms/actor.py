@@ -107,7 +107,7 @@ class Controller(TableActor):
         self._subjects = subjects
         self._limits = limits
         self._catalog = catalog = Catalog()
-        self._effects = effects = ControllerEffects(name, subjects, simulated=traits.simulated)
+        effects = ControllerEffects(name, subjects, simulated=traits.simulated)
         self._inventory = inventory = InventoryView(fleet, exists=traits.has_inventory and bool(limits.kinds))
         orders = MachineOrders(fleet, limits, inventory)
         self._machines = Machines(

@@ -290,7 +290,6 @@ class GrpcServer:
 
     def __init__(self, service: GatewayService, access: AccessControl, settings: GatewaySettings) -> None:
         self._service = service
-        self._access = access
         self._settings = settings
         self._credentials = credentials(settings.tls_certificate, settings.tls_key)
         self._server: Any = None

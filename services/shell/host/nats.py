@@ -9,12 +9,11 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Collection, Mapping
-from functools import cache, cached_property
+from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 from bus.durability import LEAST_VERSION
@@ -134,8 +133,10 @@ def _threads() -> str:
     return str(max(1, cores() // 2))
 
 
-class EmbeddedNats:
-    """One nats-server with its store and password below `data_dir`. It ends when this process ends, however that happens."""
+class EmbeddedNats(process.EmbeddedServer):
+    """One nats-server."""
+
+    title, name, patience_s = "nats-server", "nats", 30.0
 
     def __init__(
         self,
@@ -146,21 +147,11 @@ class EmbeddedNats:
         lock_wait: float = 10.0,
         keys: Keys | None = None,
     ) -> None:
-        """Port 0: a free one. lock_wait: seconds for a predecessor to end. keys: of its users, in place of the one with a password."""
+        """keys: of its users, in place of the one with a password."""
+        super().__init__(data_dir, port, lock_wait)
         self._keys = keys
-        self.data_dir = data_dir.absolute()
-        self.port = port or process.free_port()
-        self.log = self.data_dir / "logs" / "nats.log"
         self._max_payload = max_payload
-        self._lock_wait = lock_wait
         self._name = f"infaas-{os.urandom(4).hex()}"
-        self._lock: process.Lock | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @cached_property
-    def password(self) -> str:
-        """Made once and kept."""
-        return process.kept_secret(self.data_dir / "nats.secret")
 
     @property
     def url(self) -> str:
@@ -169,28 +160,10 @@ class EmbeddedNats:
             return f"{'tls' if self._keys.tls else 'nats'}://127.0.0.1:{self.port}"
         return f"nats://infaas:{quote(self.password, safe='')}@127.0.0.1:{self.port}"
 
-    @property
-    def process(self) -> subprocess.Popen[bytes] | None:
-        """The running server; None before `launch`."""
-        return self._process
-
-    def start(self, timeout: float = 30.0) -> Self:
-        """Launch, and return once it accepts clients; raises ServerError."""
-        self.launch()
-        try:
-            self.wait_ready(timeout)
-        except ServerError:
-            self.stop()
-            raise
-        return self
-
     def launch(self) -> subprocess.Popen[bytes]:
-        """Start the process and return at once (from the main thread, see process.dies_with_parent); raises ServerError."""
         binary = find_nats_server()
         nats_version(binary)
-        self.data_dir.mkdir(parents=True, exist_ok=True)
-        if self._lock is None:
-            self._lock = process.Lock(self.data_dir / "nats.lock", self._lock_wait)
+        lock = self._locked()
         config = self.data_dir / "nats.conf"
         process.write_private(
             config,
@@ -208,7 +181,7 @@ class EmbeddedNats:
             on_our_death=signal.SIGTERM,
             cwd=self.data_dir,
             environ={"GOMAXPROCS": _threads(), **os.environ},
-            keep_open=[self._lock.fd],
+            keep_open=[lock.fd],
         )
         return self._process
 
@@ -219,33 +192,10 @@ class EmbeddedNats:
             )
         return f'authorization {{ users: [ {{ user: "infaas", password: {json.dumps(self.password)} }} ] }}'
 
-    def wait_ready(self, timeout: float = 30.0) -> None:
-        """Return once our server greets on its port; raises ServerError with the end of its log."""
-        assert self._process is not None, "launch first"
-        give_up = time.monotonic() + timeout
-        while not self._greets():
-            if self._process.poll() is not None or time.monotonic() > give_up:
-                raise ServerError(f"nats-server did not start on port {self.port}: {process.tail(self.log, 600)}")
-            time.sleep(0.01)
-
-    def stop(self) -> None:
-        """End the server and wait for it; may be called twice."""
-        if self._process is not None:
-            process.end(self._process)
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-    def _greets(self) -> bool:
-        """Whether the server on our port is ours: its first line is INFO with our name, sent once JetStream is up."""
+    def accepts(self) -> bool:
+        """Its first line is INFO with our name, sent once JetStream is up."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection:
                 return self._name.encode() in connection.recv(4096)
         except OSError:
             return False
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()

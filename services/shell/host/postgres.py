@@ -16,12 +16,11 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from services.shell.host import process
@@ -228,8 +227,10 @@ _OPTIONS = {
 _OPTIONS_18 = {"io_method": "sync"}  # spares three I/O worker processes
 
 
-class EmbeddedPostgres:
-    """One PostgreSQL server with its cluster, superuser password and log below `data_dir`."""
+class EmbeddedPostgres(process.EmbeddedServer):
+    """One PostgreSQL server with its cluster. The password is the superuser's."""
+
+    title, name, patience_s, steps = "PostgreSQL", "postgres", 120.0, STEPS
 
     def __init__(
         self,
@@ -240,53 +241,25 @@ class EmbeddedPostgres:
         allow_userns: bool = True,
         lock_wait: float = 30.0,
     ) -> None:
-        """Port 0: a free one. options: server settings over ours. lock_wait: seconds for a predecessor to end."""
-        self.data_dir = data_dir.absolute()
+        """options: server settings over ours."""
+        super().__init__(data_dir, port, lock_wait)
         self.cluster = self.data_dir / "postgres"
-        self.log = self.data_dir / "logs" / "postgres.log"
-        self.port = port or process.free_port()
         self._options = dict(options or {})
         self._allow_userns = allow_userns
-        self._lock_wait = lock_wait
-        self._lock: process.Lock | None = None
         self._binaries: Binaries | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def password(self) -> str:
-        """The superuser's."""
-        return process.kept_secret(self.data_dir / "postgres.secret")
 
     @property
     def superuser_dsn(self) -> str:
         """postgresql:// URL of the superuser, database `infaas`."""
         return self.dsn("postgres", self.password)
 
-    @property
-    def process(self) -> subprocess.Popen[bytes] | None:
-        """The running server; None before `launch`."""
-        return self._process
-
     def dsn(self, user: str, password: str, database: str = DATABASE) -> str:
         """postgresql:// URL of a role on this server."""
         return f"postgresql://{user}:{password}@127.0.0.1:{self.port}/{database}"
 
-    def start(self, timeout: float = 120.0) -> Self:
-        """Make the cluster if need be, launch, and return once it accepts connections; raises ServerError."""
-        try:
-            self.prepare()
-            self.launch()
-            self.wait_ready(timeout)
-        except ServerError:
-            self.stop()
-            raise
-        return self
-
     def prepare(self) -> None:
         """Take the lock and make or check the cluster; takes seconds the first time. Raises ServerError."""
-        self.data_dir.mkdir(parents=True, exist_ok=True)
-        if self._lock is None:
-            self._lock = process.Lock(self.data_dir / "postgres.lock", self._lock_wait)
+        self._locked()
         self._binaries = open_binaries(self.data_dir, allow_userns=self._allow_userns)
         version = self.cluster / "PG_VERSION"
         if not version.exists():
@@ -298,11 +271,9 @@ class EmbeddedPostgres:
             )
 
     def launch(self) -> subprocess.Popen[bytes]:
-        """Start the process and return at once, after `prepare`, from the main thread (see process.dies_with_parent)."""
         if self._binaries is None or self._lock is None:
             self.prepare()
         assert self._binaries is not None
-        assert self._lock is not None
         self._clear_stale_pid()
         self._hand_over(self._binaries)
         options = _OPTIONS | (_OPTIONS_18 if self._binaries.major >= 18 else {}) | self._options
@@ -314,18 +285,16 @@ class EmbeddedPostgres:
             on_our_death=signal.SIGINT,
             identity=self._binaries.identity,
             environ=ENVIRON,
-            keep_open=[self._lock.fd],
+            keep_open=[self._locked().fd],
         )
         return self._process
 
-    def wait_ready(self, timeout: float = 120.0) -> None:
-        """Return once it accepts connections (crash recovery included); raises ServerError with the end of its log."""
-        assert self._process is not None, "launch first"
-        give_up = time.monotonic() + timeout
-        while self._status() != "ready":
-            if self._process.poll() is not None or time.monotonic() > give_up:
-                raise ServerError(f"PostgreSQL did not start on port {self.port}: {process.tail(self.log, 600)}")
-            time.sleep(0.01)
+    def accepts(self) -> bool:
+        """Crash recovery included: our postmaster has written "ready" into its pid file."""
+        lines = self._pid_file()
+        if self._process is None or len(lines) < 8 or lines[0].strip() != str(self._process.pid):
+            return False
+        return lines[7].strip() == "ready"
 
     async def ask(self) -> None:
         """Return once it has answered a question that needs no login: whether it speaks TLS. Raises OSError."""
@@ -336,14 +305,6 @@ class EmbeddedPostgres:
                 raise ConnectionError("it closed the connection")
         finally:
             writer.close()
-
-    def stop(self) -> None:
-        """End the server cleanly and wait for it; may be called twice."""
-        if self._process is not None:
-            process.end(self._process, STEPS)
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
 
     def _initialise(self, binaries: Binaries) -> None:
         """Run initdb in a temporary directory that is renamed when whole: a killed initdb leaves no half-made cluster."""
@@ -382,23 +343,10 @@ class EmbeddedPostgres:
         if pid and not _is_postgres_on(int(pid[0]), self.cluster):
             (self.cluster / "postmaster.pid").unlink(missing_ok=True)
 
-    def _status(self) -> str:
-        """The state that our postmaster wrote into its pid file: "starting", "ready", "stopping"; "" while it has not yet."""
-        lines = self._pid_file()
-        if self._process is None or len(lines) < 8 or lines[0].strip() != str(self._process.pid):
-            return ""
-        return lines[7].strip()
-
     def _pid_file(self) -> list[str]:
         with suppress(OSError):
             return (self.cluster / "postmaster.pid").read_text().splitlines()
         return []
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
 
 def _is_postgres_on(pid: int, cluster: Path) -> bool:

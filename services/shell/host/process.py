@@ -15,9 +15,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from services.shell.host import launch
 from services.shell.host.running import RUNNING, Running
@@ -310,6 +311,82 @@ class Lock:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+class EmbeddedServer:
+    """One server with its store and password below `data_dir`. It ends when this process ends, however that happens."""
+
+    title: str  # for people
+    name: str  # of its files
+    patience_s: float  # until it accepts clients
+    steps: Steps = POLITE  # to its end
+
+    def __init__(self, data_dir: Path, port: int, lock_wait: float) -> None:
+        """Port 0: a free one. lock_wait: seconds for a predecessor to end."""
+        self.data_dir = data_dir.absolute()
+        self.port = port or free_port()
+        self.log = self.data_dir / "logs" / f"{self.name}.log"
+        self._lock_wait = lock_wait
+        self._lock: Lock | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @cached_property
+    def password(self) -> str:
+        """Of its first user, made once and kept."""
+        return kept_secret(self.data_dir / f"{self.name}.secret")
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The running server; None before `launch`."""
+        return self._process
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start the process and return at once (from the main thread, see dies_with_parent); raises ServerError."""
+        raise NotImplementedError
+
+    def accepts(self) -> bool:
+        """Whether the server on our port is ours, and accepts clients."""
+        raise NotImplementedError
+
+    def start(self) -> Self:
+        """Launch, and return once it accepts clients; raises ServerError."""
+        try:
+            self.launch()
+            self.wait_ready()
+        except ServerError:
+            self.stop()
+            raise
+        return self
+
+    def wait_ready(self) -> None:
+        """Return once it accepts clients; raises ServerError with the end of its log."""
+        assert self._process is not None, "launch first"
+        give_up = time.monotonic() + self.patience_s
+        while not self.accepts():
+            if self._process.poll() is not None or time.monotonic() > give_up:
+                raise ServerError(f"{self.title} did not start on port {self.port}: {tail(self.log, 600)}")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End the server and wait for it; may be called twice."""
+        if self._process is not None:
+            end(self._process, self.steps)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _locked(self) -> Lock:
+        """The lock of its files, taken now if it is not ours; raises ServerError."""
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        if self._lock is None:
+            self._lock = Lock(self.data_dir / f"{self.name}.lock", self._lock_wait)
+        return self._lock
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 def kept_secret(path: Path) -> str:

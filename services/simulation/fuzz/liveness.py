@@ -148,7 +148,6 @@ SERVED = 0.99  # of the queries in time
 FEW = 2  # late ones that chance may bring
 FORGETS_S = 5.0  # s after its deadline until all have forgotten a query
 PARTS = 8  # of one query, at most
-EASY_MS = 25.0  # of an objective that machines without faults keep
 
 
 @dataclass(slots=True, eq=False)

@@ -32,7 +32,6 @@ class QueryTrace:
     def __init__(self, query: str) -> None:
         self.steps: list[TraceStep] = []
         self._inbox = f"{INBOX}{query}"
-        self._id = query
         self._uids: set[bytes] = set()
         self._said: dict[str, list[str]] = {}  # by subject: who has said something there that has not come
 
