@@ -34,7 +34,7 @@ from services.dispatcher.query import Query
 NOBODY = f"{OWN}.{SYSTEM}.reference"  # where the second answer goes
 DEADLINE_S = 3600.0  # far behind every query's, so that those go first
 LOST_S = 60.0
-COUNT_S = 1.0  # between two times that what references said is stored
+COUNT_S = 2.0  # between two times that what references said is stored
 
 
 class Asked(NamedTuple):
@@ -94,8 +94,7 @@ class References:
             effect
             for app, scores in found.items()
             if self._catalog.app(app) is not None
-            for scored in scores
-            for effect in self._learning.compared(app, scored, now)
+            for effect in self._learning.compared(app, scores, now)
         ]
 
     def _ask(self, query: Query, words: Sequence[Any], variant: str, now: float) -> list[Effect]:
