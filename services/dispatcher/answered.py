@@ -13,7 +13,7 @@ from bus.messages.quality import AppQuality, LiveAccuracy
 from services.core.actor import Do
 from services.core.catalog import Catalog
 from services.core.ensemble.outputs import aim_of, reached, said, score
-from services.core.quality import Score
+from services.core.quality import Score, by_reference, compared
 from services.core.release import Arm
 from services.dispatcher.commands import PutQuality
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
@@ -151,7 +151,7 @@ def scored_event(event: FeedbackEvent, scored: Scored, variant: str | None) -> F
 
 
 class Publisher:
-    """Puts what labels say of apps into the catalogue bucket, where all that decide see it."""
+    """Puts what labels and references say of apps into the catalogue bucket, where all that decide see it."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -169,14 +169,12 @@ class Publisher:
         for app in [app for app in self._changed if now >= self._next.get(app, 0.0)]:
             revision, scores, promised = self._changed.pop(app)
             self._next[app] = now + PUBLISH_S
+            records = [one for one in self._variants(app) if one.accuracy]
+            live = ((one.variant, _live(one, records, scores, now)) for one in records)
             found = AppQuality(
                 app=app,
                 revision=revision,
-                variants={
-                    record.variant: self._live(record, scores[record.twins], now)
-                    for record in self._variants(app)
-                    if record.twins in scores and record.accuracy
-                },
+                variants={name: one for name, one in live if one is not None},
                 answers=_figures(scores[ANSWERS], now, lambda share: share) if ANSWERS in scores else None,
                 promised=round(promised, 6),
             )
@@ -190,8 +188,41 @@ class Publisher:
             for version in catalog.versions(model):
                 yield from catalog.variants_at(model, version)
 
-    def _live(self, record: VariantRecord, one: Score, now: float) -> LiveAccuracy:
-        return _figures(one, now, lambda share: reached(share, record.metric, record.accuracy or 0.0))
+
+def _live(
+    of: VariantRecord, records: Iterable[VariantRecord], scores: Mapping[str, Score], now: float
+) -> LiveAccuracy | None:
+    """What labels say of a variant, or its references: the latest one that shows it to have left what was registered, else the latest. Labels win where
+    they show that, where they say more, and where both contradict each other: then the reference is wrong.
+    """
+    labels = _by_labels(of, scores, now)
+    found = []
+    for by in records:
+        one = scores.get(compared(of, by))
+        if one is None or not by.accuracy:
+            continue
+        known = _by_labels(by, scores, now)
+        sure = known.low if known is not None and known.excludes(by.accuracy) else by.accuracy
+        accuracy, low, high = by_reference(one, of, sure, now)
+        count = int(one.observed.count)
+        said = LiveAccuracy(accuracy=accuracy, low=low, high=high, labels=count, since=one.since, source="reference")
+        found.append((said.excludes(of.accuracy), one.at, said))
+    if not found:
+        return labels
+    said = max(found, key=lambda each: each[:2])[2]
+    if labels is None or not (
+        labels.excludes(of.accuracy)
+        or labels.high - labels.low <= said.high - said.low
+        or labels.high < said.low
+        or said.high < labels.low
+    ):
+        return said
+    return labels
+
+
+def _by_labels(record: VariantRecord, scores: Mapping[str, Score], now: float) -> LiveAccuracy | None:
+    one = scores.get(record.twins)
+    return None if one is None else _figures(one, now, lambda x: reached(x, record.metric, record.accuracy or 0.0))
 
 
 def _figures(one: Score, now: float, reaches: Callable[[float], float]) -> LiveAccuracy:

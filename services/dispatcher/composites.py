@@ -2,15 +2,15 @@
 pipeline (InferLine, paper 004). Pure.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from bus.messages.flow import ContextChanged
+from bus.messages.flow import ContextChanged, DoneBatch
 from bus.messages.public import Error, ListRequest
 from bus.subjects import Subjects
 from services.core.actor import Done, Effect, Envelope, Failed, Handler, Inlet, TimedOut
 from services.core.ensemble.policies import make_policy
 from services.core.outcomes import PART_GRACE
-from services.core.settings import DispatcherSettings, EnsembleSettings
+from services.core.settings import DispatcherSettings, EnsembleSettings, JobsSettings, QualitySettings
 from services.dispatcher.answered import AnsweredQueries
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import Budgets
@@ -24,6 +24,7 @@ from services.dispatcher.join import JOIN, RESULTS, EndsDue, Joins
 from services.dispatcher.pipelines import Pipelines
 from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Composite, PartReply, Query, QueryPart
+from services.dispatcher.references import References
 from services.dispatcher.releases import Releases
 
 
@@ -45,6 +46,8 @@ class Composites:
         dispatcher: DispatcherSettings,
         settings: EnsembleSettings,
         policy: str,
+        quality: QualitySettings,
+        jobs: JobsSettings,
     ) -> None:
         self.joins = Joins(name, subjects, dispatcher.max_stored)
         self.predictions = Predictions()
@@ -85,6 +88,8 @@ class Composites:
         self.releases = outcomes.releases = Releases(name, subjects)
         known = (self.contexts, self.predictions, outcomes.log, new_uid, self.answered, self.releases)
         self.feedback = Feedbacks(name, subjects, apps, *known)
+        told = (apps.view, apps.catalog, outcomes.log, self.feedback.learning)
+        self.references = References(name, subjects, *told, quality, jobs)
         self.feedback.evaluate = self.ensembles.evaluate
         self.ensembles.evaluated = self.feedback.evaluated
         self._list = SelectionList(apps.catalog, self.contexts)
@@ -110,6 +115,12 @@ class Composites:
         if query.pipeline is not None:
             return self.pipelines.start(query, now)
         return self._decide(query, now) if query.ensemble is None else self.ensembles.start(query, now)
+
+    def done(self, batch: DoneBatch, queries: Sequence[Query | None], now: float) -> list[Effect]:
+        """A batch is done: what it said may be compared."""
+        if batch.said is not None:
+            self.answered.ended(batch, queries)
+        return self.references.done(batch, queries, now)
 
     def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
         """A part was refused by its own dispatcher."""
@@ -147,6 +158,7 @@ class Composites:
             *self.joins.forget(now),
             *self.contexts.retry(),
             *self.ensembles.overdue(now - PART_GRACE, now),
+            *self.references.check(now),
             *self.feedback.publisher.due(now),
         )
 

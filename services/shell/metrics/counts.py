@@ -111,7 +111,7 @@ class EventTotals:
         self._charged = counter("infaas_query_cost_dollars_total", "Charged for answers.", "app", "variant")
         self._offline = counter(
             "infaas_offline_chunks_total",
-            "Chunks of offline jobs that ended; in no other number of queries.",
+            "Chunks of offline jobs, and references, that ended; in no other number of queries.",
             "outcome",
         )
         spent = ("worker", "hardware", "app", "variant", "simulated")

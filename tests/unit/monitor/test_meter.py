@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bus.messages.catalog import AppRecord, PipelineRecord
 from bus.messages.events import CostEvent
+from bus.messages.jobs import SYSTEM
 from services.monitor.devices import Meter
 from tests.support.simulated.fleet import SIGNATURE
 from tests.unit.core.test_cost import Variant
@@ -60,7 +61,7 @@ class Bill(RuleBasedStateMachine):
             self.meter.release(name, self.now)
 
     @precondition(lambda self: self.loaded)
-    @rule(data=st.data(), busy=st.dictionaries(st.sampled_from(APPS), st.floats(0.0, 10.0)))
+    @rule(data=st.data(), busy=st.dictionaries(st.sampled_from((*APPS, SYSTEM)), st.floats(0.0, 10.0)))
     def one_works(self, data: st.DataObject, busy: dict[str, float]) -> None:
         self.meter.used(data.draw(st.sampled_from(sorted(self.loaded))), busy)
         self.busy += sum(busy.values())
@@ -86,6 +87,15 @@ class Bill(RuleBasedStateMachine):
 
 
 TestBill = Bill.TestCase
+
+
+def test_the_system_pays_for_its_time_and_the_owner_for_the_rest() -> None:
+    meter = Meter("w1", "cpu", 2.0, 0.0)
+    meter.occupy("a", RECORD, 0.5, "faces", 0.0)
+    meter.used("a", {SYSTEM: 1.0})
+    rows = meter.close(10.0)
+    assert [(row.app, row.seconds, row.busy_seconds) for row in rows[:2]] == [(SYSTEM, 1.0, 1.0), ("faces", 9.0, 0.0)]
+    assert [row.cost for row in rows] == pytest.approx([1.0, 9.0, 10.0])
 
 
 def test_a_reclaimable_instance_is_booked_as_idle() -> None:
