@@ -11,6 +11,7 @@ from bus.fields import filled
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import CostEvent
 from bus.messages.fleet import DeviceStatus
+from bus.messages.jobs import SYSTEM
 from services.core.cost import device_share, price_per_hour
 from services.core.placement import NOTHING, REMOTE, Amount, Device, total
 from services.core.settings import MonitorSettings
@@ -231,7 +232,8 @@ class Meter:
             return
         for app, seconds in busy.items():
             account.busy[app] = account.busy.get(app, 0.0) + seconds
-            account.owner = app
+            if app != SYSTEM:
+                account.owner = app
 
     def close(self, now: float) -> list[CostEvent]:
         """The rows of the period that ends now. The next period begins."""
@@ -261,17 +263,23 @@ class Meter:
                 account.weighted += elapsed * account.share / shares
 
     def _rows(self, account: Account) -> list[CostEvent]:
-        """An instance's period, split by the time it computed for each app. If it computed nothing, its owner pays."""
+        """An instance's period, split by the time it computed for each app. If it computed nothing, its owner pays. The system pays only for the time
+        that it had it computed.
+        """
         if account.seconds <= 0 and not account.busy:
             return []
-        cost = account.weighted * self.price_per_s
+        seconds, cost, rows = account.seconds, account.weighted * self.price_per_s, []
+        if own := account.busy.pop(SYSTEM, 0.0):
+            part = min(1.0, own / seconds) if seconds > 0 else 1.0
+            rows = [self._row(account.record, SYSTEM, seconds * part, own, cost * part)]
+            seconds, cost = seconds * (1.0 - part), cost * (1.0 - part)
         total = fsum(account.busy.values())
         if total <= 0:
-            return [self._row(account.record, account.owner, account.seconds, 0.0, cost)]
+            return [*rows, self._row(account.record, account.owner, seconds, 0.0, cost)]
         # The quotient first, so that tiny times keep their precision.
         parts = {app: busy / total for app, busy in account.busy.items()}
-        return [
-            self._row(account.record, app, account.seconds * part, account.busy[app], cost * part)
+        return rows + [
+            self._row(account.record, app, seconds * part, account.busy[app], cost * part)
             for app, part in parts.items()
             if part > 0
         ]

@@ -1,0 +1,127 @@
+"""Copies of queries whose answers nobody gets: a second variant answers what a client has got an answer to, and both answers are compared. Pure.
+
+A copy is offline work for an instance that is loaded and idle: one at a time there, behind all else, in a batch of its own. The system pays for it, it is
+no demand of its app, and what it says comes with `DoneBatch` alone. One that is lost stays lost.
+"""
+
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import ExecutorExited
+from bus.messages.flow import DoneBatch, Execute, Route
+from bus.messages.jobs import OFFLINE, SYSTEM
+from bus.rights import OWN
+from bus.subjects import Subjects
+from services.core.actor import Effect, Publish
+from services.core.outcomes import OutcomeLog, answered, refused
+from services.core.selection.instances import Instance
+from services.dispatcher.query import Query
+
+NOBODY = f"{OWN}.{SYSTEM}.copy"  # where its answer goes
+DEADLINE_S = 3600.0  # far behind every query's, so that those go first
+LOST_S = 60.0
+
+
+class Copy(NamedTuple):
+    """One under way. about: whatever its sender keeps here."""
+
+    route: Route
+    on: Instance
+    about: Any
+
+
+class Copied(NamedTuple):
+    """One that has ended. said: of each item, as in `DoneBatch`; None: it is not known. code: "", or why there is no answer. seconds: of computing."""
+
+    about: Any
+    record: VariantRecord
+    said: list[Any] | None
+    code: str
+    seconds: float
+
+
+class Copies:
+    """Those under way. log: of the dispatcher's events. calm: the share of a device that other work may use."""
+
+    def __init__(self, name: str, subjects: Subjects, log: OutcomeLog, calm: float) -> None:
+        self._name = name
+        self._subjects = subjects
+        self._log = log
+        self._calm = calm
+        self._open: dict[bytes, Copy] = {}
+
+    def idle(self, instance: Instance) -> bool:
+        """Whether it has nothing to do, and its device little."""
+        device = instance.worker.devices.get(instance.device)
+        return (
+            not instance.own + instance.others
+            and device is not None
+            and device.utilisation - device.offline <= self._calm
+            and all(one.on.id != instance.id for one in self._open.values())
+        )
+
+    def first_idle(self, instances: Iterable[Instance]) -> Instance | None:
+        """Of these."""
+        return next((one for one in instances if self.idle(one)), None)
+
+    def send(self, query: Query, on: Instance, about: Any, kind: str, now: float) -> list[Effect]:
+        """Have this instance answer a query once more; nothing if the inputs are in the object store. kind: what for, 16 bytes at most."""
+        if query.refs or query.head.inputs_ref is not None:
+            return []
+        ask, record = query.ask, on.record
+        uid = blake2b(query.uid, digest_size=16, person=kind.encode()).digest()
+        route = Route(
+            uid, 0, 0, NOBODY, now + DEADLINE_S, now, self._name, on.id, ask.app, ask.items, f"{kind}/{query.uid.hex()}",
+            None, None, None, 9, None, None, OFFLINE, None, record.model, record.version, record.variant, False, True,
+            ask.length, payer=SYSTEM,
+        )  # fmt: skip
+        self._open[uid] = Copy(route, on, about)
+        return [Publish(self._subjects.execute(on.worker.name, on.device), Execute(route, query.raw))]
+
+    def done(self, batch: DoneBatch, records: Mapping[str, VariantRecord]) -> tuple[list[Copied], list[Effect]]:
+        """Those of a batch, before its outcomes count as recorded."""
+        found: list[Copied] = []
+        effects: list[Effect] = []
+        record = records.get(batch.variant)
+        for i, uid in enumerate(batch.uids) if self._open else ():
+            one = self._open.pop(uid, None)
+            if one is None or record is None:
+                continue
+            code = batch.codes[i] if batch.codes is not None else ""
+            said = None if batch.said is None else batch.said[i]
+            found.append(Copied(one.about, record, said, code, batch.finished - batch.started))
+            event = answered(
+                one.route, record, worker=batch.worker, finished=batch.finished, batch=batch.batch, cost_per_item=batch.cost,
+                code=code,
+            )  # fmt: skip
+            effects.append(self._log.record(event))
+        return found, effects
+
+    def exited(self, gone: ExecutorExited) -> tuple[list[Copied], list[Effect]]:
+        """An executor has ended: what it computed then ended it, or may have. Its other copies are lost."""
+        found: list[Copied] = []
+        effects: list[Effect] = []
+        for uid, one in [*self._open.items()]:
+            if (one.on.worker.name, one.on.device) != (gone.worker, gone.device):
+                continue
+            del self._open[uid]
+            if gone.running and uid in gone.running:
+                found.append(Copied(one.about, one.on.record, None, "model_error", 0.0))
+                effects.append(self._log.record(refused(one.route, "model_error", gone.at)))
+        return found, effects
+
+    def lost(self, uid: bytes) -> None:
+        """Its executor could not answer it."""
+        self._open.pop(uid, None)
+
+    def check(self, now: float) -> None:
+        """To be called now and then."""
+        self._open = {uid: one for uid, one in self._open.items() if now < one.route.arrived + LOST_S}
+
+
+def named(word: Any, record: VariantRecord) -> str:
+    """The class of an item's answer by its name, if it has one: another version may number them otherwise. word: as in `said`."""
+    first = word[0] if isinstance(word, list) else word
+    return record.labels[first] if type(first) is int and 0 <= first < len(record.labels) else str(first)
