@@ -40,7 +40,7 @@ from services.core.selection.eligibility import Ask
 from services.core.selection.instances import Instance
 from services.core.selection.policy import Decision, SelectionPolicy, note
 from services.core.selection.refusals import LOAD_AGAIN, not_loaded
-from services.core.settings import DispatcherSettings, EnsembleSettings, Settings
+from services.core.settings import DispatcherSettings, EnsembleSettings, JobsSettings, Settings
 from services.dispatcher.apps import Apps
 from services.dispatcher.cancelling import Cancelling
 from services.dispatcher.central import FULL, LATE, CentralQueues, PullDue
@@ -77,7 +77,7 @@ class Dispatcher(TableActor):
 
     def __init__(
         self, name: str, subjects: Subjects, policy: SelectionPolicy, prices: Mapping[str, float], new_uid: Callable[[], bytes],
-        settings: DispatcherSettings, slo_target: float, ensemble: EnsembleSettings,
+        settings: DispatcherSettings, slo_target: float, ensemble: EnsembleSettings, jobs: JobsSettings,
     ) -> None:  # fmt: skip
         self.name = name
         self.view = ClusterView(prices, policy.goal)
@@ -96,7 +96,7 @@ class Dispatcher(TableActor):
         ways = (self._retries, settings.failure_timeout_s, self._refuse, self._select, self._dispatch, self.handle)
         self.silence = Silence(name, subjects, self.in_flight, self.view, *ways, self._alive)
         self._line, self.clocks = self.silence.line, Clocks(self.silence.line)
-        given = (self._outcomes, self._take, new_uid, settings, ensemble, policy.name)
+        given = (self._outcomes, self._take, new_uid, settings, ensemble, policy.name, jobs)
         self.composites = Composites(name, subjects, self.apps, *given)
         known = (self._admission, self._outcomes.said, self.in_flight, self.composites)
         self.resent = Resent(name, subjects, self.silence, *known, self._begin, self._adopt)
@@ -282,9 +282,8 @@ class Dispatcher(TableActor):
         batch: DoneBatch = self.clocks.done(envelope.message)
         record = self.view.records.get(batch.variant)
         ended = self.in_flight.ended(batch.uids)
-        if batch.said is not None:
-            self.composites.answered.ended(batch, ended)
-        effects = self._outcomes.done(batch, record, ended, self.silence.crossed, envelope.now)
+        effects = self.composites.done(batch, ended, envelope.now)
+        effects += self._outcomes.done(batch, record, ended, self.silence.crossed, envelope.now)
         effects += (*self.resent.ended(envelope.message), *self.silence.settled(batch, ended))
         for uid in batch.storing or ():
             self.in_flight.computed(uid)
@@ -322,7 +321,8 @@ class Dispatcher(TableActor):
         if gone.succeeded:
             return NOTHING  # its successor may have all
         self.in_flight.told(gone.worker, gone.device)
-        return self.silence.exited(gone, self.view.lose_device(gone.worker, gone.device), envelope.now)
+        copies = self.composites.exited(gone)
+        return [*copies, *self.silence.exited(gone, self.view.lose_device(gone.worker, gone.device), envelope.now)]
 
     def _handed_back(self, envelope: Envelope) -> Iterable[Effect]:
         """An executor could not serve a query after all."""
@@ -331,8 +331,8 @@ class Dispatcher(TableActor):
         if back.reason in ("orphaned", "sought"):
             return self.resent.handed_on(envelope)
         dispatched = self.in_flight.dispatched.get(route.uid)
-        if dispatched is not None and dispatched.attempt != route.attempt:
-            return NOTHING  # it has been dispatched elsewhere since
+        if self.composites.copies.lost(route) or (dispatched is not None and dispatched.attempt != route.attempt):
+            return NOTHING  # nobody waits for it, or it has been dispatched elsewhere since
         if back.reason == "taken":  # this process was stopped, and another dispatcher ends it
             return self.resent.forget(route.uid, now)
         query = self.in_flight.remove(route.uid)
@@ -495,5 +495,5 @@ def make_dispatcher(
     new_uid: Callable[[], bytes],
 ) -> Dispatcher:
     """A dispatcher. Parameters as for `Dispatcher`."""
-    target = settings.autoscaler.slo_target
-    return Dispatcher(name, subjects, policy, prices, new_uid, settings.dispatcher, target, settings.selection)
+    target, more = settings.autoscaler.slo_target, (settings.selection, settings.jobs)
+    return Dispatcher(name, subjects, policy, prices, new_uid, settings.dispatcher, target, *more)

@@ -2,20 +2,22 @@
 pipeline (InferLine, paper 004). Pure.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from bus.messages.flow import ContextChanged
+from bus.messages.fleet import ExecutorExited
+from bus.messages.flow import ContextChanged, DoneBatch
 from bus.messages.public import Error, ListRequest
 from bus.subjects import Subjects
 from services.core.actor import Done, Effect, Envelope, Failed, Handler, Inlet, TimedOut
 from services.core.ensemble.policies import make_policy
 from services.core.outcomes import PART_GRACE
-from services.core.settings import DispatcherSettings, EnsembleSettings
+from services.core.settings import DispatcherSettings, EnsembleSettings, JobsSettings
 from services.dispatcher.answered import AnsweredQueries
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import Budgets
 from services.dispatcher.cache import CachedParts
 from services.dispatcher.contexts import Contexts, SelectionList
+from services.dispatcher.copies import Copies
 from services.dispatcher.demand import ArrivalsCounter, ArrivalsDue
 from services.dispatcher.ensembles import Ensembles
 from services.dispatcher.feedback import Feedbacks
@@ -45,6 +47,7 @@ class Composites:
         dispatcher: DispatcherSettings,
         settings: EnsembleSettings,
         policy: str,
+        jobs: JobsSettings,
     ) -> None:
         self.joins = Joins(name, subjects, dispatcher.max_stored)
         self.predictions = Predictions()
@@ -67,6 +70,7 @@ class Composites:
             decide,
         )
         self._decide = decide
+        self._apps = apps
         self._arrivals = ArrivalsCounter(name, subjects)
         self.pipelines = Pipelines(
             name,
@@ -82,7 +86,8 @@ class Composites:
         )
         self.budgets.served = self.pipelines.served
         self.answered = AnsweredQueries()
-        self.releases = outcomes.releases = Releases(name, subjects)
+        self.copies = Copies(name, subjects, outcomes.log, jobs.utilisation_below)
+        self.releases = outcomes.releases = Releases(name, subjects, apps.view, self.copies)
         known = (self.contexts, self.predictions, outcomes.log, new_uid, self.answered, self.releases)
         self.feedback = Feedbacks(name, subjects, apps, *known)
         self.feedback.evaluate = self.ensembles.evaluate
@@ -110,6 +115,22 @@ class Composites:
         if query.pipeline is not None:
             return self.pipelines.start(query, now)
         return self._decide(query, now) if query.ensemble is None else self.ensembles.start(query, now)
+
+    def done(self, batch: DoneBatch, queries: Sequence[Query | None], now: float) -> list[Effect]:
+        """A batch is done: what it said may be compared. Before its outcomes count as recorded."""
+        if batch.said is not None:
+            self.answered.ended(batch, queries)
+        copied, effects = self.copies.done(batch, self._apps.view.records)
+        for one in copied:
+            self.releases.copied(one)
+        return effects + self.releases.done(batch, queries, now)
+
+    def exited(self, gone: ExecutorExited) -> list[Effect]:
+        """An executor has ended, and copies with it."""
+        copied, effects = self.copies.exited(gone)
+        for one in copied:
+            self.releases.copied(one)
+        return effects
 
     def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
         """A part was refused by its own dispatcher."""
@@ -143,6 +164,7 @@ class Composites:
 
     def check(self, now: float) -> Iterable[Effect]:
         """To be called now and then."""
+        self.copies.check(now)
         return (
             *self.joins.forget(now),
             *self.contexts.retry(),

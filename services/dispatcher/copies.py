@@ -112,9 +112,10 @@ class Copies:
                 effects.append(self._log.record(refused(one.route, "model_error", gone.at)))
         return found, effects
 
-    def lost(self, uid: bytes) -> None:
-        """Its executor could not answer it."""
-        self._open.pop(uid, None)
+    def lost(self, route: Route) -> bool:
+        """An executor could not answer this. Whether it is offline work: a copy, or what the runner of a job sends again."""
+        self._open.pop(route.uid, None)
+        return route.policy == OFFLINE
 
     def check(self, now: float) -> None:
         """To be called now and then."""
