@@ -121,7 +121,9 @@ class Releases:
         place = view.index.get(batch.variant)
         if arm.release != release.release or not mirrored(release, query.uid) or place is None:
             return []
-        able = view.eligibility(replace(ask, arm=arm._replace(new=True))).active
+        if (view.records[place].model, view.records[place].version) != (arm.model, release.old_version):
+            return []  # another model of the app answered
+        able = view.eligibility(replace(ask, model=arm.model, version=arm.version, arm=None)).active
         on = self._copies.first_idle(one for group in able for one in group.active)
         if on is None:
             return []
@@ -142,13 +144,14 @@ class Releases:
         words = [[named(word, record) for word in said or ()] for said, _, _, record in pair]
         alike = [ours == theirs for theirs, ours in zip(*words, strict=False)]
         fits = bool(alike) and old.record.metric not in TARGETS
+        beside = one.record.hardware == old.record.hardware  # else it says nothing of the version how long each took
         for new, (said, failed, seconds, record) in zip((False, True), pair, strict=True):
             self._count(
                 old.app,
                 old.arm._replace(new=new),
                 queries=1,
                 errors=int(failed),
-                within={} if failed else {bucket_of(1000.0 * seconds): 1},
+                within={bucket_of(1000.0 * seconds): 1} if beside and not failed else {},
                 classes=self._shares(old.app, old.arm, said, record),
                 compared=int(new and fits),
                 agreed=sum(alike) / len(alike) if new and fits else 0.0,

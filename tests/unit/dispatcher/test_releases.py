@@ -314,6 +314,36 @@ def test_an_instance_that_has_a_copy_gets_no_other() -> None:
     assert len(copies_of(fleet)) < 25
 
 
+def test_members_and_stages_have_a_mirror_too() -> None:
+    other = variant("n-v1-ort-fp32-t1-b8", model="n")
+    fleet = Releasing(variant(), other)
+    fleet.order(other)
+    fleet.change(selection=Ensemble(policy="majority"), seconds=1.0)
+    graph = PipelineRecord(
+        vertices=[PipelineVertex(name="only", app="app", inputs={"x": "$.x"})], output={"y": "only.y"}
+    )
+    fleet.add(AppRecord(app="pipe", links={}, latency_ms=1000.0, pipeline=graph, signature=variant().signature))
+    fleet.stage.run(0.1)
+    fleet.start(mirror=1.0, least=3600.0)
+    for app in ("app", "pipe"):
+        before = len(copies_of(fleet))
+        members = {tuple(sorted(fleet.reply(fleet.ask(app), 0.05)["members"])) for _ in range(20)}
+        assert all("m@2" not in one for one in members)
+        assert len(copies_of(fleet)) - before > 15
+    assert {one.version for one in copies_of(fleet)} == {"2"}
+    assert {one.model for one in copies_of(fleet)} == {"m"}
+
+
+def test_shares_of_classes_are_those_of_queries_that_no_context_binds_to_a_version() -> None:
+    fleet = Releasing(says={"m@2": 1.0})
+    fleet.start(least=3600.0)
+    for n in range(300):
+        fleet.reply(fleet.ask(context=str(n % 6)), 0.01)
+    fleet.stage.run(1.0)
+    assert "classes" not in {one["measure"] for one in fleet.shown()["figures"]}
+    assert "classes (0) 0 " in fleet.until("rolled-back")["reason"]
+
+
 def test_no_kept_answer_is_of_the_other_version() -> None:
     fleet = Releasing(says={"m@2": 1.0})
     fleet.change(selection=Ensemble(cache_mb=1.0), seconds=0.1)
