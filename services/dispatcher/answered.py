@@ -27,7 +27,7 @@ ANSWERS = ""  # in place of a variant: the app's answers, whoever made them
 
 class Answered(NamedTuple):
     """A query of an app without a policy. floor: the accuracy that it stated. said: of each item (`services.core.ensemble.outputs.said`). arm: of the
-    release.
+    release. copy: a variant that has answered it, too, and what that said.
     """
 
     uid: bytes
@@ -36,6 +36,7 @@ class Answered(NamedTuple):
     floor: float | None
     said: list[Any]
     arm: Arm | None
+    copy: tuple[str, list[Any]] | None = None
 
 
 class AnsweredQueries:
@@ -60,6 +61,12 @@ class AnsweredQueries:
             self._old, self._young = self._young, {}
             self._old_ids, self._ids = self._ids, {}
 
+    def copied(self, uid: bytes, variant: str, words: list[Any] | None) -> None:
+        """Another variant has answered this query, too."""
+        for known in (self._young, self._old):
+            if words is not None and uid in known:
+                known[uid] = known[uid]._replace(copy=(variant, words))
+
     def find(self, app: str, uid: bytes | None, id: str | None) -> Answered | None:
         """The query with this uid, else the latest with the client's id, if it is this app's."""
         if uid is None and id is not None:
@@ -70,29 +77,33 @@ class AnsweredQueries:
 
 class Scored(NamedTuple):
     """What one label says: of each variant whose answer to the query is known, by its `twins`, and of the answer. promised: what that should have
-    reached. aims: the mean score of each variant at registration.
+    reached. aims: the mean score of each variant at registration. copy: of the answer that nobody got.
     """
 
     variants: Mapping[str, float] = {}
     answer: float | None = None
     promised: float | None = None
     aims: Mapping[str, float] = {}
+    copy: float | None = None
 
     def of(self, record: VariantRecord | None) -> float | None:
         """What it says of one variant."""
         return None if record is None else self.variants.get(record.twins)
 
 
-def score_answered(label: Any, item: int, of: Answered, record: VariantRecord | None) -> Scored:
-    """By the answer of the one variant that was asked. record: as it was registered."""
-    found = None if record is None else _score(label, of.said[item], record)
-    if record is None or found is None:
+def score_answered(label: Any, item: int, of: Answered, record_of: Callable[[str], VariantRecord | None]) -> Scored:
+    """By the answer of the one variant that was asked, and of one that answered a copy. record_of: variants as they were registered."""
+    record, found = record_of(of.variant), None
+    if record is None or (found := _score(label, of.said[item], record)) is None:
         return Scored()
     one = {record.twins: found}
     aims = {record.twins: aim_of(record.metric, record.accuracy)}
+    copy, other = None, None if of.copy is None else record_of(of.copy[0])
+    if of.copy is not None and other is not None and (copy := _score(label, of.copy[1][item], other)) is not None:
+        one[other.twins], aims[other.twins] = copy, aim_of(other.metric, other.accuracy)
     if record.metric in TARGETS:
-        return Scored(one, aims=aims)
-    return Scored(one, found, of.floor or record.accuracy, aims)
+        return Scored(one, aims=aims, copy=copy)
+    return Scored(one, found, of.floor or record.accuracy, aims, copy)
 
 
 def score_prediction(label: Any, item: int, of: Prediction, record_of: Callable[[str], VariantRecord | None]) -> Scored:

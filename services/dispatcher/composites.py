@@ -123,6 +123,7 @@ class Composites:
         copied, effects = self.copies.done(batch, self._apps.view.records)
         for one in copied:
             self.releases.copied(one)
+            self.answered.copied(one.about.uid, one.record.variant, one.said)
         return effects + self.releases.done(batch, queries, now)
 
     def exited(self, gone: ExecutorExited) -> list[Effect]:

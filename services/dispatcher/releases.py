@@ -35,6 +35,7 @@ def lacks_new(ask: Ask, view: ClusterView) -> bool:
 class Mirrored(NamedTuple):
     """What the old version did with a query that is copied. said: as in `DoneBatch`; seconds: of computing that alone."""
 
+    uid: bytes
     app: str
     arm: Arm
     record: VariantRecord
@@ -130,7 +131,7 @@ class Releases:
         table = view.groups[place].table.at(ask.length)
         alone = (batch.finished - batch.started) * table.seconds(ask.items) / table.seconds(max(ask.items, batch.batch))
         said = None if batch.said is None else batch.said[i]
-        about = Mirrored(ask.app, arm, view.records[place], said, bool(code), alone)
+        about = Mirrored(query.uid, ask.app, arm, view.records[place], said, bool(code), alone)
         return self._copies.send(query, on, about, "infaas mirror", now)
 
     def copied(self, one: Copied) -> None:
@@ -157,10 +158,14 @@ class Releases:
                 agreed=sum(alike) / len(alike) if new and fits else 0.0,
             )
 
-    def labelled(self, app: str, arm: Arm | None, right: float | None) -> None:
-        """A label has counted. arm: the version that answered; None: its query was in no release. right: 0..1; None: it says nothing of that."""
+    def labelled(self, app: str, arm: Arm | None, right: float | None, copy: float | None = None) -> None:
+        """A label has counted. arm: the version that answered; None: its query was in no release. right: 0..1; None: it says nothing of that. copy: the
+        same of the new version in a mirror.
+        """
         if arm is not None and right is not None:
             self._count(app, arm, labels=1, right=right)
+        if arm is not None and copy is not None and arm.step < 0:
+            self._count(app, arm._replace(new=True), labels=1, right=copy)
 
     def report(self) -> Iterable[Publish]:
         """What has changed since the last report; all now and then, for registrars that have not heard it."""

@@ -314,6 +314,18 @@ def test_an_instance_that_has_a_copy_gets_no_other() -> None:
     assert len(copies_of(fleet)) < 25
 
 
+def test_a_label_counts_for_both_versions_of_a_mirror() -> None:
+    fleet = Releasing(says={"m@2": 1.0})
+    fleet.start(mirror=1.0, least=3600.0)
+    for _ in range(10):
+        reply = fleet.reply(fleet.ask(), 0.02)
+        fleet.stage.publish(fleet.subjects.feedback("app"), {"query": reply["query"], "label": 0}, "_INBOX.f")
+    fleet.stage.run(2.0)
+    accuracy = next(one for one in fleet.shown()["figures"] if one["measure"] == "accuracy")
+    assert (accuracy["old"], accuracy["old_n"], accuracy["new"]) == (1.0, 10, 0.0)
+    assert accuracy["new_n"] >= 8
+
+
 def test_members_and_stages_have_a_mirror_too() -> None:
     other = variant("n-v1-ort-fp32-t1-b8", model="n")
     fleet = Releasing(variant(), other)
