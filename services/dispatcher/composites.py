@@ -11,7 +11,7 @@ from bus.subjects import Subjects
 from services.core.actor import Done, Effect, Envelope, Failed, Handler, Inlet, TimedOut
 from services.core.ensemble.policies import make_policy
 from services.core.outcomes import PART_GRACE
-from services.core.settings import DispatcherSettings, EnsembleSettings, JobsSettings
+from services.core.settings import DispatcherSettings, EnsembleSettings
 from services.dispatcher.answered import AnsweredQueries
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import Budgets
@@ -47,7 +47,6 @@ class Composites:
         dispatcher: DispatcherSettings,
         settings: EnsembleSettings,
         policy: str,
-        jobs: JobsSettings,
     ) -> None:
         self.joins = Joins(name, subjects, dispatcher.max_stored)
         self.predictions = Predictions()
@@ -86,7 +85,7 @@ class Composites:
         )
         self.budgets.served = self.pipelines.served
         self.answered = AnsweredQueries()
-        self.copies = Copies(name, subjects, outcomes.log, jobs.utilisation_below)
+        self.copies = Copies(name, subjects, outcomes.log)
         self.releases = outcomes.releases = Releases(name, subjects, apps.view, self.copies)
         known = (self.contexts, self.predictions, outcomes.log, new_uid, self.answered, self.releases)
         self.feedback = Feedbacks(name, subjects, apps, *known)

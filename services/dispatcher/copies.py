@@ -43,28 +43,18 @@ class Copied(NamedTuple):
 
 
 class Copies:
-    """Those under way. log: of the dispatcher's events. calm: the share of a device that other work may use."""
+    """Those under way. log: of the dispatcher's events."""
 
-    def __init__(self, name: str, subjects: Subjects, log: OutcomeLog, calm: float) -> None:
+    def __init__(self, name: str, subjects: Subjects, log: OutcomeLog) -> None:
         self._name = name
         self._subjects = subjects
         self._log = log
-        self._calm = calm
         self._open: dict[bytes, Copy] = {}
 
-    def idle(self, instance: Instance) -> bool:
-        """Whether it has nothing to do, and its device little."""
-        device = instance.worker.devices.get(instance.device)
-        return (
-            not instance.own + instance.others
-            and device is not None
-            and device.utilisation - device.offline <= self._calm
-            and all(one.on.id != instance.id for one in self._open.values())
-        )
-
-    def first_idle(self, instances: Iterable[Instance]) -> Instance | None:
-        """Of these."""
-        return next((one for one in instances if self.idle(one)), None)
+    def idle(self, instances: Iterable[Instance]) -> Instance | None:
+        """The first of these that has nothing to do. Where its device has, all that came with a deadline goes before a copy there."""
+        taken = {one.on.id for one in self._open.values()}
+        return next((one for one in instances if not one.own + one.others and one.id not in taken), None)
 
     def send(self, query: Query, on: Instance, about: Any, kind: str, now: float) -> list[Effect]:
         """Have this instance answer a query once more; nothing if the inputs are in the object store. kind: what for, 16 bytes at most."""

@@ -125,7 +125,7 @@ class Releases:
         if (view.records[place].model, view.records[place].version) != (arm.model, release.old_version):
             return []  # another model of the app answered
         able = view.eligibility(replace(ask, model=arm.model, version=arm.version, arm=None)).active
-        on = self._copies.first_idle(one for group in able for one in group.active)
+        on = self._copies.idle(one for group in able for one in group.active)
         if on is None:
             return []
         table = view.groups[place].table.at(ask.length)
