@@ -25,7 +25,7 @@ from bus.messages.events import (
     StateEvent,
     WorkerEvent,
 )
-from bus.messages.jobs import OFFLINE
+from bus.messages.jobs import OFFLINE, SYSTEM
 from services.core.metric import SECONDS, Histogram, MetricFamily, MetricKind
 from services.core.outcomes import CANCELLED, is_client_error
 
@@ -184,7 +184,7 @@ class EventTotals:
                 if not group:
                     continue
             if policy == OFFLINE:
-                self._offline[(outcome,)] += len(group)
+                self._offline[(outcome,)] += sum(row.payer != SYSTEM for row in group)
             elif outcome in ANSWERED:
                 self._answered(app, outcome, variant or "", group)
             elif outcome == CANCELLED.code:

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bus.messages.catalog import AppRecord, PipelineRecord
 from bus.messages.events import CostEvent
+from bus.messages.jobs import SYSTEM
 from services.monitor.devices import Meter
 from tests.support.simulated.fleet import SIGNATURE
 from tests.unit.core.test_cost import Variant
@@ -138,6 +139,15 @@ def test_an_instance_nobody_used_is_charged_to_who_used_it_last() -> None:
         ("digits", pytest.approx(5.0)),
         (None, pytest.approx(5.0)),
     ]
+
+
+@pytest.mark.parametrize("own", [0.0, 1.0])
+def test_the_system_pays_for_what_it_has_computed_and_no_idle_time(own: float) -> None:
+    meter = Meter("w1", "cpu", 1.0, 0.0)
+    meter.occupy("a", RECORD, 1.0, "faces", 0.0)
+    meter.used("a", {SYSTEM: 2.0, **({"faces": own} if own else {})})
+    costs = {row.app: (row.busy_seconds, row.cost) for row in meter.close(8.0)}
+    assert costs == {SYSTEM: (2.0, pytest.approx(2.0)), "faces": (own, pytest.approx(6.0)), None: (0.0, 0.0)}
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=20))
