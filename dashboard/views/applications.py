@@ -1,5 +1,5 @@
 """Applications: their models and variants, with accuracy, latency and cost of each, one against the other; which variants no
-other beats.
+other beats; what has drifted; releases with share and figures.
 """
 
 import itertools
