@@ -13,6 +13,7 @@ from bus.messages.jobs import OFFLINE, SYSTEM
 from bus.messages.verbs import Prune
 from services.core.actor import Changed, Synced
 from services.core.settings import Settings
+from services.dispatcher.copies import named
 from services.registrar.actor import make_registrar
 from services.registrar.changes import AMENDMENTS, amend
 from services.registrar.commands import Pruned, PutFigures, error_of
@@ -324,6 +325,17 @@ def test_a_label_counts_for_both_versions_of_a_mirror() -> None:
     accuracy = next(one for one in fleet.shown()["figures"] if one["measure"] == "accuracy")
     assert (accuracy["old"], accuracy["old_n"], accuracy["new"]) == (1.0, 10, 0.0)
     assert accuracy["new_n"] >= 8
+
+
+def test_classes_are_compared_by_their_names() -> None:
+    one, other = variant(labels=["cat", "dog"]), variant(labels=["dog", "cat"])
+    assert named(1, one) == named(0, other) == "dog"
+    assert (named([0, 1], one), named(7, one), named("7", variant()), named(True, variant())) == (
+        "cat",
+        "7",
+        "7",
+        "True",
+    )
 
 
 def test_members_and_stages_have_a_mirror_too() -> None:
