@@ -33,7 +33,7 @@ def lacks_new(ask: Ask, view: ClusterView) -> bool:
 
 
 class Mirrored(NamedTuple):
-    """What the old version did with a query that is copied. said: as in `DoneBatch`; seconds: of computing that alone."""
+    """What the old version did with a query that is copied. said: as in `DoneBatch`; seconds: of computing that alone; 0: not known."""
 
     uid: bytes
     app: str
@@ -145,7 +145,7 @@ class Releases:
         words = [[named(word, record) for word in said or ()] for said, _, _, record in pair]
         alike = [ours == theirs for theirs, ours in zip(*words, strict=False)]
         fits = bool(alike) and old.record.metric not in TARGETS
-        beside = one.record.hardware == old.record.hardware  # else it says nothing of the version how long each took
+        beside = old.seconds > 0.0 and one.record.hardware == old.record.hardware  # else times say nothing
         for new, (said, failed, seconds, record) in zip((False, True), pair, strict=True):
             self._count(
                 old.app,

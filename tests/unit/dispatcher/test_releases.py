@@ -338,6 +338,17 @@ def test_classes_are_compared_by_their_names() -> None:
     )
 
 
+def test_large_outputs_of_copies_are_not_stored() -> None:
+    fleet = Releasing(wide={"m": 400_000})
+    fleet.start(mirror=1.0, least=3600.0)
+    fleet.load(5, every=0.2)
+    assert len(copies_of(fleet)) >= 4
+    assert len(fleet.contexts.objects) == 5, "one of each query"
+    fleet.stage.run(1.0)
+    latency = next(one for one in fleet.shown()["figures"] if one["measure"] == "latency")
+    assert latency["old_n"] == 0, "how long it took to compute the first answer is not known"
+
+
 def test_members_and_stages_have_a_mirror_too() -> None:
     other = variant("n-v1-ort-fp32-t1-b8", model="n")
     fleet = Releasing(variant(), other)
