@@ -228,9 +228,9 @@ def verdict(release: VersionRelease, counted: Counted, now: float) -> Judgement 
     found = figures(release, counted)
     worse = next((one for one in found if one.worse), None)
     if worse is not None:
-        at = f"in step {worse.step + 1} of {len(release.steps)}, share {release.steps[worse.step]:g}"
-        if worse.step < 0:
-            at = f"in the mirror of a share of {release.mirror:g}"
+        at = f"in the mirror of a share of {release.mirror:g}"
+        if worse.step >= 0:
+            at = f"in step {worse.step + 1} of {len(release.steps)}, share {release.steps[worse.step]:g}"
         return Judgement("rolled-back", release.step, f"shown to be worse: {worse.words}; {at}")
     last = release.step + 1 == len(release.steps)
     if release.state == "paused" or (last and release.hold) or lacks(release, counted, now):

@@ -128,6 +128,7 @@ def test_a_mirror_is_judged_by_agreement_beyond_what_both_errors_allow_and_is_no
     assert judged(0.6)[:2] == ("rolled-back", -1)
     assert "agreement 0.6 (400) against 1 (400)" in judged(0.6).reason
     assert judged(0.85, steps=[], hold=True) is None
+    assert judged(0.6, steps=[], hold=True)[:2] == ("rolled-back", -1)
     assert judged(0.6, state="paused")[0] == "rolled-back"
     assert judged(0.85, prove=True)[:2] == ("step", 0), "what nobody gets proves nothing of accuracy"
 
