@@ -106,8 +106,10 @@ def run(case: Case, seed: int, qps: float = 200.0, every_s: int = 5) -> Outcome:
             counted[release.step, new] = _more(arm, version, classes, of, rng)
         if release.mirrors:
             agreed = float((answers[True] == answers[False]).sum())
-            both = ArmCounts(-1, True, compared=copies, agreed=agreed)
-            counted[-1, True] = counted[-1, True].plus(both)
+            counted[-1, True] = counted[-1, True].plus(ArmCounts(-1, True, compared=copies, agreed=agreed))
+            others = rng.poisson(qps * every_s * (1.0 - release.mirror))  # of which nobody has the new version's answer
+            failed = int(rng.binomial(others, case.old.errors))
+            counted[-1, False] = counted[-1, False].plus(ArmCounts(-1, False, others, failed))
         found = verdict(replace(release, since=since), counted, seconds)
         if found is not None:
             state, step, reason = found

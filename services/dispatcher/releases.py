@@ -71,9 +71,11 @@ class Releases:
     ) -> None:
         """A query has ended, or a part that the released model, or any, was to answer. said: of each item, as in `DoneBatch`. by: who answered."""
         arm = query.ask.arm
-        if arm is None or arm.step < 0 or not _concerns(query, arm) or is_client_error(event):
+        if arm is None or not _concerns(query, arm) or is_client_error(event) or event.code in UNCOUNTED:
             return
-        if event.code in UNCOUNTED:
+        if arm.step < 0:  # the rest is counted of what is copied alone
+            if (event.code is None or event.code in FAILED) and event.model in (None, arm.model):
+                self._count(query.ask.app, arm, queries=1, errors=int(event.code is not None))
             return
         app, alike = query.ask.app, query.ask.context is not None  # what has one context may have few classes
         self._count(
@@ -150,8 +152,8 @@ class Releases:
             self._count(
                 old.app,
                 old.arm._replace(new=new),
-                queries=1,
-                errors=int(failed),
+                queries=int(new),
+                errors=int(new and failed),
                 within={bucket_of(1000.0 * seconds): 1} if beside and not failed else {},
                 classes=self._shares(old.app, old.arm, said, record),
                 compared=int(new and fits),
