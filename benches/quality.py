@@ -1,7 +1,8 @@
 """Whether the promise of accuracy holds: `python benches/quality.py statistics [--runs N]` or `served [--seconds S]`.
 
 statistics: of the live interval alone, on labels that are drawn: labels until it has left the registered figure, and how often it holds what it
-says at all times, without and with a change. With a change, what it says is the mean over the labels that it counts.
+says at all times, without and with a change. With a change, what it says is the mean over the labels that it counts. Then the same without labels,
+of queries of which 1 % are answered once more by a more accurate variant, whose errors are drawn apart from those of the first.
 
 served: scikit-learn's digits, shifted by one pixel, in a system within this process. Two models reach the floor as registered; the cheaper one does
 not on shifted pictures. Each query's label is sent back.
@@ -15,11 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from services.core.quality import Score
+from services.core.quality import Score, by_reference, least_agreement
+from tests.support.simulated.fleet import variant
 
 CHECKED = 8  # labels between two looks
 LABELS = 3000
 FLOOR = 0.93
+SHARE = 0.01  # quality.reference_share
+REFERENCES = 1000
 
 
 def until_left(before: int, share: float, registered: float, luck: random.Random) -> int:
@@ -50,6 +54,35 @@ def holds(truth: Callable[[int], float], luck: random.Random) -> bool:
     return True
 
 
+def queries_until_found(accuracy: float, sure: float, after: float, before: int, most: int, luck: random.Random) -> int:
+    """Queries from when the variant is right in this share of its answers until its references show it; `most` references: they never do."""
+    of, by = variant(accuracy=accuracy), variant(model="sure", accuracy=sure)
+    one = Score(aim=least_agreement(of, by))
+    for count in range(-before, most):
+        right, true = (luck.random() < share for share in (after if count >= 0 else accuracy, sure))
+        one.add(float(right and true), 0.0)  # two that are wrong say different things
+        if count >= 0 or count == -1:
+            low, high = by_reference(one, of, sure, 0.0)[1:]
+            if not low <= accuracy <= high:
+                return round(count / SHARE)
+    return round(most / SHARE)
+
+
+def references(runs: int, luck: random.Random) -> None:
+    print(
+        "queries until references (1 %) show that a variant went wrong (median, 90 % of runs, most), and false alarms"
+    )
+    for accuracy, sure in ((0.98, 0.99), (0.9, 0.95), (0.9, 0.99)):
+        for before in (0, 300, 3000):
+            many = max(20, runs // 10)
+            found = sorted(queries_until_found(accuracy, sure, 0.45, before, 300, luck) for _ in range(many))
+            half, most = found[len(found) // 2], found[int(0.9 * len(found))]
+            print(f"  {accuracy} to 0.45 beside {sure}, after {before:,} references: {half:,}, {most:,}, {found[-1]:,}")
+        most = round(REFERENCES / SHARE)
+        told = sum(queries_until_found(accuracy, sure, accuracy, 0, REFERENCES, luck) < most for _ in range(runs))
+        print(f"  {accuracy} throughout beside {sure}, {most:,} queries: {told} of {runs} runs")
+
+
 def statistics(runs: int) -> None:
     luck = random.Random(1)
     print("labels until the interval has left 0.98 (median, 90 % of runs, most)")
@@ -68,6 +101,7 @@ def statistics(runs: int) -> None:
     }
     for name, truth in worlds.items():
         print(f"  {name}: {100 * np.mean([holds(truth, luck) for _ in range(runs)]):.1f} %")
+    references(runs, luck)
 
 
 def shifted(x: Any) -> Any:

@@ -23,7 +23,7 @@ SHOWN = 5  # classes or numbers, in words
 class Answer(Struct, frozen=True, kw_only=True, dict=True):
     """The answer to a query (docs/contract.md, section 2). Latencies in ms, cost in US$ of this query.
 
-    accuracy: of the variant, by accuracy_source: "registered", as measured at registration, or "labels", as found in production. missed: those of latency, accuracy, cost and confidence that were not met.
+    accuracy: of the variant, by accuracy_source: "registered", as measured at registration, or "labels" or "reference", as found in production. missed: those of latency, accuracy, cost and confidence that were not met.
     batch: items in the batch that computed the answer. Fields with a default are set only if they apply. query: name of this query,
     for feedback. Of an app with several models: members: `model@version` of those whose output is in the answer; missing: how many of
     the asked ones are not; confidence: the share of the asked ones that agree, confidences: of each item.

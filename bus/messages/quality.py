@@ -8,7 +8,9 @@ ReleaseState = Literal["mirror", "step", "paused", "promoted", "rolled-back", "a
 
 
 class LiveAccuracy(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What labels say of a variant in an app: its accuracy, 0..1, with an interval that holds at every moment, since so many Unix seconds."""
+    """What labels say of a variant in an app: its accuracy, 0..1, with an interval that holds at every moment, since so many Unix seconds. source
+    "reference": what a more accurate variant's answers to so many of the same queries say of it.
+    """
 
     accuracy: float
     low: float

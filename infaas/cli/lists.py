@@ -290,9 +290,15 @@ def _interval(item: Mapping[str, Any]) -> str | None:
 
 
 def _found(item: Mapping[str, Any]) -> str | None:
-    """What labels say of a variant."""
+    """What labels or references say of a variant."""
     live = item.get("live")
     return None if live is None else found_words(live)
+
+
+def _right(item: Mapping[str, Any]) -> str | None:
+    """What labels say of an app's answers."""
+    found = item.get("quality")
+    return None if not found or "variant" in found else found_words(found)
 
 
 def _percent(share: float | None) -> str | None:
@@ -307,7 +313,7 @@ def _capacity(item: Mapping[str, Any]) -> float | None:
 
 _OBJECTIVE = (
     Column("target", lambda item: _percent(item.get("slo_target")), rank=2),
-    Column("right", lambda item: None if not item.get("quality") else found_words(item["quality"]), rank=4),
+    Column("right", _right, rank=4),
     Column("in time, 1 h", lambda item: _percent(item.get("attainment_1h"))),
     Column("5 min", lambda item: _percent(item.get("attainment_5m")), rank=3),
     Column("expected/s", "forecast", rank=4),

@@ -36,19 +36,20 @@ def render_done(document: Mapping[str, Any]) -> None:
 
 
 def found_words(found: Mapping[str, Any]) -> str:
-    """What labels say, with half of its interval: "0.447 ± 0.05 (994 labels)"."""
-    half = (found["high"] - found["low"]) / 2
-    return f"{found['accuracy']:.3f} ± {half:.2g} ({found['labels']:,} label{'s' * (found['labels'] != 1)})"
+    """What labels or references say, with half of its interval: "0.447 ± 0.05 (994 labels)"."""
+    half, by = (found["high"] - found["low"]) / 2, "reference" if found.get("source") == "reference" else "label"
+    return f"{found['accuracy']:.3f} ± {half:.2g} ({found['labels']:,} {by}{'s' * (found['labels'] != 1)})"
 
 
 def missed_words(app: Mapping[str, Any]) -> str:
-    """What an app's answers should reach and do not, by their labels; empty: they do, or nobody knows."""
+    """What an app's answers should reach and do not, by their labels, or one of its variants by references; empty: they do, or nobody knows."""
     found = app.get("quality")
     if not found or found["high"] >= found["promised"]:
         return ""
     at = datetime.fromtimestamp(found["since"]).astimezone()
     since = at.strftime("%H:%M" if time.time() - found["since"] < DAY_S else "%Y-%m-%d %H:%M")
-    return f"{app['app']}: promised {found['promised']:.4g}, found {found_words(found)} since {since}"
+    of = f"{app['app']} ({found['variant']})" if "variant" in found else app["app"]
+    return f"{of}: promised {found['promised']:.4g}, found {found_words(found)} since {since}"
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:

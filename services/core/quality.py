@@ -11,10 +11,13 @@ from math import inf, log, log2
 
 from msgspec import Struct
 
+from bus.messages.catalog import TARGETS, VariantRecord, accuracy_of, value_of
 from services.core.confidence import Sampled
+from services.core.ensemble.outputs import aim_of, reached
 
 LEVEL = 0.05
 BIN = 16  # labels of a new bin: windows begin at multiples of it
+COMPARED = ("top1", "mae", "rmse")  # metrics whose error is a distance of answers
 AGED = 0.25  # two bins become one that is at most this share of all labels after it
 
 
@@ -101,3 +104,42 @@ def _likelihood(one: Sampled) -> float:
     """Of the observations by their own mean, its logarithm."""
     wrong = one.count - one.total
     return sum(part * log(part / one.count) for part in (one.total, wrong) if part > 1e-9)
+
+
+# -- A variant beside a more accurate one, its reference, without labels. Errors that are distances (COMPARED) keep the triangle inequality: where both
+# answer the same queries at a mean distance d, and the reference has the error r, the variant's own lies between |d - r| and d + r, whatever the
+# queries. More is not known: two variants may be wrong together or apart.
+
+
+def compared(of: VariantRecord, by: VariantRecord) -> str:
+    """The name of the scores of one variant by another one's answers."""
+    return f"{of.twins} by {by.twins}"
+
+
+def least_agreement(of: VariantRecord, by: VariantRecord) -> float:
+    """Their aim: below this mean one of the two is worse than registered. They are scored by `of`'s own error, as by labels."""
+    own, both = _error(of.accuracy, of.metric), _error(of.accuracy, of.metric) + _error(by.accuracy, by.metric)
+    if of.metric in TARGETS:
+        both = (1.0 - aim_of(of.metric, of.accuracy)) * (both / own) ** (2 if of.metric == "rmse" else 1)
+    return max(0.0, 1.0 - both)
+
+
+def by_reference(one: Score, of: VariantRecord, sure: float, now: float) -> tuple[float, float, float]:
+    """The variant's accuracy, and its interval. sure: the reference's accuracy. In that interval, the accuracy is what it would be if the reference were
+    always right.
+    """
+    low, high = one.interval(now)
+    most, found, least = (
+        _error(reached(share, of.metric, of.accuracy or 0.0), of.metric) for share in (low, one.observed.mean, high)
+    )
+    other = _error(sure, of.metric)
+    least, most = max(0.0, least - other, other - most), most + other
+    found, low, high = (
+        accuracy_of(error, of.metric) if of.metric in TARGETS else max(0.0, 1.0 - error)
+        for error in (min(max(found, least), most), most, least)
+    )
+    return found, low, high
+
+
+def _error(accuracy: float | None, metric: str) -> float:
+    return value_of(accuracy or 0.0, metric) if metric in TARGETS else 1.0 - (accuracy or 0.0)

@@ -40,7 +40,7 @@ from services.core.selection.eligibility import Ask
 from services.core.selection.instances import Instance
 from services.core.selection.policy import Decision, SelectionPolicy, note
 from services.core.selection.refusals import LOAD_AGAIN, not_loaded
-from services.core.settings import DispatcherSettings, EnsembleSettings, Settings
+from services.core.settings import DispatcherSettings, EnsembleSettings, JobsSettings, QualitySettings, Settings
 from services.dispatcher.apps import Apps
 from services.dispatcher.cancelling import Cancelling
 from services.dispatcher.central import FULL, LATE, CentralQueues, PullDue
@@ -77,7 +77,7 @@ class Dispatcher(TableActor):
 
     def __init__(
         self, name: str, subjects: Subjects, policy: SelectionPolicy, prices: Mapping[str, float], new_uid: Callable[[], bytes],
-        settings: DispatcherSettings, slo_target: float, ensemble: EnsembleSettings,
+        settings: DispatcherSettings, slo_target: float, ensemble: EnsembleSettings, quality: QualitySettings, jobs: JobsSettings,
     ) -> None:  # fmt: skip
         self.name = name
         self.view = ClusterView(prices, policy.goal)
@@ -96,7 +96,7 @@ class Dispatcher(TableActor):
         ways = (self._retries, settings.failure_timeout_s, self._refuse, self._select, self._dispatch, self.handle)
         self.silence = Silence(name, subjects, self.in_flight, self.view, *ways, self._alive)
         self._line, self.clocks = self.silence.line, Clocks(self.silence.line)
-        given = (self._outcomes, self._take, new_uid, settings, ensemble, policy.name)
+        given = (self._outcomes, self._take, new_uid, settings, ensemble, policy.name, quality, jobs)
         self.composites = Composites(name, subjects, self.apps, *given)
         known = (self._admission, self._outcomes.said, self.in_flight, self.composites)
         self.resent = Resent(name, subjects, self.silence, *known, self._begin, self._adopt)
@@ -495,5 +495,5 @@ def make_dispatcher(
     new_uid: Callable[[], bytes],
 ) -> Dispatcher:
     """A dispatcher. Parameters as for `Dispatcher`."""
-    target = settings.autoscaler.slo_target
-    return Dispatcher(name, subjects, policy, prices, new_uid, settings.dispatcher, target, settings.selection)
+    target, more = settings.autoscaler.slo_target, (settings.selection, settings.quality, settings.jobs)
+    return Dispatcher(name, subjects, policy, prices, new_uid, settings.dispatcher, target, *more)

@@ -13,7 +13,7 @@ from bus.messages.quality import AppQuality, LiveAccuracy
 from services.core.actor import Do
 from services.core.catalog import Catalog
 from services.core.ensemble.outputs import aim_of, reached, said, score
-from services.core.quality import Score
+from services.core.quality import Score, by_reference, compared
 from services.core.release import Arm
 from services.dispatcher.commands import PutQuality
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
@@ -27,7 +27,7 @@ ANSWERS = ""  # in place of a variant: the app's answers, whoever made them
 
 class Answered(NamedTuple):
     """A query of an app without a policy. floor: the accuracy that it stated. said: of each item (`services.core.ensemble.outputs.said`). arm: of the
-    release. copy: a variant that has answered it, too, and what that said.
+    release. copies: other variants that have answered it, too, and what those said.
     """
 
     uid: bytes
@@ -36,7 +36,7 @@ class Answered(NamedTuple):
     floor: float | None
     said: list[Any]
     arm: Arm | None
-    copy: tuple[str, list[Any]] | None = None
+    copies: tuple[tuple[str, list[Any]], ...] = ()
 
 
 class AnsweredQueries:
@@ -65,7 +65,7 @@ class AnsweredQueries:
         """Another variant has answered this query, too."""
         for known in (self._young, self._old):
             if words is not None and uid in known:
-                known[uid] = known[uid]._replace(copy=(variant, words))
+                known[uid] = known[uid]._replace(copies=(*known[uid].copies, (variant, words)))
 
     def find(self, app: str, uid: bytes | None, id: str | None) -> Answered | None:
         """The query with this uid, else the latest with the client's id, if it is this app's."""
@@ -77,7 +77,7 @@ class AnsweredQueries:
 
 class Scored(NamedTuple):
     """What one label says: of each variant whose answer to the query is known, by its `twins`, and of the answer. promised: what that should have
-    reached. aims: the mean score of each variant at registration. copy: of the answer that nobody got.
+    reached. aims: the mean score of each variant at registration. copy: of the new version's answer in a mirror.
     """
 
     variants: Mapping[str, float] = {}
@@ -92,15 +92,20 @@ class Scored(NamedTuple):
 
 
 def score_answered(label: Any, item: int, of: Answered, record_of: Callable[[str], VariantRecord | None]) -> Scored:
-    """By the answer of the one variant that was asked, and of one that answered a copy. record_of: variants as they were registered."""
+    """By the answer of the one variant that was asked, and of those that answered copies. record_of: variants as they were registered."""
     record, found = record_of(of.variant), None
     if record is None or (found := _score(label, of.said[item], record)) is None:
         return Scored()
     one = {record.twins: found}
     aims = {record.twins: aim_of(record.metric, record.accuracy)}
-    copy, other = None, None if of.copy is None else record_of(of.copy[0])
-    if of.copy is not None and other is not None and (copy := _score(label, of.copy[1][item], other)) is not None:
-        one[other.twins], aims[other.twins] = copy, aim_of(other.metric, other.accuracy)
+    copy = None
+    for variant, words in of.copies:
+        other = record_of(variant)
+        if other is None or (score_of := _score(label, words[item], other)) is None:
+            continue
+        one[other.twins], aims[other.twins] = score_of, aim_of(other.metric, other.accuracy)
+        if of.arm is not None and (other.model, other.version) == (of.arm.model, of.arm.version):
+            copy = score_of
     if record.metric in TARGETS:
         return Scored(one, aims=aims, copy=copy)
     return Scored(one, found, of.floor or record.accuracy, aims, copy)
@@ -162,7 +167,7 @@ def scored_event(event: FeedbackEvent, scored: Scored, variant: str | None) -> F
 
 
 class Publisher:
-    """Puts what labels say of apps into the catalogue bucket, where all that decide see it."""
+    """Puts what labels and references say of apps into the catalogue bucket, where all that decide see it."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -180,14 +185,12 @@ class Publisher:
         for app in [app for app in self._changed if now >= self._next.get(app, 0.0)]:
             revision, scores, promised = self._changed.pop(app)
             self._next[app] = now + PUBLISH_S
+            records = [one for one in self._variants(app) if one.accuracy]
+            live = ((one.variant, _live(one, records, scores, now)) for one in records)
             found = AppQuality(
                 app=app,
                 revision=revision,
-                variants={
-                    record.variant: self._live(record, scores[record.twins], now)
-                    for record in self._variants(app)
-                    if record.twins in scores and record.accuracy
-                },
+                variants={name: one for name, one in live if one is not None},
                 answers=_figures(scores[ANSWERS], now, lambda share: share) if ANSWERS in scores else None,
                 promised=round(promised, 6),
             )
@@ -201,8 +204,41 @@ class Publisher:
             for version in catalog.versions(model):
                 yield from catalog.variants_at(model, version)
 
-    def _live(self, record: VariantRecord, one: Score, now: float) -> LiveAccuracy:
-        return _figures(one, now, lambda share: reached(share, record.metric, record.accuracy or 0.0))
+
+def _live(
+    of: VariantRecord, records: Iterable[VariantRecord], scores: Mapping[str, Score], now: float
+) -> LiveAccuracy | None:
+    """What labels say of a variant, or its references: the latest one that shows it to have left what was registered, else the latest. Labels win where
+    they show that, where they say more, and where both contradict each other: then the reference is wrong.
+    """
+    labels = _by_labels(of, scores, now)
+    found = []
+    for by in records:
+        one = scores.get(compared(of, by))
+        if one is None or not by.accuracy:
+            continue
+        known = _by_labels(by, scores, now)
+        sure = known.low if known is not None and known.excludes(by.accuracy) else by.accuracy
+        accuracy, low, high = by_reference(one, of, sure, now)
+        count = int(one.observed.count)
+        said = LiveAccuracy(accuracy=accuracy, low=low, high=high, labels=count, since=one.since, source="reference")
+        found.append((said.excludes(of.accuracy), one.at, said))
+    if not found:
+        return labels
+    said = max(found, key=lambda each: each[:2])[2]
+    if labels is None or not (
+        labels.excludes(of.accuracy)
+        or labels.high - labels.low <= said.high - said.low
+        or labels.high < said.low
+        or said.high < labels.low
+    ):
+        return said
+    return labels
+
+
+def _by_labels(record: VariantRecord, scores: Mapping[str, Score], now: float) -> LiveAccuracy | None:
+    one = scores.get(record.twins)
+    return None if one is None else _figures(one, now, lambda x: reached(x, record.metric, record.accuracy or 0.0))
 
 
 def _figures(one: Score, now: float, reaches: Callable[[float], float]) -> LiveAccuracy:

@@ -11,13 +11,13 @@ from bus.subjects import Subjects
 from services.core.actor import Done, Effect, Envelope, Failed, Handler, Inlet, TimedOut
 from services.core.ensemble.policies import make_policy
 from services.core.outcomes import PART_GRACE
-from services.core.settings import DispatcherSettings, EnsembleSettings
+from services.core.settings import DispatcherSettings, EnsembleSettings, JobsSettings, QualitySettings
 from services.dispatcher.answered import AnsweredQueries
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import Budgets
 from services.dispatcher.cache import CachedParts
 from services.dispatcher.contexts import Contexts, SelectionList
-from services.dispatcher.copies import Copies
+from services.dispatcher.copies import Copied, Copies
 from services.dispatcher.demand import ArrivalsCounter, ArrivalsDue
 from services.dispatcher.ensembles import Ensembles
 from services.dispatcher.feedback import Feedbacks
@@ -26,7 +26,8 @@ from services.dispatcher.join import JOIN, RESULTS, EndsDue, Joins
 from services.dispatcher.pipelines import Pipelines
 from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Composite, PartReply, Query, QueryPart
-from services.dispatcher.releases import Releases
+from services.dispatcher.references import References
+from services.dispatcher.releases import Mirrored, Releases
 
 
 class Composites:
@@ -47,6 +48,8 @@ class Composites:
         dispatcher: DispatcherSettings,
         settings: EnsembleSettings,
         policy: str,
+        quality: QualitySettings,
+        jobs: JobsSettings,
     ) -> None:
         self.joins = Joins(name, subjects, dispatcher.max_stored)
         self.predictions = Predictions()
@@ -89,6 +92,8 @@ class Composites:
         self.releases = outcomes.releases = Releases(name, subjects, apps.view, self.copies)
         known = (self.contexts, self.predictions, outcomes.log, new_uid, self.answered, self.releases)
         self.feedback = Feedbacks(name, subjects, apps, *known)
+        told = (apps.view, apps.catalog, self.copies, self.feedback.learning)
+        self.references = References(*told, quality, jobs)
         self.feedback.evaluate = self.ensembles.evaluate
         self.ensembles.evaluated = self.feedback.evaluated
         self._list = SelectionList(apps.catalog, self.contexts)
@@ -121,16 +126,20 @@ class Composites:
             self.answered.ended(batch, queries)
         copied, effects = self.copies.done(batch, self._apps.view.records)
         for one in copied:
-            self.releases.copied(one)
-            self.answered.copied(one.about.uid, one.record.variant, one.said)
-        return effects + self.releases.done(batch, queries, now)
+            self._copied(one)
+        return [*effects, *self.releases.done(batch, queries, now), *self.references.done(batch, queries, now)]
 
     def exited(self, gone: ExecutorExited) -> list[Effect]:
         """An executor has ended, and copies with it."""
         copied, effects = self.copies.exited(gone)
         for one in copied:
-            self.releases.copied(one)
+            self._copied(one)
         return effects
+
+    def _copied(self, one: Copied) -> None:
+        """A copy has ended: labels score what it said, too."""
+        self.answered.copied(one.uid, one.record.variant, one.said)
+        (self.releases if isinstance(one.about, Mirrored) else self.references).copied(one)
 
     def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
         """A part was refused by its own dispatcher."""
@@ -169,6 +178,7 @@ class Composites:
             *self.joins.forget(now),
             *self.contexts.retry(),
             *self.ensembles.overdue(now - PART_GRACE, now),
+            *self.references.check(now),
             *self.feedback.publisher.due(now),
         )
 

@@ -25,8 +25,9 @@ LOST_S = 60.0
 
 
 class Copy(NamedTuple):
-    """One under way. about: whatever its sender keeps here."""
+    """One under way. uid: of the query. about: whatever its sender keeps here."""
 
+    uid: bytes
     route: Route
     on: Instance
     about: Any
@@ -35,6 +36,7 @@ class Copy(NamedTuple):
 class Copied(NamedTuple):
     """One that has ended. said: of each item, as in `DoneBatch`; None: it is not known. code: "", or why there is no answer. seconds: of computing."""
 
+    uid: bytes
     about: Any
     record: VariantRecord
     said: list[Any] | None
@@ -67,7 +69,7 @@ class Copies:
             None, None, None, 9, None, None, OFFLINE, None, record.model, record.version, record.variant, False, True,
             ask.length, payer=SYSTEM,
         )  # fmt: skip
-        self._open[uid] = Copy(route, on, about)
+        self._open[uid] = Copy(query.uid, route, on, about)
         return [Publish(self._subjects.execute(on.worker.name, on.device), Execute(route, query.raw))]
 
     def done(self, batch: DoneBatch, records: Mapping[str, VariantRecord]) -> tuple[list[Copied], list[Effect]]:
@@ -81,7 +83,7 @@ class Copies:
                 continue
             code = batch.codes[i] if batch.codes is not None else ""
             said = None if batch.said is None else batch.said[i]
-            found.append(Copied(one.about, record, said, code, batch.finished - batch.started))
+            found.append(Copied(one.uid, one.about, record, said, code, batch.finished - batch.started))
             event = answered(
                 one.route, record, worker=batch.worker, finished=batch.finished, batch=batch.batch, cost_per_item=batch.cost,
                 code=code,
@@ -98,14 +100,14 @@ class Copies:
                 continue
             del self._open[uid]
             if gone.running and uid in gone.running:
-                found.append(Copied(one.about, one.on.record, None, "model_error", 0.0))
+                found.append(Copied(one.uid, one.about, one.on.record, None, "model_error", 0.0))
                 effects.append(self._log.record(refused(one.route, "model_error", gone.at)))
         return found, effects
 
     def lost(self, route: Route) -> bool:
-        """An executor could not answer this. Whether it is offline work: a copy, or what the runner of a job sends again."""
+        """An executor could not answer this. Whether it is a copy."""
         self._open.pop(route.uid, None)
-        return route.policy == OFFLINE
+        return route.payer == SYSTEM
 
     def check(self, now: float) -> None:
         """To be called now and then."""

@@ -110,7 +110,7 @@ class Feedbacks:
         self._predictions = predictions
         self._answered = answered
         self.publisher = Publisher(apps.catalog)
-        self._learning = Learning(contexts, log, self.publisher, releases)
+        self.learning = Learning(contexts, log, self.publisher, releases)
         self._new_uid = new_uid
         self.evaluate: Evaluate = self._cannot_evaluate
         self._lists = FeedbackLists(name, subjects, self._feedback)
@@ -135,15 +135,15 @@ class Feedbacks:
     @property
     def open(self) -> int:
         """Feedbacks that have not been applied, refused or handed on."""
-        return len(self._sought) + self._open_again + self._learning.open
+        return len(self._sought) + self._open_again + self.learning.open
 
     @property
     def ended(self) -> Mapping[tuple[str, str], int]:
         """Feedbacks by app and how they ended: `accepted`, or the code of the refusal."""
-        return self._learning.ended
+        return self.learning.ended
 
     def _refuse(self, sender: Sender, error: Error) -> list[Effect]:
-        return self._learning.tell(sender, Refusal(id=sender.id, error=error))
+        return self.learning.tell(sender, Refusal(id=sender.id, error=error))
 
     # -- a feedback comes
 
@@ -167,7 +167,7 @@ class Feedbacks:
         if self.open >= MOST_OPEN:
             text = "too much feedback waits to be stored: send it again"
             return self._refuse(sender, Error(code="overloaded", message=text, retry_after_ms=1000.0))
-        known = self._learning.known((mark,), sender)
+        known = self.learning.known((mark,), sender)
         if known is not None:
             return known
         inputs = bytes(feedback.inputs)
@@ -272,7 +272,7 @@ class Feedbacks:
         update = FeedbackUpdate(
             None, item, one.feedback.label, marks, event, one.sender, scored=scored, arm=arm, right=right
         )
-        return self._after(self._learning.apply(update, COUNTS))
+        return self._after(self.learning.apply(update, COUNTS))
 
     def _no_item(self, one: OpenFeedback, items: int) -> list[Effect]:
         text = f"item {one.feedback.item} is none of the query's: they are 0 to {items - 1}"
@@ -313,31 +313,29 @@ class Feedbacks:
             prediction, item, one.feedback.label, marks, one.event, one.sender, more=more, reevaluated=reevaluated, scored=scored,
             arm=prediction.arm, right=None if released is None else scored.of(self._apps.catalog.variant(released)),
         )  # fmt: skip
-        return self._after(self._learning.apply(update, ensemble))
+        return self._after(self.learning.apply(update, ensemble))
 
     def stored(self) -> list[Effect]:
         """More of the log's events are on disk."""
-        return self._learning.stored()
+        return self.learning.stored()
 
     def read(self, key: str) -> list[Effect]:
         """A context has been read, as `Contexts.took` says."""
-        return self._after(self._learning.read(key))
+        return self._after(self.learning.read(key))
 
     def done(self, done: Done | Failed | TimedOut) -> list[Effect]:
         """The edge has read or written what has counted in a context, or run a user's own policy."""
         kind = done.id[0]
-        ended = (
-            self._learning.wrote if kind == "write" else self._learning.moved if kind in MARKS else self._learning.ran
-        )
+        ended = self.learning.wrote if kind == "write" else self.learning.moved if kind in MARKS else self.learning.ran
         return self._after(ended(done))
 
     def _after(self, effects: list[Effect]) -> list[Effect]:
         """Of the feedbacks that were found to be applied already, but not here, ask who did it. Those that were not are evaluated."""
-        while self._learning.sought:
-            update, complete = self._learning.sought.pop()
+        while self.learning.sought:
+            update, complete = self.learning.sought.pop()
             effects.extend(self._evaluate(update.seeks, update.event.time, complete=complete))
-        while self._learning.repeated:
-            update = self._learning.repeated.pop()
+        while self.learning.repeated:
+            update = self.learning.repeated.pop()
             one = OpenFeedback(update.marks[0], Feedback(id=update.sender.id), update.event, None, None, update.sender)
             one.applied = True
             effects.extend(self._seek(one))
@@ -366,7 +364,7 @@ class Feedbacks:
             return NOTHING
         taken = Publish(self._subjects.selection(f"taken.{asked.dispatcher}"), FeedbackTaken(asked.number))
         sender = Sender(asked.app, asked.reply, asked.feedback.id)
-        known = self._learning.known((asked.mark,), sender)
+        known = self.learning.known((asked.mark,), sender)
         if known is not None:
             return (taken, *known)
         if asked.applied or self._apps.catalog.app(asked.app) is None:
@@ -414,13 +412,13 @@ class Feedbacks:
             return NOTHING
         if one.applied:
             # Who applied it is gone, or has forgotten: its row may be lost with it. Rather twice than not at all.
-            return self._learning.record(one.event, [one.mark], one.sender)
+            return self.learning.record(one.event, [one.mark], one.sender)
         app = one.event.app
         if self._is_plain(app):
             return self._count(one)
         if one.by_id and one.latest is not None:
             one.is_about(one.latest)
-            known = self._learning.known((one.mark,), one.sender)
+            known = self.learning.known((one.mark,), one.sender)
             found = self._find(app, one)
             return known if known is not None else self._seek(one) if found is None else self._apply(one, found)
         ensemble = self._ensemble(app)
@@ -430,7 +428,7 @@ class Feedbacks:
         item = one.feedback.item
         marks = (one.mark, mark_of_item(app, one.meant(), item)) if one.named else (one.mark,)
         update = FeedbackUpdate(None, item, one.feedback.label, marks, one.event, one.sender, seeks=one)
-        return self._after(self._learning.apply(update, ensemble))
+        return self._after(self.learning.apply(update, ensemble))
 
     def _evaluate(self, one: OpenFeedback, now: float, *, complete: bool) -> Iterable[Effect]:
         """No dispatcher knows the prediction: ask the members again, if it is certain that the feedback has not counted. complete: whether all

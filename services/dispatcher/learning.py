@@ -151,6 +151,12 @@ class Learning(Struct, eq=False):
             effects.extend(self.tell(self._unsaid.popleft()[1], Accepted()))
         return effects
 
+    def compared(self, app: str, scored: Scored, now: float) -> list[Effect]:
+        """Count what a reference says. Nobody waits for it, and none comes twice."""
+        event = FeedbackEvent(time=now, app=app, id=None, context=None, label="", input_digest=None)
+        nobody = Sender(app, "", None)
+        return self.apply(FeedbackUpdate(None, 0, None, (), event, nobody, scored=scored, silent=True), COUNTS)
+
     # -- one write after the other
 
     def read(self, key: str) -> list[Effect]:

@@ -1,6 +1,6 @@
 """Lists: the replies to `infaas.list.<what>`, with the numbers that decisions use. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -114,7 +114,7 @@ def _apps(
             "selection": None if app.selection is None else asdict(app.selection),
             "pipeline": None if app.pipeline is None else msgspec.to_builtins(app.pipeline),
             "unserved": unserved(app.app) or None,
-            "quality": _quality(catalog.quality(app.app)),
+            "quality": _quality(catalog.quality(app.app), catalog.variants_of(app.app)),
             "stage_of": sorted(stages.get(app.app, ())),
             "inputs": _specs(app.signature.inputs) if app.signature else [],
             "outputs": _specs(app.signature.outputs) if app.signature else [],
@@ -125,10 +125,21 @@ def _apps(
     ]
 
 
-def _quality(found: AppQuality | None) -> dict[str, Any] | None:
-    """What labels say of an app's answers, beside what was promised; None: nothing."""
+def _quality(found: AppQuality | None, variants: Iterable[VariantRecord]) -> dict[str, Any] | None:
+    """What labels say of an app's answers, beside what was promised; without labels, what references say of the variant that they show to be the
+    worst; None: nothing.
+    """
     if found is None or found.answers is None:
-        return None
+        left = [(one.truth.accuracy, one) for one in variants if one.truth is not None]
+        accuracy, worst = min(left, key=lambda one: one[0], default=(0.0, None))
+        if worst is None or worst.truth is None:
+            return None
+        return {
+            "variant": worst.variant,
+            "promised": worst.measured,
+            "found": accuracy,
+            **asdict(worst.truth),
+        }
     return {"promised": found.promised, "found": found.answers.accuracy, **asdict(found.answers)}
 
 

@@ -35,7 +35,6 @@ def lacks_new(ask: Ask, view: ClusterView) -> bool:
 class Mirrored(NamedTuple):
     """What the old version did with a query that is copied. said: as in `DoneBatch`; seconds: of computing that alone; 0: not known."""
 
-    uid: bytes
     app: str
     arm: Arm
     record: VariantRecord
@@ -133,8 +132,8 @@ class Releases:
         table = view.groups[place].table.at(ask.length)
         alone = (batch.finished - batch.started) * table.seconds(ask.items) / table.seconds(max(ask.items, batch.batch))
         said = None if batch.said is None else batch.said[i]
-        about = Mirrored(query.uid, ask.app, arm, view.records[place], said, bool(code), alone)
-        return self._copies.send(query, on, about, "infaas mirror", now)
+        about = Mirrored(ask.app, arm, view.records[place], said, bool(code), alone)
+        return self._copies.send(query, on, about, "mirror", now)
 
     def copied(self, one: Copied) -> None:
         """The new version has answered a copy, or failed: both versions count, by what they computed."""

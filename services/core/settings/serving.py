@@ -220,6 +220,11 @@ class QualitySettings(Section, frozen=True, kw_only=True):
         SHARE,
         "Share of the queries of which one item and its answer are compared with the validation set, at most 256 a second of a device. 0: none.",
     ] = 0.5
+    reference_share: Annotated[
+        float,
+        SHARE,
+        "Share of the queries that the most accurate variant of the app that is loaded answers once more, as offline work (docs/ensembles.md). 0: none.",
+    ] = 0.01
 
 
 class WorkerSettings(Section, frozen=True, kw_only=True):

@@ -194,7 +194,7 @@ BEGIN
       ('query_outcomes', 'batch', 'items computed together with it; null: nothing was computed'),
       ('query_outcomes', 'cached', 'true: the answer was kept from equal inputs'),
       ('query_outcomes', 'cost', 'US$ charged for the query'),
-      ('query_outcomes', 'policy', 'policy that chose the variant; offline: part of an offline job, or a copy that nobody got'),
+      ('query_outcomes', 'policy', 'policy that chose the variant; offline: part of an offline job, or a copy that nobody got, whose id names its query'),
       ('query_outcomes', 'context', 'key for personalised selection that the query gave; null: none'),
       ('query_outcomes', 'input_digest', 'name of the inputs that the query gave; null: none'),
       ('query_outcomes', 'parent', 'of a part: uid of its query; null: this is a query'),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from services.core.ensemble.outputs import reached, said, score
-from services.core.quality import BIN, LEVEL, Score, level_of
+from services.core.quality import BIN, LEVEL, Score, by_reference, least_agreement, level_of
+from tests.support.simulated.fleet import variant
 
 
 def told(one: Score, share: float, count: int, luck: random.Random) -> None:
@@ -101,3 +102,41 @@ def test_how_right_an_answer_is() -> None:
     for metric, shares in (("mae", 20), ("rmse", 100)):
         assert reached(1 - 1 / shares, metric, 0.25) == pytest.approx(0.25)  # errors as large as at registration
     assert reached(1 - 2 / 20, "mae", 1 / 3) == pytest.approx(1 / 5)  # a mae of 4 in place of 2
+
+
+@pytest.mark.parametrize("metric", ["top1", "mae", "rmse"])
+def test_beside_a_reference_the_interval_holds_whatever_both_have_in_common(metric: str) -> None:
+    for seed in range(40):
+        luck = np.random.default_rng(seed)
+        alike, size = luck.random(), 400
+        if metric == "top1":
+            truth = luck.integers(0, 4, size)
+            by = np.where(luck.random(size) < 0.85, truth, luck.integers(0, 4, size))
+            of = np.where(luck.random(size) < alike, by, luck.integers(0, 4, size))
+            sure, own = float((by == truth).mean()), float((of == truth).mean())
+        else:
+            truth = luck.normal(size=size)
+            by = truth + luck.normal(0, 0.3, size)
+            of = alike * by + (1 - alike) * (truth + luck.normal(0, 0.8, size))
+            wrong = [
+                float(np.sqrt(((one - truth) ** 2).mean())) if metric == "rmse" else float(np.abs(one - truth).mean())
+                for one in (by, of)
+            ]
+            sure, own = (1.0 / (1.0 + one) for one in wrong)
+        record = variant(accuracy=0.7, metric=metric)
+        one = Score(aim=least_agreement(record, variant(model="sure", accuracy=sure, metric=metric)))
+        for label, answer in zip(by.tolist(), of.tolist(), strict=True):
+            found = score(label, answer, metric, [], 1.0 / 0.7 - 1.0)
+            assert found is not None
+            one.add(found, 0.0)
+        accuracy, low, high = by_reference(one, record, sure, 0.0)
+        assert low - 1e-9 <= own <= high + 1e-9
+        assert low <= accuracy <= high
+
+
+def test_their_aim_is_where_one_of_both_is_worse_than_registered() -> None:
+    for metric in ("top1", "mae", "rmse"):
+        of, by = variant(accuracy=0.8, metric=metric), variant(accuracy=0.9, metric=metric)
+        aim = least_agreement(of, by)
+        one = Score(bins=[(aim * 10**7, 10**7)])
+        assert by_reference(one, of, 0.9, 0.0)[2] == pytest.approx(0.8, abs=0.002)

@@ -61,7 +61,7 @@ class Bill(RuleBasedStateMachine):
             self.meter.release(name, self.now)
 
     @precondition(lambda self: self.loaded)
-    @rule(data=st.data(), busy=st.dictionaries(st.sampled_from(APPS), st.floats(0.0, 10.0)))
+    @rule(data=st.data(), busy=st.dictionaries(st.sampled_from((*APPS, SYSTEM)), st.floats(0.0, 10.0)))
     def one_works(self, data: st.DataObject, busy: dict[str, float]) -> None:
         self.meter.used(data.draw(st.sampled_from(sorted(self.loaded))), busy)
         self.busy += sum(busy.values())
@@ -87,6 +87,15 @@ class Bill(RuleBasedStateMachine):
 
 
 TestBill = Bill.TestCase
+
+
+def test_the_system_pays_for_its_time_and_the_owner_for_the_rest() -> None:
+    meter = Meter("w1", "cpu", 2.0, 0.0)
+    meter.occupy("a", RECORD, 0.5, "faces", 0.0)
+    meter.used("a", {SYSTEM: 1.0})
+    rows = meter.close(10.0)
+    assert [(row.app, row.seconds, row.busy_seconds) for row in rows[:2]] == [(SYSTEM, 1.0, 1.0), ("faces", 9.0, 0.0)]
+    assert [row.cost for row in rows] == pytest.approx([1.0, 9.0, 10.0])
 
 
 def test_a_reclaimable_instance_is_booked_as_idle() -> None:
@@ -139,15 +148,6 @@ def test_an_instance_nobody_used_is_charged_to_who_used_it_last() -> None:
         ("digits", pytest.approx(5.0)),
         (None, pytest.approx(5.0)),
     ]
-
-
-@pytest.mark.parametrize("own", [0.0, 1.0])
-def test_the_system_pays_for_what_it_has_computed_and_no_idle_time(own: float) -> None:
-    meter = Meter("w1", "cpu", 1.0, 0.0)
-    meter.occupy("a", RECORD, 1.0, "faces", 0.0)
-    meter.used("a", {SYSTEM: 2.0, **({"faces": own} if own else {})})
-    costs = {row.app: (row.busy_seconds, row.cost) for row in meter.close(8.0)}
-    assert costs == {SYSTEM: (2.0, pytest.approx(2.0)), "faces": (own, pytest.approx(6.0)), None: (0.0, 0.0)}
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=20))
