@@ -206,6 +206,11 @@ def _pipelines(nats: str, prefix: str) -> list[dict[str, Any]]:
     return _client(nats, prefix).pipelines()
 
 
+@st.cache_data(ttl=CACHE_S, max_entries=100, show_spinner=False)
+def _releases(nats: str, prefix: str, app: str) -> list[dict[str, Any]]:
+    return _client(nats, prefix).releases(app=app)
+
+
 def explain(app: str, needs: dict[str, Any]) -> dict[str, Any]:
     """The decision that a query would get now (`infaas.Client.explain`). Sends no query. Raises Refused, NoData."""
     return _ask(_explanation, app, needs)
@@ -271,6 +276,11 @@ def cancel_registration(registration: str) -> None:
 def pipelines() -> list[dict[str, Any]]:
     """The pipelines with their graphs and plans, and how each stage is served now (`infaas.Client.pipelines`). Raises Refused, NoData."""
     return _ask(_pipelines)
+
+
+def release_figures(app: str) -> list[dict[str, Any]]:
+    """What was counted of an app's last release (`infaas.Client.releases`). Raises Refused, NoData."""
+    return [each for one in _ask(_releases, app) for each in one["figures"] if each["new_n"] and each["old_n"]]
 
 
 def _ask(what: Callable[..., Result], *asked: Any) -> Result:

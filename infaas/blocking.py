@@ -95,6 +95,7 @@ class Infaas:
     variants = _waiting(Client.variants)
     workers = _waiting(Client.workers)
     pipelines = _waiting(Client.pipelines)
+    releases = _waiting(Client.releases)
     selection = _waiting(Client.selection)
     explain = _waiting(Client.explain)
     admin = _waiting(Client.admin)

@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 JobState = Literal["accepted", "reading", "running", "writing", "done", "failed", "cancelled"]
 OVER: frozenset[str] = frozenset({"done", "failed", "cancelled"})
 OFFLINE = "offline"  # the policy of offline work in routes and outcomes
-SYSTEM = "_system"  # pays for offline work that no app has asked for: references (services/dispatcher/references.py)
+SYSTEM = "_system"  # pays for offline work that no app has asked for: copies of queries (services/dispatcher/copies.py)
 
 
 def uploads_of(app: str) -> str:

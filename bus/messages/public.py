@@ -292,9 +292,9 @@ class Register(Struct, frozen=True, kw_only=True):
     ] = []
     release: Annotated[
         str,
-        choice("at-once", "hold", "steps"),
+        choice("at-once", "hold", "mirror", "steps"),
         "How the app's queries get a new version of a model that it serves: at-once (the default), steps (a release as of `infaas release "
-        "start`), or hold: not until you release or set it.",
+        "start`), mirror (the same after a mirror of 0.1), or hold: not until you release or set it.",
     ] = "at-once"
     functions: Annotated[
         Functions | None, "Functions of your own before and after the model, which run in the sandbox beside it."

@@ -1,10 +1,10 @@
 """How good answers are in production: what labels say of them, and releases: a new version of a model on its way to an app's queries."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
-ReleaseState = Literal["step", "paused", "promoted", "rolled-back", "aborted"]
+ReleaseState = Literal["mirror", "step", "paused", "promoted", "rolled-back", "aborted"]
 
 
 class LiveAccuracy(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,8 +40,9 @@ class VersionRelease(Struct, frozen=True, kw_only=True):
     """The last release of an app, in its record.
 
     steps: shares of the queries that get the new version, in turn. least: seconds that a step takes at least. margin: of accuracy. prove: the
-    next step only once labels exclude a loss larger than that. hold: the last step stays. step: the place in steps. started, since (of the
-    state): Unix seconds. reason: of the state.
+    next step only once labels exclude a loss larger than that. hold: the last step stays. mirror: the share of the queries that the new version
+    answers, too, before the first step; 0: none. differs: the share of answers that may differ from the old one's then. step: the place in steps;
+    -1: the mirror. started, since (of the state): Unix seconds. reason: of the state.
     """
 
     model: str
@@ -53,6 +54,8 @@ class VersionRelease(Struct, frozen=True, kw_only=True):
     release: str = ""
     prove: bool = False
     hold: bool = False
+    mirror: float = 0.0
+    differs: float = 1.0
     state: ReleaseState = "step"
     step: int = 0
     started: float = 0.0
@@ -62,11 +65,23 @@ class VersionRelease(Struct, frozen=True, kw_only=True):
     @property
     def active(self) -> bool:
         """Whether both versions answer."""
-        return self.state in ("step", "paused")
+        return self.state in ("mirror", "step", "paused")
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether the new version answers copies, whose answers nobody gets."""
+        return self.active and self.step < 0
+
+    @property
+    def stages(self) -> range:
+        """All steps, the mirror with them."""
+        return range(-1 if self.mirror else 0, len(self.steps))
 
     @property
     def share(self) -> float:
         """Of the queries that get the new version."""
+        if self.mirrors:
+            return 0.0
         return self.steps[self.step] if self.active else float(self.state == "promoted")
 
 
@@ -74,7 +89,9 @@ class ArmCounts(Struct, frozen=True, array_like=True, gc=False):
     """What one dispatcher, or all, counted of the queries that one version answered in one step, since the dispatcher's start.
 
     errors: the model failed. missed: late, or refused for want of time. labels: items with a label. right: the sum of 1 - loss over these.
-    within: answers by bucket of latency (services/core/release.py).
+    within: answers by bucket of latency (services/core/release.py). classes: queries by the class of their answers; the first few that this
+    dispatcher has seen, and the others together. Of a mirror: compared: answers beside the old version's to the same queries; agreed: the sum
+    of the shares of items in which they are equal.
     """
 
     step: int
@@ -85,12 +102,12 @@ class ArmCounts(Struct, frozen=True, array_like=True, gc=False):
     labels: int = 0
     right: float = 0.0
     within: dict[int, int] = {}
+    classes: dict[str, float] = {}
+    compared: int = 0
+    agreed: float = 0.0
 
     def plus(self, other: "ArmCounts") -> "ArmCounts":
         """Both together."""
-        within = dict(self.within)
-        for bucket, count in other.within.items():
-            within[bucket] = within.get(bucket, 0) + count
         return ArmCounts(
             self.step,
             self.new,
@@ -99,8 +116,15 @@ class ArmCounts(Struct, frozen=True, array_like=True, gc=False):
             self.missed + other.missed,
             self.labels + other.labels,
             self.right + other.right,
-            within,
+            _sum(self.within, other.within),
+            _sum(self.classes, other.classes),
+            self.compared + other.compared,
+            self.agreed + other.agreed,
         )
+
+
+def _sum(one: dict[Any, Any], other: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: one.get(key, 0) + other.get(key, 0) for key in one | other}
 
 
 class ReleaseCounted(Struct, frozen=True, array_like=True):

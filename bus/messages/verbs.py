@@ -172,6 +172,12 @@ class StartRelease(AdminVerb, frozen=True, kw_only=True):
         bool, "Go on to the next step only once labels exclude that it is worse by more than the margin."
     ] = False
     hold: Annotated[bool, "Stay at the last step: an A/B test that `infaas release show` reports on."] = False
+    mirror: Annotated[
+        float,
+        SHARE,
+        "Before the first step, let the new version answer this share of the queries once more, on idle capacity, for comparison alone. With `hold` and"
+        " without `steps` it stays at that. Default: 0, none.",
+    ] = 0.0
 
     def conflicts(self) -> Iterator[Fault]:
         """See `Checked`."""

@@ -1,5 +1,5 @@
 """Applications: their models and variants, with accuracy, latency and cost of each, one against the other; which variants no
-other beats.
+other beats; what has drifted; releases with share and figures.
 """
 
 import itertools
@@ -10,7 +10,7 @@ import streamlit as st
 
 from bus.messages.catalog import is_error
 from dashboard import charts, formats, series, widgets
-from dashboard.store import NoData, pipelines, query
+from dashboard.store import NoData, pipelines, query, release_figures
 from dashboard.widgets import show_empty, show_live
 from infaas.errors import Refused
 
@@ -62,6 +62,7 @@ def page() -> None:
     _scatter(rows)
     _table(rows)
     _drift(query("drifts"))
+    _releases(query("releases"))
 
 
 def _part_in_pipelines() -> bool:
@@ -210,6 +211,59 @@ def _drift(drifts: pd.DataFrame) -> None:
             "ended": widgets.time_column("ended"),
         },
         "drifts",
+    )
+
+
+def _releases(events: pd.DataFrame) -> None:
+    """Its releases of the last 90 days, the last one's share over time, and how both versions do in that."""
+    events = events[events["app"] == app]
+    if events.empty:
+        return
+    last = events[events["release"] == events["release"].iloc[-1]]
+    named = f"{last['model'].iloc[-1]} version {last['version'].iloc[-1]}"
+    with st.container(border=True):
+        st.markdown(f"**{named}**: share of the queries that it answers")
+        running = last["state"].iloc[-1] in ("mirror", "step", "paused")
+        until = last.tail(1).assign(time=pd.Timestamp.now("UTC"), reason=None)
+        shown = pd.concat([last, until], ignore_index=True) if running else last
+        shown = shown.assign(percent=100 * shown["share"], release=named, why=shown["state"] + ": " + shown["reason"])
+        spec = charts.lines("percent", "release", unit="%", form=".4~g", domain=[0, 100], note="why")
+        charts.draw(shown, spec, "release")
+        try:
+            figures = pd.DataFrame(release_figures(app or ""))
+        except (NoData, Refused):
+            figures = pd.DataFrame()  # the rest of the page does not need the running system
+        if not figures.empty:
+            figures["measure"] += [f" ({of})" if of else "" for of in figures["of"]]
+            widgets.table(
+                figures,
+                {
+                    "step": widgets.number_column("step", "%d", help="0: the mirror"),
+                    "measure": "measure",
+                    "new": widgets.number_column("new", "%.4f"),
+                    "new_n": widgets.number_column("of", "localized"),
+                    "old": widgets.number_column("old", "%.4f"),
+                    "old_n": widgets.number_column("of ", "localized"),
+                    "low": widgets.number_column(
+                        "from", "%+.4f", help="The interval of the difference: below 0, the new one is worse"
+                    ),
+                    "high": widgets.number_column("to", "%+.4f"),
+                    "margin": widgets.number_column("margin", "%.3g"),
+                },
+                "figures",
+            )
+    widgets.table(
+        events.drop_duplicates("release", keep="last").sort_values("time", ascending=False),
+        {
+            "time": widgets.time_column("since"),
+            "model": "model",
+            "old_version": "from version",
+            "version": "to version",
+            "state": "state",
+            "share": widgets.number_column("share", "%.3g"),
+            "reason": "reason",
+        },
+        "releases",
     )
 
 

@@ -143,8 +143,9 @@ def releases(app: str | None = None, *, data_dir: DataDir = None, wide: Wide = F
 def show_release(app: str, *, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
     """Show how the new version of an app's release does beside the old one: each measure of each step, with the interval of the difference.
 
-    More is better in all of them: the shares of right answers by labels, of answers without an error, of those in time, and of those
-    that are as fast as the old version's. All intervals hold together, at every moment, with a probability of 99 %.
+    More is better in all of them: the shares of right answers by labels, of answers without an error, of those in time, of those
+    that are as fast as the old version's, of those of the class (or of all others) whose share differs most, and of those that are as the old
+    version's. Step 0 is the mirror. All intervals hold together, at every moment, with a probability of 99 %.
 
     Example: `infaas release show digits`
 
@@ -163,6 +164,7 @@ def show_release(app: str, *, data_dir: DataDir = None, wide: Wide = False, json
 
 def _render(item: Item, wide: bool) -> None:
     at = f", step {item['step'] + 1} of {len(item['steps'])}" if item["state"] in ("step", "paused") else ""
+    at = f" of a share of {item['mirror']:g}" if item["state"] == "mirror" else at
     print(f"{item['app']}: {item['model']} version {item['old_version']} -> {item['version']}: {item['state']}{at}")
     print(f"share {item['share']:g} of the queries, since {when(item['since'])}: {item['reason']}")
     if item["lacks"]:
@@ -198,7 +200,7 @@ _RELEASES = (
 )
 _FIGURES = (
     Column("step", "step"),
-    Column("measure", "measure"),
+    Column("measure", lambda one: f"{one['measure']} ({one['of']})" if one["of"] else one["measure"]),
     Column("new", "new"),
     Column("of", "new_n", rank=2),
     Column("old", "old"),

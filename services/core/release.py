@@ -1,7 +1,8 @@
 """Releases: which version a query gets, and whether the new one is worse than the old one at the same time. Pure. docs/registering.md has the rules.
 
 Each step is judged by itself, since arms that have other shares at other times have other queries. Labels that come late count for the step of
-their query. All tests of all steps hold together, at every moment, with probability 1 - LEVEL (services/core/confidence.py).
+their query. All tests of all steps hold together, at every moment, with probability 1 - LEVEL (services/core/confidence.py). A mirror is a step, too, -1,
+whose answers nobody gets.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,8 +15,11 @@ from bus.messages.quality import ArmCounts, ReleaseFigures, ReleaseState, Versio
 from services.core.confidence import Sampled, apart, difference
 
 LEVEL = 0.01
-MEASURES = ("accuracy", "errors", "attainment", "latency")
+MEASURES = ("accuracy", "errors", "attainment", "latency", "classes", "agreement")
 MARGINS = {"errors": 0.001, "attainment": 0.02, "latency": 0.1}  # shares of answers; of accuracy the release says it
+MARGINS["classes"] = 0.1  # of the share of any class: who is right some points more often shifts none so far
+SAID = ("accuracy", "agreement")  # measures whose figures a good end names
+CLASSES, OTHERS = 50, "others"  # told apart; the rest together
 LEAST = 400  # answers of the new version in a step: of 2 % errors one is among them
 DOUBTS = 2000  # answers for which a step waits that looks worse and is not shown to be
 RATIO, FIRST_MS, BUCKETS = 1.25, 0.1, 72  # of latency
@@ -38,6 +42,12 @@ def arm_of(release: VersionRelease, key: bytes) -> Arm:
     digest = blake2b(key, digest_size=8, key=release.release.encode()[:64]).digest()
     new = int.from_bytes(digest, "little") < release.share * 2.0**64
     return Arm(release.release, release.step, new, release.model, release.version)
+
+
+def mirrored(release: VersionRelease, uid: bytes) -> bool:
+    """Whether a query with this uid is copied to the new version."""
+    digest = blake2b(uid, digest_size=8, key=release.release.encode()[:64], person=b"infaas mirror").digest()
+    return int.from_bytes(digest, "little") < release.mirror * 2.0**64
 
 
 def bucket_of(latency_ms: float) -> int:
@@ -64,7 +74,9 @@ def totals(counted: Mapping[str, Iterable[ArmCounts]]) -> dict[tuple[int, bool],
 
 
 class Figure(NamedTuple):
-    """One measure of one step, in which more is better. worse: by more than the margin, shown. better: a loss of more than the margin is excluded."""
+    """One measure of one step, in which more is better. worse: by more than the margin, shown. proven: a loss of more than the margin is excluded. of: which
+    answers it counts, where that are not all.
+    """
 
     name: str
     step: int
@@ -72,6 +84,7 @@ class Figure(NamedTuple):
     old: Sampled
     margin: float
     level: float
+    of: str = ""
 
     @property
     def apart(self) -> float:
@@ -99,30 +112,48 @@ class Figure(NamedTuple):
     def words(self) -> str:
         low, high = self.interval
         return (
-            f"{self.name} {self.new.mean:.4g} ({self.new.count:g}) against {self.old.mean:.4g} ({self.old.count:g}):"
+            f"{self.name}{f' ({self.of})' if self.of else ''} {self.new.mean:.4g} ({self.new.count:g}) against {self.old.mean:.4g} ({self.old.count:g}):"
             f" {low:+.4f} to {high:+.4f}, margin {self.margin:g}"
         )
 
 
 def figures(release: VersionRelease, counted: Counted, step: int | None = None) -> list[Figure]:
     """What each step shows of each measure. step: of this one alone."""
-    return [one for k in ([step] if step is not None else range(release.step + 1)) for one in _of(release, counted, k)]
+    steps = [step] if step is not None else [one for one in release.stages if one <= release.step]
+    return [one for k in steps for one in _of(release, counted, k)]
 
 
 def _of(release: VersionRelease, counted: Counted, step: int) -> Iterator[Figure]:
     new, old = counted.get((step, True)), counted.get((step, False))
     if new is None or old is None:
         return
-    level = LEVEL / len(MEASURES) / len(release.steps)
+    level = LEVEL / len(MEASURES) / len(release.stages)
     yield Figure(
         "accuracy", step, Sampled(new.right, new.labels), Sampled(old.right, old.labels), release.margin, level
     )
-    for name in ("errors", "attainment"):
+    for name in ("errors", "attainment") if step >= 0 else ("errors",):
         ours, theirs = (
             Sampled(one.queries - (one.errors if name == "errors" else one.missed), one.queries) for one in (new, old)
         )
         yield Figure(name, step, ours, theirs, MARGINS[name], level)
     yield _latency(step, new, old, level)
+    if new.classes and old.classes:
+        yield _classes(step, new, old, level)
+    if new.compared:
+        both = Sampled(new.compared, new.compared)
+        yield Figure("agreement", step, Sampled(new.agreed, new.compared), both, release.differs, level)
+
+
+def _classes(step: int, new: ArmCounts, old: ArmCounts, level: float) -> Figure:
+    """The class that the new version answers too rarely, or too often: then all other answers are too rare."""
+    found = []
+    ours, theirs = sum(new.classes.values()), sum(old.classes.values())
+    each = level / 2 / (CLASSES + 1)
+    for name in sorted(new.classes | old.classes):
+        here, there = new.classes.get(name, 0.0), old.classes.get(name, 0.0)
+        for of, a, b in ((name, here, there), (f"all but {name}", ours - here, theirs - there)):
+            found.append(Figure("classes", step, Sampled(a, ours), Sampled(b, theirs), MARGINS["classes"], each, of))
+    return min(found, key=lambda one: (not one.worse, one.apart))
 
 
 def _latency(step: int, new: ArmCounts, old: ArmCounts, level: float) -> Figure:
@@ -156,7 +187,11 @@ def lacks(release: VersionRelease, counted: Counted, now: float) -> str:
     waits = [f"{ceil(release.since + release.least - now)} s more"] if now < release.since + release.least else []
     if new.queries < wanted:
         waits.append(f"{wanted - new.queries} answers of version {release.version} more")
-    if release.prove and not any(one.proven for one in figures(release, counted) if one.name == "accuracy"):
+    if (
+        release.prove
+        and not release.mirrors
+        and not any(one.proven for one in figures(release, counted) if one.name == "accuracy")
+    ):
         waits.append(_labels(release, next((one for one in here if one.name == "accuracy"), None)))
     return ", ".join(waits)
 
@@ -193,15 +228,15 @@ def verdict(release: VersionRelease, counted: Counted, now: float) -> Judgement 
     found = figures(release, counted)
     worse = next((one for one in found if one.worse), None)
     if worse is not None:
-        at = f"in step {worse.step + 1} of {len(release.steps)}, share {release.steps[worse.step]:g}"
+        at = f"in the mirror of a share of {release.mirror:g}"
+        if worse.step >= 0:
+            at = f"in step {worse.step + 1} of {len(release.steps)}, share {release.steps[worse.step]:g}"
         return Judgement("rolled-back", release.step, f"shown to be worse: {worse.words}; {at}")
     last = release.step + 1 == len(release.steps)
     if release.state == "paused" or (last and release.hold) or lacks(release, counted, now):
         return None
     new = counted[release.step, True]
-    said = "; ".join(
-        one.words for one in found if one.step == release.step and one.name == "accuracy" and one.new.count
-    )
+    said = "; ".join(one.words for one in found if one.step == release.step and one.name in SAID and one.new.count)
     reason = (
         f"{'not worse' if release.prove else 'not shown to be worse'} in {new.queries} answers{'; ' * bool(said)}{said}"
     )
@@ -242,4 +277,4 @@ class ReleaseBook(dict[str, ReleaseFigures]):
 
 
 def _size(arms: Iterable[ArmCounts]) -> int:
-    return sum(one.queries + one.labels for one in arms)
+    return sum(one.queries + one.labels + one.compared for one in arms)

@@ -12,7 +12,6 @@ from msgspec import UNSET
 
 from bus.messages.fleet import ExecutorExited, LoadReply, WorkerHeartbeat
 from bus.messages.flow import ContextChanged, DoneBatch, Execute, HandBack, Trying
-from bus.messages.jobs import SYSTEM
 from bus.messages.public import Error, ListRequest, QueryHead, Requirements
 from bus.subjects import DISPATCHERS, Subjects
 from services.core.actor import (
@@ -323,7 +322,8 @@ class Dispatcher(TableActor):
         if gone.succeeded:
             return NOTHING  # its successor may have all
         self.in_flight.told(gone.worker, gone.device)
-        return self.silence.exited(gone, self.view.lose_device(gone.worker, gone.device), envelope.now)
+        copies = self.composites.exited(gone)
+        return [*copies, *self.silence.exited(gone, self.view.lose_device(gone.worker, gone.device), envelope.now)]
 
     def _handed_back(self, envelope: Envelope) -> Iterable[Effect]:
         """An executor could not serve a query after all."""
@@ -332,7 +332,7 @@ class Dispatcher(TableActor):
         if back.reason in ("orphaned", "sought"):
             return self.resent.handed_on(envelope)
         dispatched = self.in_flight.dispatched.get(route.uid)
-        if route.payer == SYSTEM or (dispatched is not None and dispatched.attempt != route.attempt):
+        if self.composites.copies.lost(route) or (dispatched is not None and dispatched.attempt != route.attempt):
             return NOTHING  # nobody waits for it, or it has been dispatched elsewhere since
         if back.reason == "taken":  # this process was stopped, and another dispatcher ends it
             return self.resent.forget(route.uid, now)

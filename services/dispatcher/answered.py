@@ -27,7 +27,7 @@ ANSWERS = ""  # in place of a variant: the app's answers, whoever made them
 
 class Answered(NamedTuple):
     """A query of an app without a policy. floor: the accuracy that it stated. said: of each item (`services.core.ensemble.outputs.said`). arm: of the
-    release.
+    release. copies: other variants that have answered it, too, and what those said.
     """
 
     uid: bytes
@@ -36,6 +36,7 @@ class Answered(NamedTuple):
     floor: float | None
     said: list[Any]
     arm: Arm | None
+    copies: tuple[tuple[str, list[Any]], ...] = ()
 
 
 class AnsweredQueries:
@@ -60,6 +61,12 @@ class AnsweredQueries:
             self._old, self._young = self._young, {}
             self._old_ids, self._ids = self._ids, {}
 
+    def copied(self, uid: bytes, variant: str, words: list[Any] | None) -> None:
+        """Another variant has answered this query, too."""
+        for known in (self._young, self._old):
+            if words is not None and uid in known:
+                known[uid] = known[uid]._replace(copies=(*known[uid].copies, (variant, words)))
+
     def find(self, app: str, uid: bytes | None, id: str | None) -> Answered | None:
         """The query with this uid, else the latest with the client's id, if it is this app's."""
         if uid is None and id is not None:
@@ -70,29 +77,38 @@ class AnsweredQueries:
 
 class Scored(NamedTuple):
     """What one label says: of each variant whose answer to the query is known, by its `twins`, and of the answer. promised: what that should have
-    reached. aims: the mean score of each variant at registration.
+    reached. aims: the mean score of each variant at registration. copy: of the new version's answer in a mirror.
     """
 
     variants: Mapping[str, float] = {}
     answer: float | None = None
     promised: float | None = None
     aims: Mapping[str, float] = {}
+    copy: float | None = None
 
     def of(self, record: VariantRecord | None) -> float | None:
         """What it says of one variant."""
         return None if record is None else self.variants.get(record.twins)
 
 
-def score_answered(label: Any, item: int, of: Answered, record: VariantRecord | None) -> Scored:
-    """By the answer of the one variant that was asked. record: as it was registered."""
-    found = None if record is None else _score(label, of.said[item], record)
-    if record is None or found is None:
+def score_answered(label: Any, item: int, of: Answered, record_of: Callable[[str], VariantRecord | None]) -> Scored:
+    """By the answer of the one variant that was asked, and of those that answered copies. record_of: variants as they were registered."""
+    record, found = record_of(of.variant), None
+    if record is None or (found := _score(label, of.said[item], record)) is None:
         return Scored()
     one = {record.twins: found}
     aims = {record.twins: aim_of(record.metric, record.accuracy)}
+    copy = None
+    for variant, words in of.copies:
+        other = record_of(variant)
+        if other is None or (score_of := _score(label, words[item], other)) is None:
+            continue
+        one[other.twins], aims[other.twins] = score_of, aim_of(other.metric, other.accuracy)
+        if of.arm is not None and (other.model, other.version) == (of.arm.model, of.arm.version):
+            copy = score_of
     if record.metric in TARGETS:
-        return Scored(one, aims=aims)
-    return Scored(one, found, of.floor or record.accuracy, aims)
+        return Scored(one, aims=aims, copy=copy)
+    return Scored(one, found, of.floor or record.accuracy, aims, copy)
 
 
 def score_prediction(label: Any, item: int, of: Prediction, record_of: Callable[[str], VariantRecord | None]) -> Scored:

@@ -4,6 +4,7 @@ pipeline (InferLine, paper 004). Pure.
 
 from collections.abc import Callable, Iterable, Sequence
 
+from bus.messages.fleet import ExecutorExited
 from bus.messages.flow import ContextChanged, DoneBatch
 from bus.messages.public import Error, ListRequest
 from bus.subjects import Subjects
@@ -16,6 +17,7 @@ from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import Budgets
 from services.dispatcher.cache import CachedParts
 from services.dispatcher.contexts import Contexts, SelectionList
+from services.dispatcher.copies import Copied, Copies
 from services.dispatcher.demand import ArrivalsCounter, ArrivalsDue
 from services.dispatcher.ensembles import Ensembles
 from services.dispatcher.feedback import Feedbacks
@@ -25,7 +27,7 @@ from services.dispatcher.pipelines import Pipelines
 from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Composite, PartReply, Query, QueryPart
 from services.dispatcher.references import References
-from services.dispatcher.releases import Releases
+from services.dispatcher.releases import Mirrored, Releases
 
 
 class Composites:
@@ -70,6 +72,7 @@ class Composites:
             decide,
         )
         self._decide = decide
+        self._apps = apps
         self._arrivals = ArrivalsCounter(name, subjects)
         self.pipelines = Pipelines(
             name,
@@ -85,11 +88,12 @@ class Composites:
         )
         self.budgets.served = self.pipelines.served
         self.answered = AnsweredQueries()
-        self.releases = outcomes.releases = Releases(name, subjects)
+        self.copies = Copies(name, subjects, outcomes.log)
+        self.releases = outcomes.releases = Releases(name, subjects, apps.view, self.copies)
         known = (self.contexts, self.predictions, outcomes.log, new_uid, self.answered, self.releases)
         self.feedback = Feedbacks(name, subjects, apps, *known)
-        told = (apps.view, apps.catalog, outcomes.log, self.feedback.learning)
-        self.references = References(name, subjects, *told, quality, jobs)
+        told = (apps.view, apps.catalog, self.copies, self.feedback.learning)
+        self.references = References(*told, quality, jobs)
         self.feedback.evaluate = self.ensembles.evaluate
         self.ensembles.evaluated = self.feedback.evaluated
         self._list = SelectionList(apps.catalog, self.contexts)
@@ -117,10 +121,25 @@ class Composites:
         return self._decide(query, now) if query.ensemble is None else self.ensembles.start(query, now)
 
     def done(self, batch: DoneBatch, queries: Sequence[Query | None], now: float) -> list[Effect]:
-        """A batch is done: what it said may be compared."""
+        """A batch is done: what it said may be compared. Before its outcomes count as recorded."""
         if batch.said is not None:
             self.answered.ended(batch, queries)
-        return self.references.done(batch, queries, now)
+        copied, effects = self.copies.done(batch, self._apps.view.records)
+        for one in copied:
+            self._copied(one)
+        return [*effects, *self.releases.done(batch, queries, now), *self.references.done(batch, queries, now)]
+
+    def exited(self, gone: ExecutorExited) -> list[Effect]:
+        """An executor has ended, and copies with it."""
+        copied, effects = self.copies.exited(gone)
+        for one in copied:
+            self._copied(one)
+        return effects
+
+    def _copied(self, one: Copied) -> None:
+        """A copy has ended: labels score what it said, too."""
+        self.answered.copied(one.uid, one.record.variant, one.said)
+        (self.releases if isinstance(one.about, Mirrored) else self.references).copied(one)
 
     def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
         """A part was refused by its own dispatcher."""
@@ -154,6 +173,7 @@ class Composites:
 
     def check(self, now: float) -> Iterable[Effect]:
         """To be called now and then."""
+        self.copies.check(now)
         return (
             *self.joins.forget(now),
             *self.contexts.retry(),

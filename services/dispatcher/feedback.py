@@ -267,7 +267,7 @@ class Feedbacks:
                 return self._no_item(one, len(of.said))
             marks = (one.mark, mark_of_item(of.app, of.uid, item))
             record = self._apps.catalog.variant(of.variant)
-            scored = score_answered(one.feedback.label, item, of, record)
+            scored = score_answered(one.feedback.label, item, of, self._apps.catalog.variant)
             event, arm, right = scored_event(event, scored, of.variant), of.arm, scored.of(record)
         update = FeedbackUpdate(
             None, item, one.feedback.label, marks, event, one.sender, scored=scored, arm=arm, right=right

@@ -489,7 +489,7 @@ class OutcomeRecorder:
             )
             effects.append(self._record(event))
             if query.ask.arm is not None:
-                self.releases.ended(query, event)
+                self.releases.ended(query, event, None if batch.said is None else batch.said[i], record)
             if query.part is None and (event.code is None or event.code in MISSES):
                 self._count(event.app, event.items, missed=event.outcome != "ok")
             if query.trace is not None:

@@ -374,7 +374,7 @@ class Learning(Struct, eq=False):
             for update in loud:
                 effects.extend(self._score(update))
         for update in loud:
-            self.releases.labelled(update.event.app, update.arm, update.right)
+            self.releases.labelled(update.event.app, update.arm, update.right, update.scored.copy)
             effects.append(self.log.record(update.event))
             effects.extend(self.log.record(event) for event in _events(update, writes))
             if update.prediction is not None:

@@ -156,10 +156,10 @@ def _releases(ask: ListRequest, now: float, catalog: Catalog, book: ReleaseBook)
                 "app": app.app,
                 **asdict(release),
                 "share": release.share,
-                "lacks": lacks(release, counted, now) if release.state == "step" else "",
+                "lacks": lacks(release, counted, now) if release.state in ("mirror", "step") else "",
                 "figures": [
                     {
-                        "step": one.step + 1, "measure": one.name, "new": one.new.mean, "new_n": one.new.count, "old": one.old.mean,
+                        "step": one.step + 1, "measure": one.name, "of": one.of, "new": one.new.mean, "new_n": one.new.count, "old": one.old.mean,
                         "old_n": one.old.count, **dict(zip(("low", "high"), one.interval, strict=True)), "margin": one.margin,
                     }
                     for one in figures(release, counted)

@@ -354,7 +354,10 @@ def _unmet(i: int, app: AppView, ask: Ask, now: float) -> str:
         if not app.current[i]:
             new = app.app.releasing
             if new is not None and app.app.serves(record.model, record.version):
-                return f"version {record.version} is in a release: a share of {new.share:g} of the queries gets it"
+                copies = f", and copies of {new.mirror:g}" * new.mirrors
+                return (
+                    f"version {record.version} is in a release: a share of {new.share:g} of the queries gets it{copies}"
+                )
             return f"version {record.version} does not serve now: name it to use it"
         return "the query names another model, version or variant"
     if ask.accuracy and not app.accurate(ask)[i]:

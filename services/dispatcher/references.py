@@ -8,19 +8,15 @@ queries any more, is still compared, and is seen to go back. A reference that is
 
 from collections import defaultdict
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from bus.messages.catalog import TARGETS, VariantRecord
-from bus.messages.flow import DoneBatch, Execute, Route
-from bus.messages.jobs import OFFLINE, SYSTEM
-from bus.rights import OWN
-from bus.subjects import WITHOUT_APP, Subjects
-from services.core.actor import Effect, Publish
+from bus.messages.flow import DoneBatch
+from bus.subjects import WITHOUT_APP
+from services.core.actor import Effect
 from services.core.catalog import Catalog
 from services.core.ensemble.outputs import score
-from services.core.outcomes import OutcomeLog, answered
 from services.core.placement import REMOTE
 from services.core.quality import COMPARED, compared, least_agreement
 from services.core.selection.cluster import ClusterView
@@ -28,13 +24,11 @@ from services.core.selection.eligibility import AppView
 from services.core.selection.instances import Instance
 from services.core.settings import JobsSettings, QualitySettings
 from services.dispatcher.answered import Scored
+from services.dispatcher.copies import Copied, Copies
 from services.dispatcher.learning import Learning
 from services.dispatcher.query import Query
 
-NOBODY = f"{OWN}.{SYSTEM}.reference"  # where the second answer goes
-DEADLINE_S = 3600.0  # far behind every query's, so that those go first
-LOST_S = 60.0
-COUNT_S = 2.0  # between two times that what references said is stored
+COUNT_S = 1.0  # between two times that what references said is stored
 
 
 class Asked(NamedTuple):
@@ -42,7 +36,7 @@ class Asked(NamedTuple):
     the client. by_first: by the reference.
     """
 
-    route: Route
+    app: str
     of: VariantRecord
     by: VariantRecord
     first: Sequence[Any]
@@ -53,28 +47,21 @@ class References:
     """The second answers under way, and what those said that have come."""
 
     def __init__(
-        self, name: str, subjects: Subjects, view: ClusterView, catalog: Catalog, log: OutcomeLog, learning: Learning,
+        self, view: ClusterView, catalog: Catalog, copies: Copies, learning: Learning,
         quality: QualitySettings, jobs: JobsSettings,
     ) -> None:  # fmt: skip
-        self._name = name
-        self._subjects = subjects
         self._view = view
         self._catalog = catalog
-        self._log = log
+        self._copies = copies
         self._learning = learning
         self._below = int(quality.reference_share * 2**32)
         self._calm = jobs.utilisation_below
-        self._asked: dict[bytes, Asked] = {}
         self._found: defaultdict[str, list[Scored]] = defaultdict(list)
         self._count_at = 0.0
 
     def done(self, batch: DoneBatch, queries: Sequence[Query | None], now: float) -> list[Effect]:
-        """A batch is done: take second answers from it, and have some of its queries answered once more. Before their outcomes count as recorded."""
+        """A batch is done: have some of its queries answered once more."""
         effects: list[Effect] = []
-        if self._asked:
-            for i, uid in enumerate(batch.uids):
-                if (asked := self._asked.pop(uid, None)) is not None:
-                    effects.extend(self._answered(asked, batch, i))
         if self._below and batch.said is not None:
             for query, words in zip(queries, batch.said, strict=False):
                 if query is not None and words and crc32(query.uid) < self._below:
@@ -83,10 +70,7 @@ class References:
 
     def check(self, now: float) -> list[Effect]:
         """To be called now and then."""
-        if not self._asked and not self._found:
-            return []
-        self._asked = {uid: one for uid, one in self._asked.items() if now < one.route.arrived + LOST_S}
-        if now < self._count_at:
+        if not self._found or now < self._count_at:
             return []
         self._count_at = now + COUNT_S
         found, self._found = self._found, defaultdict(list)
@@ -100,7 +84,7 @@ class References:
     def _ask(self, query: Query, words: Sequence[Any], variant: str, now: float) -> list[Effect]:
         """Have a query answered once more, if it can be."""
         ask, view = query.ask, self._view.apps.get(query.ask.app)
-        if view is None or view.app.app == WITHOUT_APP or query.refs or query.head.inputs_ref is not None:
+        if view is None or view.app.app == WITHOUT_APP:
             return []
         if view.app.selection is not None and view.app.selection.policy is not None:
             return []  # its members answer side by side
@@ -108,15 +92,8 @@ class References:
         if found is None:
             return []
         on, of, by = found
-        record = on.record
-        uid = blake2b(query.uid, digest_size=16, person=b"infaas refers").digest()
-        route = Route(
-            uid, 0, 0, NOBODY, now + DEADLINE_S, now, self._name, on.id, ask.app, ask.items, f"reference/{query.uid.hex()}",
-            None, None, None, 9, None, None, OFFLINE, None, record.model, record.version, record.variant, False, True,
-            ask.length, payer=SYSTEM,
-        )  # fmt: skip
-        self._asked[uid] = Asked(route, of, by, words, on.record.variant == of.variant)
-        return [Publish(self._subjects.execute(on.worker.name, on.device), Execute(route, query.raw))]
+        asked = Asked(ask.app, of, by, words, on.record.variant == of.variant)
+        return self._copies.send(query, on, asked, "reference", now)
 
     def _second(self, view: AppView, variant: str, uid: bytes) -> tuple[Instance, VariantRecord, VariantRecord] | None:
         """Who answers once more, which variant is compared, and which is its reference."""
@@ -139,40 +116,29 @@ class References:
                 return None
             group = left[crc32(uid, 1) % len(left)]
             of, by = group.record, first
-        idle = next((one for one in group.active if self._idle(one)), None)
+        idle = self._copies.idle(one for one in group.active if self._is_calm(one))
         records = self._view.records
         return None if idle is None else (idle, records[of.variant], records[by.variant])
 
-    def _idle(self, instance: Instance) -> bool:
-        """Whether it has nothing to do, and its device little."""
+    def _is_calm(self, instance: Instance) -> bool:
+        """Whether its device has little to do."""
         device = instance.worker.devices.get(instance.device)
-        return (
-            not instance.own + instance.others
-            and device is not None
-            and device.utilisation - device.offline <= self._calm
-            and all(one.route.instance != instance.id for one in self._asked.values())
-        )
+        return device is not None and device.utilisation - device.offline <= self._calm
 
-    def _answered(self, asked: Asked, batch: DoneBatch, i: int) -> list[Effect]:
+    def copied(self, one: Copied) -> None:
         """A second answer has come, or could not be made."""
+        asked: Asked = one.about
         of, by = asked.of, asked.by
-        second = None if batch.said is None else batch.said[i]
-        if second is not None:
-            said, true = (second, asked.first) if asked.by_first else (asked.first, second)
-            error = 1.0 / of.accuracy - 1.0 if of.accuracy and of.metric in TARGETS else None
-            scores = [score(_named(b, by), a, of.metric, of.labels, error) for a, b in zip(said, true, strict=False)]
-            known = [one for one in scores if one is not None]
-            if known:  # one observation: the items of a query may be alike
-                name = compared(of, by)
-                mean = sum(known) / len(known)
-                self._found[asked.route.app].append(Scored({name: mean}, aims={name: least_agreement(of, by)}))
-        record = of if asked.by_first else by
-        code = batch.codes[i] if batch.codes is not None else ""
-        event = answered(
-            asked.route, record, worker=batch.worker, finished=batch.finished, batch=batch.batch, cost_per_item=batch.cost,
-            code=code,
-        )  # fmt: skip
-        return [self._log.record(event)]
+        if one.said is None:
+            return
+        said, true = (one.said, asked.first) if asked.by_first else (asked.first, one.said)
+        error = 1.0 / of.accuracy - 1.0 if of.accuracy and of.metric in TARGETS else None
+        scores = [score(_named(b, by), a, of.metric, of.labels, error) for a, b in zip(said, true, strict=False)]
+        known = [each for each in scores if each is not None]
+        if known:  # one observation: the items of a query may be alike
+            name = compared(of, by)
+            mean = sum(known) / len(known)
+            self._found[asked.app].append(Scored({name: mean}, aims={name: least_agreement(of, by)}))
 
 
 def _rank(record: VariantRecord) -> tuple[float, str]:

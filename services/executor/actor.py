@@ -12,6 +12,7 @@ import msgspec
 
 from bus.messages.fleet import DispatcherHeartbeat, HeldInstances
 from bus.messages.flow import Execute, PartsEnded, ResentSought, Trying
+from bus.messages.jobs import SYSTEM
 from bus.messages.public import Answer, Refusal
 from bus.subjects import EXECUTORS, Subjects
 from services.core.actor import (
@@ -339,14 +340,15 @@ class Executor:
             else:
                 answer = answer_of(loaded, self.worker, query, result, i, items, cost)
                 query.said = None if result.said is None else result.said[i]
-                if large and output_bytes(answer) > self._max_inline:
+                if large and route.payer != SYSTEM and output_bytes(answer) > self._max_inline:
                     query.storing = True
                     store = StoreOutputs(route.uid.hex(), answer.outputs)
                     limit = min(FETCH, max(0.001, ends(route, default=False) + SPEAKS - now))  # it has ended before
                     effects.append(Do(("store", (loaded, query, answer)), store, limit))
                     continue
             del self.pending[route.uid, route.part]
-            effects += (self._reply(route, answer, query),) if route.parent is None else self._tell(query, answer)
+            if route.payer != SYSTEM:  # else nobody waits for it
+                effects += (self._reply(route, answer, query),) if route.parent is None else self._tell(query, answer)
         span = (result.started, result.finished)
         code = "" if result.errors is None else "model_error" if failed else "bad_request"
         effects.extend(self.dispatchers.report_batch(loaded, ended, items, span, cost, code, now))

@@ -12,6 +12,7 @@ from msgspec.structs import fields, replace
 from bus.fields import TYPO, meant
 from bus.messages.catalog import ACCURACIES, LARGEST_BATCH, AppRecord, BatchingRule, VariantRecord, stated_in
 from bus.messages.public import Error, Register
+from bus.messages.quality import ReleaseState
 from bus.messages.scaling import Expectation
 from bus.messages.verbs import (
     AbortRelease,
@@ -162,12 +163,13 @@ def _start(record: AppRecord, change: StartRelease, catalog: Catalog) -> AppReco
     if found is None:
         return _unknown_version(change.model, change.version, catalog)
     unfit = _link(record, LinkVersion(app=change.app, record=found), catalog)
-    return unfit if isinstance(unfit, Error) else started(record, change, found)
+    return unfit if isinstance(unfit, Error) else started(record, change, found, catalog)
 
 
 def _pause(record: AppRecord, change: PauseRelease, _: Catalog) -> AppRecord | Error:
     step = 0 if record.release is None else record.release.step
-    return moved_to(record, "step" if change.resume else "paused", step, ORDERED)
+    goes_on: ReleaseState = "mirror" if step < 0 else "step"
+    return moved_to(record, goes_on if change.resume else "paused", step, ORDERED)
 
 
 def _abort(record: AppRecord, _: AbortRelease, __: Catalog) -> AppRecord | Error:
@@ -292,7 +294,7 @@ AMENDMENTS: dict[type[Struct], Amendment] = {
     DeleteApp: Amendment(in_use, reads=ALL),
     LinkModel: Amendment(_link_model, reads=MODELS, refits=True),
     SetVersion: Amendment(_set_version, reads=MODELS, refits=True),
-    StartRelease: Amendment(_start, reads=MODELS),
+    StartRelease: Amendment(_start, reads=ALL),
     PauseRelease: Amendment(_pause),
     PromoteRelease: Amendment(_promote, reads=MODELS, refits=True),
     AbortRelease: Amendment(_abort),

@@ -21,6 +21,9 @@ from services.registrar.commands import PutFigures, ReleaseMoved, StepRelease, e
 
 COMMAND_S = 5.0
 STEPS = (0.01, 0.1, 0.5)
+MIRROR = 0.1  # of a registration
+DIFFER = 0.1  # of the answers in a mirror, beyond what both versions' errors make possible
+UNKNOWN = 0.95  # in place of an accuracy that nobody has measured
 MOVE, KEEP = "release", "figures"  # commands, each with its app
 
 
@@ -105,7 +108,7 @@ def refused_by(record: AppRecord, model: str) -> Error | None:
     )
 
 
-def started(record: AppRecord, change: StartRelease, found: ModelRecord) -> AppRecord | Error:
+def started(record: AppRecord, change: StartRelease, found: ModelRecord, catalog: Catalog) -> AppRecord | Error:
     """The app with a release of this version, which fits it."""
     if record.releasing is not None:
         return error_of(
@@ -117,10 +120,16 @@ def started(record: AppRecord, change: StartRelease, found: ModelRecord) -> AppR
         return error_of(
             f"version: app {record.app} serves version {old} of {change.model} already; register another one with release=hold, or name one"
         )
-    steps = change.steps or [*STEPS]
+    steps = change.steps or [*STEPS] * (not (change.mirror and change.hold))
     release = filled(
         VersionRelease, change, version=found.version, old_version=old, steps=steps, reason="an operator's order"
     )
+    if change.mirror:
+        errors = [
+            1.0 - max((one.accuracy or UNKNOWN for one in catalog.seen(record.app, variants)), default=UNKNOWN)
+            for variants in (catalog.variants_at(found.model, version) for version in (old, found.version))
+        ]
+        release = replace(release, state="mirror", step=-1, differs=min(1.0, sum(errors) + DIFFER))
     return replace(record, release=release)
 
 

@@ -22,6 +22,7 @@ from services.registrar.changes import amend
 from services.registrar.commands import Command, Finish, RegistrationRecord
 from services.registrar.policy import ATTEMPTS, SILENCE_S, WORKER_LOST_S, WORKER_TIMEOUT_S, plans, plans_for
 from services.registrar.registration import OVER, Ended, Registration, RegistrationStatuses
+from services.registrar.releases import MIRROR
 
 COMMAND_S = 30.0
 CANCELLED = "it was cancelled"
@@ -398,11 +399,13 @@ class Registrations:
         """The release that was asked for with the registration, of a version that the app does not serve yet; else none."""
         found = self.open[registration]
         request = found.record.request
-        if request.release != "steps" or not self._held(found) or found.extends:
+        if request.release not in ("mirror", "steps") or not self._held(found) or found.extends:
             return ()
         app = self.catalog.app(request.app)
         served = app is not None and app.serves(request.model, found.version)
-        return () if served else (StartRelease(app=request.app, model=request.model, version=found.version),)
+        mirror = MIRROR if request.release == "mirror" else 0.0
+        start = StartRelease(app=request.app, model=request.model, version=found.version, mirror=mirror)
+        return () if served else (start,)
 
     def _newest(self, registration: Registration) -> bool:
         """Whether the app serves no version of the model that was asked for later."""

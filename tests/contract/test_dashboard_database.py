@@ -19,6 +19,7 @@ from bus.messages.events import (
     DriftEvent,
     OutcomeEvent,
     PipelineEvent,
+    ReleaseEvent,
     SelectionEvent,
 )
 from dashboard import store
@@ -312,4 +313,24 @@ def test_what_has_drifted_is_shown_with_both_distributions_until_it_has_ended(
             "SELECT column_name, extract(epoch FROM ended)::float8, cells <> '' FROM infaas.drift_events ORDER BY 1"
         ).fetchall()
     assert found == [("x[3]", pytest.approx(now - 5), True), ("x[4]", None, True)]
+    store_.close()
+
+
+def test_releases_are_shown_with_their_share_over_time_and_reason(database_dsn: str, reader_dsn: str) -> None:
+    now = time.time()
+    store_ = Store(database_dsn, "test")
+    records = {"app.digits": app_record(), "model.mlp.1": model_record(), f"variant.{VARIANT}": variant_record()}
+    CatalogWriter(store_, {"cpu": 0.048}, 0.99).write(
+        {key: encode(record) for key, record in records.items()}, frozenset(records)
+    )
+    first = event(ReleaseEvent, time=now - 60, state="mirror", share=0.0)
+    back = event(ReleaseEvent, time=now - 9, state="rolled-back", share=0.0, reason="shown to be worse: agreement")
+    later = event(ReleaseEvent, time=now - 5, release="digits-2", version="3")
+    writer = EventWriter(store_)
+    writer.write([message(first, event(ReleaseEvent, time=now - 30), back, later)])
+    shown = sound("applications", reader_dsn, app="digits")
+    assert "**mlp version 3**: share of the queries that it answers" in text(shown)
+    rows = table(shown, "old_version")
+    assert [*rows["state"]] == ["step", "rolled-back"]
+    assert [*rows["reason"]] == ["an operator's order", "shown to be worse: agreement"]
     store_.close()

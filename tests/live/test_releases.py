@@ -25,10 +25,8 @@ def test_a_held_version_is_released_and_goes_back_when_labels_show_it_to_be_wors
         assert system.told("register", str(other), *places, "--release", "hold")["version"] == "2"
         assert ask(system, x, y, 20) == {"1": 20}
         assert "no releases yet" in system.done("release", "list")
-        system.done("release", "start", APP, "--model", APP, "--steps", "0.5", "--least", "600")
-        refused = system.command("admin", "set-version", APP, "--model", APP, "--version", "2")
-        assert refused.returncode == 1
-        assert "infaas admin abort-release" in refused.stderr
+        mirror = ("--mirror", "1", "--hold", "--least", "600")
+        system.done("release", "start", APP, "--model", APP, *mirror)
         seen: Counter[str] = Counter()
 
         def ended() -> bool:
@@ -36,13 +34,23 @@ def test_a_held_version_is_released_and_goes_back_when_labels_show_it_to_be_wors
             return bool(system.told("release", "show", APP)["state"] == "rolled-back")
 
         assert eventually(ended, LONG), system.done("release", "show", APP)
+        assert "in the mirror of a share of 1" in system.done("release", "show", APP)
+        assert set(seen) == {"1"}, "nobody gets an answer to a copy"
+        copies = "SELECT DISTINCT app, version, payer FROM infaas.query_outcomes WHERE policy = 'offline'"
+        assert eventually(lambda: system.rows(copies) == [(APP, "2", "_system")], LONG), system.rows(copies)
+        system.done("release", "start", APP, "--model", APP, "--steps", "0.5", "--least", "600")
+        refused = system.command("admin", "set-version", APP, "--model", APP, "--version", "2")
+        assert refused.returncode == 1
+        assert "infaas admin abort-release" in refused.stderr
+        assert eventually(ended, LONG), system.done("release", "show", APP)
         assert seen["2"]
         assert "shown to be worse: accuracy" in system.done("release", "show", APP)
         assert ask(system, x, y, 20) == {"1": 20}
         query = (
             f"SELECT state, share, version, old_version FROM infaas.release_events WHERE app = '{APP}' ORDER BY time"
         )
-        rows = [("step", 0.5, "2", "1"), ("rolled-back", 0.0, "2", "1")]
+        states = [("mirror", 0.0), ("rolled-back", 0.0), ("step", 0.5), ("rolled-back", 0.0)]
+        rows = [(*one, "2", "1") for one in states]
         assert eventually(lambda: system.rows(query) == rows, LONG), system.rows(query)
         [item] = system.told("release", "list")
         assert (item["app"], item["state"], item["share"]) == (APP, "rolled-back", 0.0)

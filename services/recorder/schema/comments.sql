@@ -194,12 +194,12 @@ BEGIN
       ('query_outcomes', 'batch', 'items computed together with it; null: nothing was computed'),
       ('query_outcomes', 'cached', 'true: the answer was kept from equal inputs'),
       ('query_outcomes', 'cost', 'US$ charged for the query'),
-      ('query_outcomes', 'policy', 'policy that chose the variant; offline: part of an offline job, or a reference, whose id names its query'),
+      ('query_outcomes', 'policy', 'policy that chose the variant; offline: part of an offline job, or a copy that nobody got, whose id names its query'),
       ('query_outcomes', 'context', 'key for personalised selection that the query gave; null: none'),
       ('query_outcomes', 'input_digest', 'name of the inputs that the query gave; null: none'),
       ('query_outcomes', 'parent', 'of a part: uid of its query; null: this is a query'),
       ('query_outcomes', 'stage', 'of a part: the member or the pipeline''s vertex; null: this is a query'),
-      ('query_outcomes', 'payer', 'app that pays: the pipeline of a stage, or an app that links the model of a query without an app; _system: nobody asked for it (references); null: app itself'),
+      ('query_outcomes', 'payer', 'app that pays: the pipeline of a stage, or an app that links the model of a query without an app; _system: nobody, for a copy; null: app itself'),
       ('query_outcomes', 'confidence', 'share of the asked models that agree with the answer, 0..1; null: one answered'),
       ('query_outcomes', 'missing', 'asked models that are not in the answer; null: one answered'),
 
@@ -307,7 +307,7 @@ BEGIN
       ('release_events', 'version', 'new version'),
       ('release_events', 'old_version', 'version that the app served before'),
       ('release_events', 'share', 'share of the queries that the new version gets from now on, 0..1'),
-      ('release_events', 'state', 'step, paused, promoted, rolled-back or aborted'),
+      ('release_events', 'state', 'mirror, step, paused, promoted, rolled-back or aborted'),
       ('release_events', 'reason', 'why, with the figures'),
 
       ('worker_events', '', 'One change of the state of a worker, or the end of an executor whose successor serves (then no change)'),

@@ -25,7 +25,7 @@ from bus.messages.events import (
     StateEvent,
     WorkerEvent,
 )
-from bus.messages.jobs import OFFLINE
+from bus.messages.jobs import OFFLINE, SYSTEM
 from services.core.metric import SECONDS, Histogram, MetricFamily, MetricKind
 from services.core.outcomes import CANCELLED, is_client_error
 
@@ -39,7 +39,7 @@ FAILED = ("refused", "error")
 SHARES = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 MILLISECONDS = tuple(1000.0 * bound for bound in SECONDS)
 
-_what = attrgetter("app", "outcome", "variant")
+_what = attrgetter("app", "outcome", "variant", "policy")
 _code = attrgetter("code")
 _latency = attrgetter("latency_ms")
 _cost = attrgetter("cost")
@@ -111,7 +111,7 @@ class EventTotals:
         self._charged = counter("infaas_query_cost_dollars_total", "Charged for answers.", "app", "variant")
         self._offline = counter(
             "infaas_offline_chunks_total",
-            "Chunks of offline jobs, and references, that ended; in no other number of queries.",
+            "Chunks of offline jobs that ended; in no other number of queries.",
             "outcome",
         )
         spent = ("worker", "hardware", "app", "variant", "simulated")
@@ -171,10 +171,10 @@ class EventTotals:
         if several:
             self._several(several)
             rows = [row for row in rows if row.parent is None]
-        groups: dict[tuple[str, str, str | None], list[OutcomeEvent]] = defaultdict(list)
+        groups: dict[tuple[str, str, str | None, str | None], list[OutcomeEvent]] = defaultdict(list)
         for key, run in groupby(rows, _what):  # those of one batch stand together
             groups[key] += run
-        for (app, outcome, variant), group in groups.items():
+        for (app, outcome, variant, policy), group in groups.items():
             if outcome in FAILED:  # several codes may be among them
                 mistakes = [row for row in group if is_client_error(row)]
                 for row in mistakes:
@@ -183,8 +183,8 @@ class EventTotals:
                     group = [row for row in group if not is_client_error(row)]
                 if not group:
                     continue
-            if group[0].policy == OFFLINE:
-                self._offline[(outcome,)] += len(group)
+            if policy == OFFLINE:
+                self._offline[(outcome,)] += sum(row.payer != SYSTEM for row in group)
             elif outcome in ANSWERED:
                 self._answered(app, outcome, variant or "", group)
             elif outcome == CANCELLED.code:

@@ -9,9 +9,11 @@ from msgspec.structs import replace
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, Ensemble, PipelineRecord, PipelineVertex
 from bus.messages.events import ReleaseEvent
+from bus.messages.jobs import OFFLINE, SYSTEM
 from bus.messages.verbs import Prune
 from services.core.actor import Changed, Synced
 from services.core.settings import Settings
+from services.dispatcher.copies import named
 from services.registrar.actor import make_registrar
 from services.registrar.changes import AMENDMENTS, amend
 from services.registrar.commands import Pruned, PutFigures, error_of
@@ -249,6 +251,132 @@ def test_the_old_version_answers_until_the_new_one_is_loaded() -> None:
     assert set(fleet.load(20)) == {"1"}
     fleet.stage.run(3.0)
     assert set(fleet.load(40)) == {"1", "3"}
+
+
+def copies_of(fleet: Releasing) -> list[Any]:
+    return [one for kind, one in fleet.stage.records if kind == "outcome" and one.policy == OFFLINE]
+
+
+def test_a_mirror_answers_copies_that_nobody_gets_and_steps_follow() -> None:
+    fleet = Releasing(dispatchers=2)
+    fleet.start(steps=[0.5], mirror=0.5)
+    assert fleet.shown()["share"] == 0.0
+    found = fleet.request(fleet.subjects.explain("app"), {})["candidates"]
+    assert "a share of 0 of the queries gets it, and copies of 0.5" in next(
+        one["why_not"] for one in found if one["version"] == "2"
+    )
+    assert set(fleet.load(300)) == {"1"}
+    for verb in ("set-version", "unlink-model"):
+        more = {"version": "2"} if verb == "set-version" else {}
+        assert "infaas.admin.abort-release" in fleet.operator(verb, app="app", model="m", **more)
+    assert fleet.operator("pause-release", app="app") == "done"
+    assert fleet.operator("pause-release", app="app", resume=True) == "done"
+    assert fleet.shown()["state"] == "mirror"
+    copies = copies_of(fleet)
+    assert 100 < len(copies) < 200
+    assert {(one.version, one.payer, one.outcome) for one in copies} == {("2", SYSTEM, "ok")}
+    found = fleet.until("step")
+    agreement = next(one for one in found["figures"] if one["measure"] == "agreement")
+    assert (agreement["step"], agreement["new"]) == (0, 1.0)
+    fleet.until("promoted")
+    states = [("mirror", 0.0), *[("paused", 0.0), ("mirror", 0.0)], ("step", 0.5), ("promoted", 1.0)]
+    assert [(one.state, one.share) for one in fleet.events()] == states
+    assert set(fleet.load(20)) == {"2"}
+
+
+@pytest.mark.parametrize("how", [{"says": {"m@2": 1.0}}, {"late": {"m@2": 3.0}}, {"fails": {"m@2"}}])
+def test_a_version_that_is_worse_in_a_mirror_goes_back_without_labels_or_clients(how: dict[str, Any]) -> None:
+    fleet = Releasing(**how)
+    fleet.start(mirror=0.5, least=3600.0)
+    assert set(fleet.load(100)) == {"1"}
+    found = fleet.until("rolled-back")
+    assert "in the mirror of a share of 0.5" in found["reason"]
+    assert [(one.state, one.share) for one in fleet.events()] == [("mirror", 0.0), ("rolled-back", 0.0)]
+
+
+def test_a_mirror_that_is_held_stays_and_an_executor_that_a_copy_ends_is_its_error() -> None:
+    fleet = Releasing()
+    fleet.start(steps=[], mirror=1.0, hold=True)
+    fleet.load(600)
+    fleet.stage.run(1.0)
+    assert (fleet.shown()["state"], fleet.shown()["lacks"]) == ("mirror", "")
+    client = fleet.ask()
+    while not (copy := set(fleet.running("w0"))) or not fleet.replies(client):
+        fleet.stage.run(0.0005)
+    fleet.end_executor("w0", [*copy], 2.0)
+    errors = next(one for one in fleet.shown()["figures"] if one["measure"] == "errors")
+    assert errors["new"] < errors["old"] == 1.0
+
+
+def test_an_instance_that_has_a_copy_gets_no_other() -> None:
+    fleet = Releasing(late={"m@2": 20.0})
+    fleet.start(mirror=1.0, least=3600.0)
+    fleet.load(50)
+    assert len(copies_of(fleet)) < 25
+
+
+def test_a_label_counts_for_both_versions_of_a_mirror() -> None:
+    fleet = Releasing(says={"m@2": 1.0})
+    fleet.start(mirror=1.0, least=3600.0)
+    for _ in range(10):
+        reply = fleet.reply(fleet.ask(), 0.02)
+        fleet.stage.publish(fleet.subjects.feedback("app"), {"query": reply["query"], "label": 0}, "_INBOX.f")
+    fleet.stage.run(2.0)
+    accuracy = next(one for one in fleet.shown()["figures"] if one["measure"] == "accuracy")
+    assert (accuracy["old"], accuracy["old_n"], accuracy["new"]) == (1.0, 10, 0.0)
+    assert accuracy["new_n"] >= 8
+
+
+def test_classes_are_compared_by_their_names() -> None:
+    one, other = variant(labels=["cat", "dog"]), variant(labels=["dog", "cat"])
+    assert named(1, one) == named(0, other) == "dog"
+    assert (named([0, 1], one), named(7, one), named("7", variant()), named(True, variant())) == (
+        "cat",
+        "7",
+        "7",
+        "True",
+    )
+
+
+def test_large_outputs_of_copies_are_not_stored() -> None:
+    fleet = Releasing(wide={"m": 400_000})
+    fleet.start(mirror=1.0, least=3600.0)
+    fleet.load(5, every=0.2)
+    assert len(copies_of(fleet)) >= 4
+    assert len(fleet.contexts.objects) == 5, "one of each query"
+    fleet.stage.run(1.0)
+    latency = next(one for one in fleet.shown()["figures"] if one["measure"] == "latency")
+    assert latency["old_n"] == 0, "how long it took to compute the first answer is not known"
+
+
+def test_members_and_stages_have_a_mirror_too() -> None:
+    other = variant("n-v1-ort-fp32-t1-b8", model="n")
+    fleet = Releasing(variant(), other)
+    fleet.order(other)
+    fleet.change(selection=Ensemble(policy="majority"), seconds=1.0)
+    graph = PipelineRecord(
+        vertices=[PipelineVertex(name="only", app="app", inputs={"x": "$.x"})], output={"y": "only.y"}
+    )
+    fleet.add(AppRecord(app="pipe", links={}, latency_ms=1000.0, pipeline=graph, signature=variant().signature))
+    fleet.stage.run(0.1)
+    fleet.start(mirror=1.0, least=3600.0)
+    for app in ("app", "pipe"):
+        before = len(copies_of(fleet))
+        members = {tuple(sorted(fleet.reply(fleet.ask(app), 0.05)["members"])) for _ in range(20)}
+        assert all("m@2" not in one for one in members)
+        assert len(copies_of(fleet)) - before > 15
+    assert {one.version for one in copies_of(fleet)} == {"2"}
+    assert {one.model for one in copies_of(fleet)} == {"m"}
+
+
+def test_shares_of_classes_are_those_of_queries_that_no_context_binds_to_a_version() -> None:
+    fleet = Releasing(says={"m@2": 1.0})
+    fleet.start(least=3600.0)
+    for n in range(300):
+        fleet.reply(fleet.ask(context=str(n % 6)), 0.01)
+    fleet.stage.run(1.0)
+    assert "classes" not in {one["measure"] for one in fleet.shown()["figures"]}
+    assert "classes (0) 0 " in fleet.until("rolled-back")["reason"]
 
 
 def test_no_kept_answer_is_of_the_other_version() -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from bus.codec import decode
@@ -33,8 +34,13 @@ def test_a_new_version_is_held_or_released_in_steps_as_it_was_registered() -> No
         "app: digits has a release of mlp"
     )
     stage.change(AbortRelease(app="digits"))
+    app = register(stage, "mirror")
+    assert app.release is not None
+    assert (app.release.state, app.release.mirror, app.release.share, app.release.step) == ("mirror", 0.1, 0.0, -1)
+    assert app.release.differs == pytest.approx(0.1 + 2 * (1.0 - 0.9)), "what both errors allow, and 0.1"
+    stage.change(AbortRelease(app="digits"))
     app = register(stage, "at-once")
-    assert app.links == {"mlp": "4"}
+    assert app.links == {"mlp": "5"}
 
 
 def test_a_first_version_serves_at_once_and_one_without_an_app_has_no_queries() -> None:

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from bus.messages.events import ClientError, CostEvent, JobEvent, OutcomeEvent, ScalingEvent, WorkerEvent
-from bus.messages.jobs import OFFLINE
+from bus.messages.jobs import OFFLINE, SYSTEM
 from services.core.metric import Histogram, MetricFamily
 from services.core.settings import MetricsSettings
 from services.shell.host.supervise import Child, Supervisor
@@ -214,6 +214,9 @@ def test_offline_work_is_no_query() -> None:
     tally = EventTotals(Clock())
     tally.fold("outcome", [outcome(policy=OFFLINE)])
     assert values(tally, "infaas_queries_total") == {}
+    assert values(tally, "infaas_offline_chunks_total") == {("ok",): 1}
+    tally.fold("outcome", [outcome(policy=OFFLINE, payer=SYSTEM), outcome()])
+    assert values(tally, "infaas_queries_total") == {("a", "ok"): 1}, "of a copy and a query of one variant"
     assert values(tally, "infaas_offline_chunks_total") == {("ok",): 1}
 
 
