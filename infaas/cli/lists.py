@@ -150,14 +150,9 @@ def _none(what: str, app: str | None, model: str | None = None) -> str:
 
 
 def _list(
-    data_dir: Path | None,
-    as_json: bool,
-    wide: bool,
-    columns: tuple[Column, ...],
-    empty: str,
-    ask: Callable[[Client], Awaitable[list[Item]]],
-    render: Callable[[list[Item], bool], None] | None = None,
-) -> int:
+    data_dir: Path | None, as_json: bool, wide: bool, columns: tuple[Column, ...], empty: str,
+    ask: Callable[[Client], Awaitable[list[Item]]], render: Callable[[list[Item], bool], None] | None = None,
+) -> int:  # fmt: skip
     def table(document: Item) -> None:
         if render is None:
             print_table(document["items"], columns, empty, wide=wide)
