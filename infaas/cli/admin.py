@@ -144,5 +144,6 @@ def _of(noun: str, **own: Any) -> App:
 
 
 app, model, worker, job = map(_of, ("app", "model", "worker", "job"))
+payloads = _group("payloads", {"export": "infaas.cli.payloads:export", "delete": "infaas.cli.payloads:delete"})
 release = _of("release", list="infaas.cli.release:releases", show="infaas.cli.release:show_release")
 admin = _group("admin", {verb: command_of(verb, _first(kind, "app")) for verb, kind in VERBS.items()})

@@ -48,7 +48,7 @@ from services.dispatcher.composites import Composites
 from services.dispatcher.default_output import executor_error, may_wait
 from services.dispatcher.demand import DemandCounter, LoadsOnDemand
 from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries, urgency
-from services.dispatcher.query import Admission, Query, label_of
+from services.dispatcher.query import Admission, Query, keeps, label_of
 from services.dispatcher.questions import Questions
 from services.dispatcher.releases import lacks_new
 from services.dispatcher.resent import WAITED, Resent
@@ -266,11 +266,12 @@ class Dispatcher(TableActor):
         self.in_flight.dispatch(query, instance, now)
         higher, instance.no_time = instance.no_time, None
         live = self.view.production(query.ask.app, instance.record.variant)
-        route = query.sent = query.route(self.name, instance.id, self._policy.name, more=more, higher=higher, live=live)
+        keep = keeps(query, self.apps.catalog.app(query.app))
+        route = query.sent = query.route(
+            self.name, instance.id, self._policy.name, more=more, higher=higher, live=live, keep=keep
+        )
         key = (instance.worker.name, instance.device)
-        subject = self._queues.get(key)
-        if subject is None:
-            subject = self._queues[key] = self._subjects.execute(*key)
+        subject = self._queues.get(key) or self._queues.setdefault(key, self._subjects.execute(*key))
         undelivered = f"{self._undelivered}{query.uid.hex()}-{query.attempt}"
         if self.clocks.off:
             route = self.clocks.sent(route, key[0])

@@ -220,6 +220,14 @@ class QualitySettings(Section, frozen=True, kw_only=True):
         SHARE,
         "Share of the queries of which one item and its answer are compared with the validation set, at most 256 a second of a device. 0: none.",
     ] = 0.5
+    payload_days: Annotated[
+        float,
+        Number(above=0, most=3650),
+        "Days that queries with their answers are kept, of apps whose owners let them be (set-app).",
+    ] = 7.0
+    payload_mb: Annotated[
+        float, Number(1, 1e6), "MB that they may take together on the bus. Beyond them the oldest go."
+    ] = 256.0
 
 
 class WorkerSettings(Section, frozen=True, kw_only=True):

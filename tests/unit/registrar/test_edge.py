@@ -39,6 +39,7 @@ from bus.subjects import Subjects
 from services.core.batching import batching_key
 from services.core.catalog import counted_key, selection_key
 from services.core.placement import quarantine_key, quarantined_at
+from services.core.settings import QualitySettings
 from services.registrar.commands import (
     AlreadyTaken,
     ClaimRegistration,
@@ -101,7 +102,7 @@ class Place:
 async def on_a_bus() -> AsyncIterator[Place]:
     bus = Broker().connect()
     place = Place()
-    place.edge = await RegistrarEdge.open(bus, SUBJECTS)
+    place.edge = await RegistrarEdge.open(bus, SUBJECTS, QualitySettings())
     place.catalog = await bus.key_value(SUBJECTS.catalog_bucket)
     place.status = await bus.key_value(SUBJECTS.status_bucket)
     place.control = await bus.key_value(SUBJECTS.control_bucket)
