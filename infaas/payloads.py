@@ -27,7 +27,7 @@ FEEDBACK = (
 )
 
 
-class Kept(NamedTuple):
+class KeptItems(NamedTuple):
     """arrays: of all items, by their names in the file. left_out: items whose shapes differ from most others'."""
 
     arrays: dict[str, Array]
@@ -83,7 +83,7 @@ def labels_of(
     return found
 
 
-def arrays_of(payloads: Sequence[Payload], labels: Mapping[tuple[str, int], Label], *, labelled: bool) -> Kept:
+def arrays_of(payloads: Sequence[Payload], labels: Mapping[tuple[str, int], Label], *, labelled: bool) -> KeptItems:
     """Items as arrays: inputs and `outputs.NAME` by their names, `labels`, and what they are items of. labelled: only those with a label."""
     shapes = Counter[Any]()
     groups: dict[Any, list[tuple[Payload, dict[str, Array], list[int]]]] = {}
@@ -107,7 +107,7 @@ def arrays_of(payloads: Sequence[Payload], labels: Mapping[tuple[str, int], Labe
     found["id"] = np.array([payload.id or "" for payload, _ in items], dtype=np.str_)
     found["time"] = np.array([payload.time for payload, _ in items], dtype=np.float64)
     found["variant"] = np.array([payload.variant for payload, _ in items], dtype=np.str_)
-    return Kept(found, shapes.total() - len(items))
+    return KeptItems(found, shapes.total() - len(items))
 
 
 def label_array(values: Sequence[Label | None]) -> Array:

@@ -17,7 +17,7 @@ from infaas.errors import RegistrationFailed
 if TYPE_CHECKING:
     from bus.messages.flow import Payload
     from bus.messages.public import RegistrationStatus
-    from infaas.payloads import Kept, Label
+    from infaas.payloads import KeptItems, Label
 
 LEAST = 100  # labelled items that a model is measured anew on
 
@@ -112,12 +112,12 @@ def remeasure(app: str, /, *, data_dir: DataDir = None, json: Json = False) -> i
     return 0
 
 
-async def _kept(data_dir: Path | None, app: str, *, labelled: bool) -> "Kept":
+async def _kept(data_dir: Path | None, app: str, *, labelled: bool) -> "KeptItems":
     async with connect(data_dir=data_dir) as client:
         return await _read(client, data_dir, app, labelled=labelled)
 
 
-async def _read(client: Client, data_dir: Path | None, app: str, *, labelled: bool) -> "Kept":
+async def _read(client: Client, data_dir: Path | None, app: str, *, labelled: bool) -> "KeptItems":
     from infaas import payloads  # noqa: PLC0415  (numpy takes long to import)
 
     found = await payloads.read(client, app)

@@ -28,7 +28,7 @@ TOGETHER = 100  # under way at a time: the server writes those that wait with on
 LAST_S = 2.0  # in which those are stored that wait at the end
 ROOM = 1024  # bytes of a message beside its arrays
 
-Row = tuple[Route, str, float, dict[str, NDArray[Any]], dict[str, Tensor]]
+KeptRow = tuple[Route, str, float, dict[str, NDArray[Any]], dict[str, Tensor]]
 
 
 class PayloadKeeper:
@@ -36,7 +36,7 @@ class PayloadKeeper:
 
     def __init__(self, bus: Bus, subjects: Subjects, *, on: bool) -> None:
         self._bus, self._subjects, self._on = bus, subjects, on
-        self._rows: deque[Row] = deque()
+        self._rows: deque[KeptRow] = deque()
         self._bytes = self._dropped = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -106,7 +106,7 @@ class PayloadKeeper:
         await bucket.put(key, data)
 
 
-def _packed(rows: list[Row]) -> list[tuple[str, bytes]]:
+def _packed(rows: list[KeptRow]) -> list[tuple[str, bytes]]:
     """Their keys and values."""
     found = []
     for route, variant, time, inputs, outputs in rows:

@@ -51,7 +51,7 @@ def test_what_is_kept_is_exported_measured_anew_on_and_deleted(tmp_path: Path) -
         assert found["outputs.scores"].shape == (ITEMS, tiny_models.CLASSES)
         assert {"query", "time", "variant"} < found.keys()
 
-        [before] = {one["accuracy"] for one in system.told("variants", APP)}
+        [before] = {one["registered"] for one in system.told("variants", APP)}
         document = system.told("remeasure", APP)
         assert document["labels"] == ITEMS
         assert [one["version"] for one in document["models"]] == ["2"]
@@ -61,8 +61,7 @@ def test_what_is_kept_is_exported_measured_anew_on_and_deleted(tmp_path: Path) -
         assert {round(one["accuracy"], 6) for one in variants} == {round(right, 6)}
         assert right < before
         assert min(one["accuracy_at"] for one in variants) > found["time"].max()
-        [listed] = [one for one in system.told("apps") if one["app"] == APP]
-        assert not (listed["quality"] or {}).get("variants"), "live accuracy begins anew"
+        assert all((one["accuracy_source"], one["live"]) == ("registered", None) for one in variants), "it begins anew"
 
         system.done("payloads", "delete", APP, "--id", "q7")
         system.done("payloads", "delete", APP, "--id", str(found["query"][place][0]))
@@ -70,8 +69,8 @@ def test_what_is_kept_is_exported_measured_anew_on_and_deleted(tmp_path: Path) -
         unknown = system.command("payloads", "delete", APP, "--id", "q7")
         assert unknown.returncode == 1
         assert "q7" in unknown.stderr
-        too_few = exported()
-        assert len(too_few["item"]) == ITEMS - 4
+        left = exported()
+        assert len(left["item"]) == ITEMS - 4
         assert system.told("payloads", "delete", APP)["deleted"] == ITEMS / 2 - 2
         ask(system, x[:10], labels[:10])
         assert eventually(lambda: "100 are needed" in system.command("remeasure", APP).stderr)
