@@ -309,7 +309,10 @@ class MemoryBus:
             kept.consumers[name] = MemoryConsumer(kept, subject, ack_wait_s)
         return kept.consumers[name]
 
-    async def key_value(self, bucket: str, *, create: bool = True) -> KeyValue:
+    async def key_value(
+        self, bucket: str, *, max_age_s: float = 0.0, max_bytes: int = 0, create: bool = True
+    ) -> KeyValue:
+        del max_age_s, max_bytes  # nobody fills it beyond its process' memory
         self._usable()
         if bucket not in self._broker.buckets:
             if not create:

@@ -37,28 +37,27 @@ class NatsKeyValue:
         self._stream = f"KV_{bucket}"
         self._prefix = f"$KV.{bucket}."
 
-    async def open(self, *, create: bool) -> None:
+    async def open(self, *, create: bool, max_age_s: float = 0.0, max_bytes: int = 0) -> None:
         if not create:
             await self._jet.stream_info(self._stream)
             return
-        await self._jet.create_stream(
-            {
-                "name": self._stream,
-                "subjects": [f"{self._prefix}>"],
-                "max_msgs_per_subject": 1,
-                "max_msgs": -1,
-                "max_bytes": -1,
-                "max_consumers": -1,
-                "max_msg_size": -1,
-                "max_age": 0,
-                "discard": "new",
-                "storage": "file",
-                "duplicate_window": 120 * NANO,
-                "allow_rollup_hdrs": True,
-                "deny_delete": True,
-                "allow_direct": True,
-            }
-        )
+        config = {
+            "name": self._stream,
+            "subjects": [f"{self._prefix}>"],
+            "max_msgs_per_subject": 1,
+            "max_msgs": -1,
+            "max_bytes": max_bytes or -1,
+            "max_consumers": -1,
+            "max_msg_size": -1,
+            "max_age": int(max_age_s * NANO),
+            "discard": "old" if max_bytes else "new",
+            "storage": "file",
+            "duplicate_window": int(min(120.0, max_age_s or 120.0) * NANO),
+            "allow_rollup_hdrs": True,
+            "deny_delete": True,
+            "allow_direct": True,
+        }
+        await self._jet.create_stream(config, ("max_age", "max_bytes", "duplicate_window") if max_age_s else ())
 
     async def put(self, key: str, value: bytes) -> int:
         return await self._jet.publish(self._subject(key), value)

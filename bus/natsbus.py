@@ -265,9 +265,11 @@ class NatsBus:
         await consumer.open()
         return consumer
 
-    async def key_value(self, bucket: str, *, create: bool = True) -> KeyValue:
+    async def key_value(
+        self, bucket: str, *, max_age_s: float = 0.0, max_bytes: int = 0, create: bool = True
+    ) -> KeyValue:
         store = NatsKeyValue(self._jet, bucket)
-        await store.open(create=create)
+        await store.open(max_age_s=max_age_s, max_bytes=max_bytes, create=create)
         return store
 
     async def object_store(self, bucket: str, *, max_age_s: float = 0.0, create: bool = True) -> ObjectStore:

@@ -218,7 +218,12 @@ class Bus(Protocol):
     async def consumer(self, stream: str, name: str, subject: str = ">", *, ack_wait_s: float = 30.0) -> Consumer:
         """ack_wait_s: a fetched message is delivered again if it is not acknowledged within this time. Raises NotFound."""
 
-    async def key_value(self, bucket: str, *, create: bool = True) -> KeyValue: ...
+    async def key_value(
+        self, bucket: str, *, max_age_s: float = 0.0, max_bytes: int = 0, create: bool = True
+    ) -> KeyValue:
+        """max_age_s, max_bytes: beyond which the oldest values go; 0: none does. A bucket within one process keeps them."""
+        ...
+
     async def object_store(self, bucket: str, *, max_age_s: float = 0.0, create: bool = True) -> ObjectStore: ...
     def new_inbox(self) -> str:
         """A subject that no other process knows."""

@@ -256,6 +256,13 @@ STORE_RIGHTS: tuple[StoreRights, ...] = (
         reads=_r("registrar", "recorder", "operator", "backup"),
         writes=_r("registrar", "backup"),
     ),
+    StoreRights(
+        "payloads_bucket",
+        "kv",
+        creates=_r("registrar"),
+        reads=_r("registrar", "operator"),
+        writes=_r("registrar", "executor", "operator"),
+    ),
     StoreRights("jobs_bucket", "kv", creates=_r("jobs"), reads=_r("jobs", "offline", "operator"), writes=_r("jobs")),
     *(StoreRights(name, "objects", _r("registrar"), reads, writes) for name, (reads, writes) in _BUCKETS.items()),
     StoreRights(

@@ -173,6 +173,8 @@ class Subjects:
     inputs_bucket = _Store("inputs")
     # Outputs too large for one message, each the MessagePack of an Answer's field `outputs`; they expire.
     outputs_bucket = _Store("outputs")
+    # Queries with their answers, where an app's owner lets them be kept: `<app>.<query>.<digest of its id>.<uid>`; they expire.
+    payloads_bucket = _Store("payloads")
 
 
 EVERY_SERVER = "$SYS.REQ.ACCOUNT.PING.STATZ"  # each NATS server answers, with numbers of the asker's own account

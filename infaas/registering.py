@@ -113,7 +113,8 @@ async def register(
                 saved, request = await asyncio.to_thread(
                     validation_file, path, validation, request, Path(directory), say, groups
                 )
-                return await _run(bus, subjects, path, saved, request, on_progress)
+                files = {"model": path, "validation": saved}
+                return await _run(bus, subjects, files, request, on_progress)
     except InfaasError:  # some of them are TimeoutErrors as well
         raise
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
@@ -140,14 +141,38 @@ def named_after(app: str) -> str:
     return app
 
 
+async def measure_again(
+    bus: Bus,
+    subjects: Subjects,
+    model: Mapping[str, Any],
+    app: str,
+    samples: Path,
+    labels_key: str,
+    on_progress: OnProgress,
+) -> RegistrationStatus:
+    """Register the file of a registered version again, on these samples. model: as it is listed. Raises Refused, NotConnected, Timeout, BusError."""
+    request = Register(
+        app=app,
+        model=model["model"],
+        format=model["format"],
+        object="registered",
+        validation="",
+        labels_key=labels_key,
+        registration=f"r-{secrets.token_hex(8)}",
+        remeasures=model["version"],
+    )
+    return await _run(bus, subjects, {"validation": samples}, request, on_progress)
+
+
 async def _run(
-    bus: Bus, subjects: Subjects, model: Path, validation: Path, request: Register, on_progress: OnProgress | None
+    bus: Bus, subjects: Subjects, files: Mapping[str, Path], request: Register, on_progress: OnProgress | None
 ) -> RegistrationStatus:
     registration = request.registration or ""
     progress = on_progress or (lambda _status: None)
     uploads = await bus.object_store(subjects.uploads_bucket)
-    keys = {f"{registration}.model": model, f"{registration}.validation": validation}
-    request = msgspec.structs.replace(request, object=f"{registration}.model", validation=f"{registration}.validation")
+    keys = {f"{registration}.{what}": path for what, path in files.items()}
+    object_ = f"{registration}.model" if "model" in files else request.object
+    request = msgspec.structs.replace(request, object=object_, validation=f"{registration}.validation")
     started = RegistrationStatus(registration=registration, state="accepted", app=request.app, model=request.model)
     async with _follower(bus, subjects, request, progress) as follower:
         try:

@@ -109,8 +109,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     allow_nan, functions: as in `Register`. model_accuracy: of the model as it was uploaded; None: not known. alone: why each item is computed alone,
     since its answer would depend on others in its batch; empty: it does not. arithmetic: of the CPU on which it was measured, "exact" or
     "saturating", where its accuracy depends on that; it runs on such ones only. distribution: object key in the artifacts bucket of how the
-    validation set, and its answers to it, are distributed; empty: not known. live, registered: as an app sees it (`Catalog.seen`): what labels say,
-    and the accuracy of the bucket's record.
+    validation set, and its answers to it, are distributed; empty: not known. live, registered: `Catalog.seen` adds what labels say, and the accuracy.
     """
 
     variant: str
@@ -460,7 +459,7 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     None: one variant answers each query. replicas: by linked model, the least number of instances of its best variant. pipeline: the graph of other
     apps that answers; such an app links no models. plan: of the pipeline, the one that is deployed. accuracy: what a query without one gets: "own", a
     variant at most 0.5 points below its model, or "any". expects: what an operator has said of its load. plan_ended: why the last plan was ended by a
-    change that it does not fit; empty: none was. quality_act: as `set-app` says. release: the last one; None: there was none.
+    change that it does not fit; empty: none was. quality_act, payloads: as `set-app` says. release: the last one; None: there was none.
     """
 
     app: str
@@ -480,6 +479,7 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     plan_ended: str = ""
     expects: list[Expectation] = []
     quality_act: str = "select"
+    payloads: float = 0.0
     release: VersionRelease | None = None
     accuracy_mean: float | None = None
     worth: float | None = None

@@ -3,11 +3,12 @@
 These messages are encoded as arrays, since they are on the hot path.
 """
 
+from hashlib import blake2b
 from typing import Any
 
 from msgspec import Raw, Struct
 
-from bus.messages.public import Error, Feedback
+from bus.messages.public import Error, Feedback, Tensor
 
 
 class Route(Struct, frozen=True, array_like=True, gc=False):
@@ -23,6 +24,7 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
     higher: a query of higher priority that this instance had no time for a moment ago: its priority, and the seconds that it had.
     payer: the app that pays, if it is another one: a pipeline for the visits of its stages; for a query that names a model and no app, the first
     app that links the model. live: the variant's accuracy in production, and what that was measured by, where it has left the registered one.
+    keep: the query is kept with its answer (`Payload`).
     """
 
     uid: bytes
@@ -60,6 +62,7 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
     higher: tuple[int, float] | None = None
     payer: str | None = None
     live: tuple[float, str] | None = None
+    keep: bool = False
 
 
 class TensorRef(Struct, frozen=True, array_like=True, gc=False):
@@ -79,6 +82,29 @@ class Origin(Struct, frozen=True, array_like=True, gc=False):
 
     route: Route
     body: bytes | None = None
+
+
+class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A query with its answer, as one variant computed it. query: the uid of what its client asked, in hexadecimal digits; id: the client's own.
+    time: Unix seconds. inputs, outputs: by name, [items, ...].
+    """
+
+    query: str
+    time: float
+    variant: str
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    id: str | None = None
+
+
+def payload_key(app: str, query: str, id: str | None, uid: str) -> str:
+    """In the payloads bucket. uid: of what an executor had, which is several where one query asks a stage of a pipeline more than once."""
+    return f"{app}.{query}.{id_digest(id)}.{uid}"
+
+
+def id_digest(id: str | None) -> str:
+    """A client's id as part of a key."""
+    return "_" if id is None else blake2b(id.encode(), digest_size=8).hexdigest()
 
 
 class Execute(Struct, frozen=True, array_like=True, gc=False):

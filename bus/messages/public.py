@@ -283,9 +283,7 @@ class Register(Struct, frozen=True, kw_only=True):
     target: Annotated[
         str | None, Length(MOST_TASK, least=1), "What a regressor's number is, as price. Answers and lists then say so."
     ] = None
-    unit: Annotated[
-        str | None, Length(MOST_TASK, least=1), "Its unit, as EUR. Answers, errors and lists then say so."
-    ] = None
+    unit: Annotated[str | None, Length(MOST_TASK, least=1), "Its unit, as EUR. Answers and lists say so."] = None
     columns: Annotated[
         list[str],
         "Names of the columns of a table that is the model's only input, in their order. Queries may then name them.",
@@ -298,6 +296,9 @@ class Register(Struct, frozen=True, kw_only=True):
     ] = "at-once"
     functions: Annotated[
         Functions | None, "Functions of your own before and after the model, which run in the sandbox beside it."
+    ] = None
+    remeasures: Annotated[
+        str | None, TOKEN, "A version whose file, and what was said of it, are taken again, on another validation set."
     ] = None
 
 

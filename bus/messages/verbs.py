@@ -76,6 +76,11 @@ class AppSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
         "What a query gets whose accuracy no variant reaches any more, by the labels: report, the same variant as before; select, the best that"
         " there is (the default); or refuse. The first two say what they miss.",
     ] = UNSET
+    payloads: Annotated[
+        float | UnsetType | None,
+        SHARE,
+        "Share of the app's queries that are kept with their answers, for `infaas payloads` and `infaas remeasure`, 0 to 1. Default: 0, none.",
+    ] = UNSET
     input_type: Annotated[
         str | UnsetType | None,
         choice(*INPUT_TYPES),

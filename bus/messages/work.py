@@ -26,6 +26,7 @@ class InspectModel(Struct, frozen=True, kw_only=True):
 
     object, validation: object keys in the uploads bucket. stored: the keys are in the artifacts bucket instead, since the model is already
     registered. hardware: the worker also checks the frameworks for this kind of device. keep: store the files in the artifacts bucket.
+    remeasures: a registered version, whose file `object` is: the validation set is in the uploads bucket all the same.
     """
 
     registration: str
@@ -41,6 +42,7 @@ class InspectModel(Struct, frozen=True, kw_only=True):
     hardware: str = "cpu"
     keep: bool = True
     functions: Functions | None = None
+    remeasures: str | None = None
 
 
 class BuildVariants(Struct, frozen=True, kw_only=True):

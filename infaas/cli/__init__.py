@@ -75,6 +75,10 @@ _MORE = {
     "bench": Command("infaas.cli.bench:bench", "Send load to a running system and measure its answers."),
     "export": Command("infaas.cli.apply:export", "Print a running system as a file for `infaas apply`."),
     "feedback": Command("infaas.cli.query:feedback", "Report the true labels of earlier queries, from a file."),
+    "payloads": Command("infaas.cli.admin:payloads", "Export and delete queries that were kept with their answers."),
+    "remeasure": Command(
+        "infaas.cli.payloads:remeasure", "Measure an app's models anew on its labelled queries that were kept."
+    ),
     "sql": Command("infaas.cli.sql:sql", "Query the recorded history with SQL, or open psql."),
     "plan": Command(
         "infaas.cli.plan:plan", "Plan instances and cost for the loads and objectives in a file. Needs no system."

@@ -218,7 +218,7 @@ def _first(kind: type[AdminVerb], wanted: str) -> str:
     return wanted if wanted in fields_of(kind) else next(iter(body_of(kind)))
 
 
-def _group(noun: str, verbs: Mapping[str, Callable[..., int]]) -> App:
+def _group(noun: str, verbs: Mapping[str, Callable[..., int] | str]) -> App:
     """The commands about one kind of thing: those of the table, then operators' verbs."""
     group = App(name=noun, help=COMMANDS[noun].summary, version_flags=[], result_action="return_value")
     found = ([*place.split(" "), one.function] for one in COMMANDS.values() for place in one.places)
@@ -236,5 +236,6 @@ def _of(noun: str, **own: Any) -> App:
 
 
 app, model, worker, job = map(_of, ("app", "model", "worker", "job"))
+payloads = _group("payloads", {"export": "infaas.cli.payloads:export", "delete": "infaas.cli.payloads:delete"})
 release = _of("release", list=releases, show=show_release)
 admin = _group("admin", {verb: command_of(verb, _first(kind, "app")) for verb, kind in VERBS.items()})

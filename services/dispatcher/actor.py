@@ -48,7 +48,7 @@ from services.dispatcher.composites import Composites
 from services.dispatcher.default_output import executor_error, may_wait
 from services.dispatcher.demand import DemandCounter, LoadsOnDemand
 from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries, urgency
-from services.dispatcher.query import Admission, Query, label_of
+from services.dispatcher.query import Admission, Query, keeps, label_of
 from services.dispatcher.questions import Questions
 from services.dispatcher.releases import lacks_new
 from services.dispatcher.resent import WAITED, Resent
@@ -134,24 +134,23 @@ class Dispatcher(TableActor):
             PullDue: lambda due: self.central.due(due.message.variant, due.now),
         }
         self.silence.hold.guard(self._on, (HandBack, *self.composites.ending))
-        s = subjects
         self.inlets = (
-            Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat),
-            Inlet(subject=s.exited(), message=ExecutorExited),
-            Inlet(subject=s.done(name), message=DoneBatch),
-            Inlet(subject=s.undelivered(name), message=DoneBatch),
-            Inlet(subject=s.trying(name), message=Trying),
+            Inlet(subject=subjects.worker_heartbeat(), message=WorkerHeartbeat),
+            Inlet(subject=subjects.exited(), message=ExecutorExited),
+            Inlet(subject=subjects.done(name), message=DoneBatch),
+            Inlet(subject=subjects.undelivered(name), message=DoneBatch),
+            Inlet(subject=subjects.trying(name), message=Trying),
             *self.silence.inlets,
             *self.resent.inlets,
             *self.cancelling.inlets,
-            Inlet(subject=s.loads(name), message=LoadReply),
-            Inlet(subject=s.resubmit(name), message=HandBack),
-            Inlet(subject=s.resubmit(), message=HandBack, queue=DISPATCHERS),
-            Inlet(subject=s.explain(), message=Requirements, queue=DISPATCHERS),
-            Inlet(subject=s.list(), message=ListRequest, queue=DISPATCHERS),
-            Inlet(subject=s.selection("changed"), message=ContextChanged),
+            Inlet(subject=subjects.loads(name), message=LoadReply),
+            Inlet(subject=subjects.resubmit(name), message=HandBack),
+            Inlet(subject=subjects.resubmit(), message=HandBack, queue=DISPATCHERS),
+            Inlet(subject=subjects.explain(), message=Requirements, queue=DISPATCHERS),
+            Inlet(subject=subjects.list(), message=ListRequest, queue=DISPATCHERS),
+            Inlet(subject=subjects.selection("changed"), message=ContextChanged),
             *self.composites.inlets,
-            Inlet(subject=s.query(), message=QueryHead, queue=DISPATCHERS, malformed=True),
+            Inlet(subject=subjects.query(), message=QueryHead, queue=DISPATCHERS, malformed=True),
         )
         self.watches = (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.control_bucket))
 
@@ -267,11 +266,12 @@ class Dispatcher(TableActor):
         self.in_flight.dispatch(query, instance, now)
         higher, instance.no_time = instance.no_time, None
         live = self.view.production(query.ask.app, instance.record.variant)
-        route = query.sent = query.route(self.name, instance.id, self._policy.name, more=more, higher=higher, live=live)
+        keep = keeps(query, self.apps.catalog.app(query.app))
+        route = query.sent = query.route(
+            self.name, instance.id, self._policy.name, more=more, higher=higher, live=live, keep=keep
+        )
         key = (instance.worker.name, instance.device)
-        subject = self._queues.get(key)
-        if subject is None:
-            subject = self._queues[key] = self._subjects.execute(*key)
+        subject = self._queues.get(key) or self._queues.setdefault(key, self._subjects.execute(*key))
         undelivered = f"{self._undelivered}{query.uid.hex()}-{query.attempt}"
         if self.clocks.off:
             route = self.clocks.sent(route, key[0])

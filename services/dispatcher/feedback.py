@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from bus.fields import filled
 from bus.messages.catalog import Ensemble
 from bus.messages.events import FeedbackEvent
 from bus.messages.flow import FeedbackSought, FeedbackTaken
@@ -217,9 +218,7 @@ class Feedbacks:
         if query == b"":
             return _error("bad_request", "query must be the 32 hexadecimal digits that an answer named as its `query`")
         digest = None if inputs in _NO_INPUTS else blake2b(inputs, digest_size=16).hexdigest()
-        return FeedbackEvent(
-            time=now, app=app, id=feedback.id, context=feedback.context, label=label, input_digest=digest, query=query
-        )
+        return filled(FeedbackEvent, feedback, time=now, app=app, label=label, input_digest=digest, query=query)
 
     def _unfit(self, app: str, label: Any) -> str | None:
         """Why no model of an app could be right by this label; None: one could."""
@@ -371,11 +370,11 @@ class Feedbacks:
             return NOTHING
         label = _json(asked.feedback.label)
         digest = None if asked.digest is None else asked.digest.hex()
-        event = FeedbackEvent(
+        event = filled(
+            FeedbackEvent,
+            asked.feedback,
             time=envelope.now,
             app=asked.app,
-            id=asked.feedback.id,
-            context=asked.feedback.context,
             label=label or "",
             input_digest=digest,
             query=asked.query,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
+from zlib import crc32
 
 import msgspec
 from msgspec import Raw, Struct
@@ -66,8 +67,9 @@ class Query:
         more: bool = False,
         higher: tuple[int, float] | None = None,
         live: tuple[float, str] | None = None,
+        keep: bool = False,
     ) -> Route:
-        """What goes in front of the body, and into the outcome. more, higher, live: as in `Route`."""
+        """What goes in front of the body, and into the outcome. more, higher, live, keep: as in `Route`."""
         head, ask, part = self.head, self.ask, self.part
         latency = ask.latency_s
         return Route(
@@ -106,6 +108,7 @@ class Query:
             higher,
             self.payer,
             live,
+            keep,
         )
 
     @property
@@ -240,6 +243,18 @@ def outermost(join: Join) -> Join:
     while join.query.part is not None:
         join = join.query.part.join
     return join
+
+
+def keeps(query: Query, app: AppRecord | None) -> bool:
+    """Whether a query is kept with its answer: all stages keep the same ones, and of an ensemble's members the first."""
+    if app is None or not app.payloads:
+        return False
+    uid, part = query.uid, query.part
+    if part is not None:
+        if part.join.query.ensemble is not None and part is not part.join.parts[0]:
+            return False
+        uid = outermost(part.join).query.uid
+    return crc32(uid) < app.payloads * 2**32
 
 
 # -- tracing: one span from a query's arrival to its end

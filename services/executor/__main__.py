@@ -106,11 +106,12 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
     succeeds = running is not None and running.role == BESIDE
 
     def edge(make: type[ExecutorEdge] = ExecutorEdge, address: str = CPU, cores: int = 0) -> ExecutorEdge:
-        share = settings.quality.sample_share if settings.bus.url else 0.0  # else nobody counts
+        alone = not settings.bus.url  # nobody counts what is sampled, and others' code runs here
         made = make(
-            bus, subjects, address, cores or cores_of(settings.worker), cache, settings.executor, running, share
-        )
-        made.may_end_process = bool(settings.bus.url)
+            bus, subjects, address, cores or cores_of(settings.worker), cache, settings.executor, running,
+            0.0 if alone else settings.quality.sample_share, payloads=not alone,
+        )  # fmt: skip
+        made.may_end_process = not alone
         return made
 
     async def runtime(device: Device, its_edge: Edge, name: str = "") -> Runtime:

@@ -49,6 +49,7 @@ from services.executor.commands import (
     UnloadModel,
 )
 from services.executor.edge_models import DeviceModels, ModelInMemory
+from services.executor.edge_payloads import PayloadKeeper
 from services.executor.edge_samples import QuerySampler
 from services.executor.queue import Inputs, QueuedQuery
 from services.shell.host.running import Running
@@ -193,14 +194,15 @@ _named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 
 class ExecutorEdge:
     """One device's edge. device: its address. cache: directory of fetched artifacts, which are named by their digests. running: shows the
-    supervisor what is loaded and computed. sample_share: of the queries, compared with the validation set. may_end_process: not one that others' code runs in (`infaas.serve`).
+    supervisor what is loaded and computed. sample_share: of the queries, compared with the validation set. payloads: whether they may be kept.
+    may_end_process: not one that others' code runs in (`infaas.serve`).
     """
 
     may_end_process = True
 
     def __init__(
         self, bus: Bus, subjects: Subjects, device: str, cores: int, cache: Path, settings: ExecutorSettings,
-        running: Running | None = None, sample_share: float = 0.0,
+        running: Running | None = None, sample_share: float = 0.0, *, payloads: bool = False,
     ) -> None:  # fmt: skip
         self._running = running
         self._bus = bus
@@ -210,6 +212,7 @@ class ExecutorEdge:
         most = max(1, cores) if device == "cpu" else MOST_RUNS
         self._threads = ThreadPoolExecutor(max_workers=most, thread_name_prefix="run")
         self._samples = QuerySampler(bus, subjects, sample_share)
+        self._payloads = PayloadKeeper(bus, subjects, on=payloads)
         self._models = DeviceModels(bus, subjects, device, cache, self._threads)
         self._loaded = self._models.loaded
         self._off_loop = self._models.off_loop
@@ -250,6 +253,7 @@ class ExecutorEdge:
                 with self._loading():
                     loaded = await self._models.load(command)
                 self._samples.begin(command.variant)
+                self._payloads.begin()
                 return loaded
             case MoveModel():
                 with self._loading():
@@ -310,6 +314,7 @@ class ExecutorEdge:
             result = BatchResult(started, unix_now(), parts, None, most_bytes(outputs), labels=labels, said=known)
             if record.distribution:
                 self._samples.take(record, queries, arrays, named)
+            self._payloads.take(record, queries, arrays, parts)
         except (BackendError, BadTensor, NotANumber, ValueError, KeyError, MemoryError) as error:
             found = [plain(error)] * len(queries)
             result = BatchResult(
@@ -370,7 +375,7 @@ class ExecutorEdge:
     async def ended(self) -> None:
         """Nothing is watched any more."""
         self._over = True
-        await self._samples.close()
+        await asyncio.gather(self._samples.close(), self._payloads.close())
 
     def _watch_loop(self) -> None:
         """A run on the loop blocks everything else: this thread cancels it."""
@@ -465,7 +470,7 @@ class ContainerEdge(ExecutorEdge):
         loaded: Callable[[], None] = lambda: None,
         sample_share: float = 0.0,
     ) -> None:
-        super().__init__(bus, subjects, "container", 1, Path(), settings, sample_share=sample_share)
+        super().__init__(bus, subjects, "container", 1, Path(), settings, sample_share=sample_share, payloads=True)
         self._user = process
         self._tell = loaded
 
@@ -479,6 +484,7 @@ class ContainerEdge(ExecutorEdge):
             case LoadModel():
                 self._loaded[command.instance] = ModelInMemory(command.variant, self._user, self._threads)
                 self._samples.begin(command.variant)
+                self._payloads.begin()
                 self._tell()
                 return LoadedModel(0.0, self._user.measure_memory(), self._user.proof, self._user.one_at_a_time)
             case UnloadModel():

@@ -18,5 +18,5 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     # One name for the life of the process: a restarted actor goes on with its registrations.
     name = f"registrar-{secrets.token_hex(4)}"
     make = partial(make_registrar, settings, subjects, name, lambda: f"r-{secrets.token_hex(8)}")
-    edge = await RegistrarEdge.open(bus, subjects)
+    edge = await RegistrarEdge.open(bus, subjects, settings.quality)
     return [Runtime("registrar", make, bus, subjects, edge, insight=actor)]

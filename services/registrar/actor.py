@@ -63,7 +63,7 @@ from services.core.placement import REMOTE
 from services.core.requests import Commands, Retry, SyncGate, TakeOvers, answer, not_now, refuse
 from services.core.settings import RegistrarSettings, Settings
 from services.registrar.changes import not_now_for, refusal, told
-from services.registrar.checks import Ceiling, registration_error, verb_asked
+from services.registrar.checks import Ceiling, measured_anew, registration_error, verb_asked
 from services.registrar.commands import (
     AlreadyTaken,
     ClaimRegistration,
@@ -211,10 +211,11 @@ class Registrar:
     # -- requests
 
     def _register(self, envelope: Envelope) -> Iterable[Effect]:
-        request: Register = envelope.message
+        request = measured_anew(envelope.message, self._catalog)
+        if isinstance(request, Error):
+            return self._turn_away(envelope.reply, request, envelope.now)
         registration = request.registration or self._new_id()
-        error = registration_error(request, self._settings)
-        if error is not None:
+        if (error := registration_error(request, self._settings)) is not None:
             return self._turn_away(envelope.reply, error, envelope.now, request)
         if registration in self._claims or registration in self._records or self._statuses.last(registration):
             return self._turn_away(envelope.reply, _taken("registration", request), envelope.now, request)
@@ -327,8 +328,7 @@ class Registrar:
             forget = Finish(registration=registration, model=status.model, version=None, uploads=(), forget=True)
             return (Do(("dismiss", registration), forget, COMMAND_S),)
         if status is not None and status.state in OVER:
-            text = f"registration: {registration} has ended already: it is {status.state}"
-            return refuse(reply, error_of(text))
+            return refuse(reply, error_of(f"registration: {registration} has ended already: it is {status.state}"))
         if status is None and registration not in self._records:
             return refuse(reply, _unknown(registration))
         self._cancelling.setdefault(registration, []).append(reply)

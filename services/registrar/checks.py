@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import NODEFAULT, UNSET, Raw, Struct, ValidationError, convert
 
 from bus.codec import BadMessage, decode, encode, explain
-from bus.fields import TYPO, faults, meant, similar, unread_keys
-from bus.messages.catalog import MOST_SOURCE, TARGETS, Ensemble, PipelinePlan, VariantRecord
+from bus.fields import TYPO, faults, filled, meant, similar, unread_keys
+from bus.messages.catalog import AGREEMENT, METRICS, MOST_SOURCE, TARGETS, Ensemble, PipelinePlan, VariantRecord
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.public import Error, Register
 from bus.messages.verbs import (
@@ -36,6 +36,18 @@ AROUND = ("onnx", "pt2")  # formats of models that functions of their owners may
 IMPORT_PATH = re.compile(r"(?=.{3,200}\Z)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
 NO_SELECTION = Ensemble()
 LEARNING = ("exp3", "exp4")  # policies that learn at the rate `eta`; a class of one's own gets none
+# What a request that remeasures says itself.
+OF_REQUEST = (
+    "app",
+    "version",
+    "registration",
+    "validation",
+    "inputs_key",
+    "labels_key",
+    "release",
+    "remeasures",
+    "dry_run",
+)
 READ_BY_VERBS = frozenset(name for kind in ADMIN_VERBS.values() for name in body_of(kind))
 
 
@@ -70,6 +82,27 @@ def registration_error(request: Register, settings: RegistrarSettings) -> Error 
     if request.inputs_key == request.labels_key:
         wrong.append("labels_key: must differ from inputs_key")
     return error_of("; ".join(wrong)) if wrong else None
+
+
+def measured_anew(request: Register, catalog: Catalog) -> Register | Error:
+    """The request; where it remeasures a version, with that one's file and what was said of it."""
+    if request.remeasures is None:
+        return request
+    known = catalog.model(request.model, request.remeasures)
+    if known is None:
+        return error_of(
+            f"remeasures: model {request.model} has no version {request.remeasures}: see infaas.list.models",
+            "unknown_model",
+        )
+    if known.format == CONTAINER:
+        return error_of(
+            f"remeasures: {request.model} measures itself in its own process: start it again with another validation set"
+        )
+    if known.metric not in METRICS or known.metric in (AGREEMENT, "ndcg"):
+        return error_of(
+            f"remeasures: labels of single queries do not give {known.metric}: register {request.model} again with a validation set"
+        )
+    return filled(Register, known, object=known.source, **{name: getattr(request, name) for name in OF_REQUEST})
 
 
 def _functions(request: Register) -> list[str]:

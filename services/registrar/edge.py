@@ -38,6 +38,8 @@ from services.core.catalog import (
 )
 from services.core.placement import quarantined_at
 from services.core.release import KEY
+from services.core.settings import QualitySettings
+from services.core.settings.fields import DAY
 from services.registrar.changes import AMENDMENTS, amend, note_of
 from services.registrar.commands import (
     AddVariants,
@@ -89,20 +91,12 @@ class RegistrarEdge:
     """Carries out the commands of services/registrar/commands.py. `await RegistrarEdge.open(bus, subjects)` makes one."""
 
     def __init__(
-        self,
-        catalog: KeyValue,
-        status: KeyValue,
-        control: KeyValue,
-        contexts: KeyValue,
-        uploads: ObjectStore,
-        artifacts: ObjectStore,
-    ) -> None:
-        self._catalog = catalog
-        self._status = status
-        self._control = control
-        self._contexts = contexts
-        self._uploads = uploads
-        self._artifacts = artifacts
+        self, catalog: KeyValue, status: KeyValue, control: KeyValue, contexts: KeyValue, payloads: KeyValue,
+        uploads: ObjectStore, artifacts: ObjectStore,
+    ) -> None:  # fmt: skip
+        self._catalog, self._status, self._control = catalog, status, control
+        self._contexts, self._payloads = contexts, payloads
+        self._uploads, self._artifacts = uploads, artifacts
         self._prune_due = False  # a registration was under way
         self._commands: dict[type, Callable[[Any], Any]] = {
             ClaimRegistration: self._claim,
@@ -126,8 +120,9 @@ class RegistrarEdge:
         }
 
     @classmethod
-    async def open(cls, bus: Bus, subjects: Subjects) -> "RegistrarEdge":
+    async def open(cls, bus: Bus, subjects: Subjects, quality: QualitySettings) -> "RegistrarEdge":
         """Open or make the buckets, also those that only other services use, which may not make them; raises BusError."""
+        age, size = quality.payload_days * DAY, int(quality.payload_mb * 2**20)
         values = (subjects.catalog_bucket, subjects.status_bucket, subjects.control_bucket, subjects.selection_bucket)
         objects = {
             subjects.uploads_bucket: UPLOADS_KEPT_S,
@@ -135,12 +130,13 @@ class RegistrarEdge:
             subjects.inputs_bucket: LARGE_KEPT_S,
             subjects.outputs_bucket: LARGE_KEPT_S,
         }
-        kept, stored = await asyncio.gather(
+        kept, payloads, stored = await asyncio.gather(
             asyncio.gather(*map(bus.key_value, values)),
+            bus.key_value(subjects.payloads_bucket, max_age_s=age, max_bytes=size),
             asyncio.gather(*(bus.object_store(bucket, max_age_s=age) for bucket, age in objects.items())),
         )
         catalog, status, control, contexts = kept
-        return cls(catalog, status, control, contexts, *stored[:2])
+        return cls(catalog, status, control, contexts, payloads, *stored[:2])
 
     async def perform(self, command: Any) -> Any:
         """See services.core.actor.Edge."""
@@ -336,6 +332,7 @@ class RegistrarEdge:
         await self._set_batching(SetBatching(app=command.app))
         with suppress(NotFound):
             await self._control.delete(f"{KEY}{command.app}")
+        await _delete_all(self._payloads, command.app)
         return await self._reset_selection(ResetSelection(app=command.app))
 
     async def _refit_plans(self, app: str) -> list[str]:
@@ -377,9 +374,7 @@ class RegistrarEdge:
         with suppress(NotFound):  # what labels said
             await self._catalog.get(quality_key(app))
             await self._catalog.delete(quality_key(app))
-        keys = await self._contexts.keys(app)
-        for at in range(0, len(keys), TOGETHER):
-            await asyncio.gather(*map(self._contexts.delete, keys[at : at + TOGETHER]))
+        await _delete_all(self._contexts, app)
         return ContextsDeleted(app)
 
     async def _amend(self, change: Any) -> Error | Amended:
@@ -488,6 +483,12 @@ class RegistrarEdge:
 def _reservation(model: str, version: str) -> str:
     """Key of the reservation of a version: by a registration under way, or for ever because it was deleted."""
     return f"version.{model}.{version}"
+
+
+async def _delete_all(bucket: KeyValue, under: str) -> None:
+    keys = await bucket.keys(under)
+    for at in range(0, len(keys), TOGETHER):
+        await asyncio.gather(*map(bucket.delete, keys[at : at + TOGETHER]))
 
 
 async def _get(bucket: KeyValue, key: str, message: type[_Message]) -> _Message | None:

@@ -113,7 +113,7 @@ class Registration:
                 request,
                 registration=self.id,
                 allow_torchscript=settings.allow_torchscript,
-                stored=self.extends,
+                stored=self.extends or request.remeasures is not None,
                 hardware=self.hardware,
                 keep=not request.dry_run,
             )

@@ -37,7 +37,7 @@ MODULES = (
 )
 # ways of reading a message in part, base classes
 NOT_CHANNELS = {"TensorView", "TensorHead", "QueryInputs", "Event", "AdminVerb", "AppSettings", "BatchingFields"}
-IN_BUCKETS = {"Part", "BatchingRule", "PipelineReplicas"}  # what objects and keys hold
+IN_BUCKETS = {"Part", "Payload", "BatchingRule", "PipelineReplicas"}  # what objects and keys hold
 
 
 def test_the_file_is_current() -> None:

@@ -22,7 +22,7 @@ MOST_UNPROVEN = 0  # it may only shrink
 def options() -> list[str]:
     """`command --option` of all commands. Those of operators' verbs are their fields."""
     app = build()
-    verbs = {"app", "model", "worker", "job", "release", "admin"}
+    verbs = {"app", "model", "worker", "job", "release", "payloads", "admin"}
     arguments = (
         (one, each) for one in COMMANDS if one not in verbs for each in app[one].assemble_argument_collection()
     )

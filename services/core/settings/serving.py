@@ -225,6 +225,14 @@ class QualitySettings(Section, frozen=True, kw_only=True):
         SHARE,
         "Share of the queries that the most accurate variant of the app that is loaded answers once more, as offline work (docs/ensembles.md). 0: none.",
     ] = 0.01
+    payload_days: Annotated[
+        float,
+        Number(above=0, most=3650),
+        "Days that queries with their answers are kept, of apps whose owners let them be (set-app).",
+    ] = 7.0
+    payload_mb: Annotated[
+        float, Number(1, 1e6), "MB that they may take together on the bus. Beyond them the oldest go."
+    ] = 256.0
 
 
 class WorkerSettings(Section, frozen=True, kw_only=True):

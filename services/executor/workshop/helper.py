@@ -126,10 +126,11 @@ class Helper:
     # -- inspect
 
     async def _inspect(self, order: InspectModel) -> None:
-        bucket = self._subjects.artifacts_bucket if order.stored else self._subjects.uploads_bucket
-        uploads = await self._bus.object_store(bucket)
-        await self._fetch(uploads, order.object, MODEL, "the model file", "object")
-        await self._fetch(uploads, order.validation, VALIDATION, "the validation set", "validation")
+        stored, uploads = self._subjects.artifacts_bucket, self._subjects.uploads_bucket
+        models = await self._bus.object_store(stored if order.stored else uploads)
+        sets = models if order.remeasures is None else await self._bus.object_store(uploads)
+        await self._fetch(models, order.object, MODEL, "the model file", "object")
+        await self._fetch(sets, order.validation, VALIDATION, "the validation set", "validation")
         source, validation = self._digest(MODEL), self._digest(VALIDATION)
         self._engine = self._remote_engine(order.format)
         task = filled(InspectTask, order, **self._about(order), scratch=self._scratch("inspect"))

@@ -111,6 +111,7 @@ BEGIN
       ('feedback', 'variant', 'variant that answered; null: several models did, or nobody knows'),
       ('feedback', 'score', '1: the answer was right, 0: wrong, 0..1; null: it does not count, or is no matter of right and wrong'),
       ('feedback', 'promised', 'accuracy, 0..1, that such answers should have: what its query stated, else the registered one'),
+      ('feedback', 'item', 'of the query, from 0'),
       ('feedback', 'uid', 'the feedback''s own: one that is sent again has the same; null: recorded before there was one'),
 
       ('instance_samples', '', 'Load of each instance every 2 s'),

@@ -192,7 +192,7 @@ def asked(verb: str, **fields: Any) -> AdminVerb | Error:
 
 
 def test_each_verb_is_carried_out_and_a_selection_of_nothing_ends() -> None:
-    place = RegistrarEdge(*(None for _ in range(6)))  # type: ignore[arg-type]
+    place = RegistrarEdge(*(None for _ in range(7)))  # type: ignore[arg-type]
     assert set(ADMIN_VERBS.values()) - {DrainWorker} <= set(place._commands), "that goes to the worker"
     assert all(kind in place._commands for kind in AMENDMENTS)
     for fields in ({}, {"cache_mb": 0.0, "contextual": False, "policy": None}):

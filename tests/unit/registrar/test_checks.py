@@ -16,7 +16,7 @@ from bus.messages.work import ContainerPlace, PlaceContainer, VariantPlan
 from bus.subjects import WITHOUT_APP, valid_name
 from services.core.catalog import Catalog, app_key, model_key, signature_difference, variant_key
 from services.core.settings import RegistrarSettings
-from services.registrar.checks import registration_error
+from services.registrar.checks import measured_anew, registration_error
 from services.registrar.policy import defect, next_version, place_of, plans, variant_name
 from tests.support.simulated.registrations import (
     PROFILE,
@@ -357,3 +357,37 @@ def test_what_does_not_is_turned_down_with_the_reason(facts: dict[str, float | P
     reason = defect(built(PLAN, **facts), SETTINGS)
     assert reason is not None
     assert word in reason
+
+
+def test_a_version_is_measured_anew_with_its_own_file_and_what_was_said_of_it() -> None:
+    known = model_record(metric="mae", labels=["a"], allow_nan=True, version="3", labels_key="old")
+    catalog = Catalog()
+    catalog.apply(model_key(known.model, "3"), encode(known))
+    asked = replace(
+        REQUEST, model=known.model, object="none", validation="r9.validation", labels_key="labels", remeasures="3"
+    )
+    found = measured_anew(asked, catalog)
+    assert isinstance(found, Register)
+    assert (found.object, found.metric, found.labels, found.allow_nan) == (known.source, "mae", ["a"], True)
+    assert (found.validation, found.labels_key, found.version, found.app) == (
+        "r9.validation",
+        "labels",
+        None,
+        asked.app,
+    )
+    assert measured_anew(REQUEST, catalog) is REQUEST
+    refused = measured_anew(replace(asked, remeasures="4"), catalog)
+    assert isinstance(refused, Error) and (refused.code, "no version 4" in refused.message) == ("unknown_model", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"format": "container"}, "start it again"), ({"metric": "ndcg"}, "ndcg"), ({"metric": "mine"}, "validation set")],
+)
+def test_what_labels_of_queries_cannot_measure_is_refused(changes: dict[str, Any], words: str) -> None:
+    known = model_record(**changes)
+    catalog = Catalog()
+    catalog.apply(model_key(known.model, known.version), encode(known))
+    refused = measured_anew(replace(REQUEST, model=known.model, remeasures=known.version), catalog)
+    assert isinstance(refused, Error)
+    assert words in refused.message

@@ -39,6 +39,7 @@ from bus.subjects import Subjects
 from services.core.batching import batching_key
 from services.core.catalog import counted_key, selection_key
 from services.core.placement import quarantine_key, quarantined_at
+from services.core.settings import QualitySettings
 from services.registrar.commands import (
     AlreadyTaken,
     ClaimRegistration,
@@ -89,6 +90,7 @@ class Place:
     artifacts: ObjectStore
     control: KeyValue
     contexts: KeyValue
+    payloads: KeyValue
 
     async def do(self, command: Any) -> Any:
         return await self.edge.perform(command)
@@ -101,11 +103,12 @@ class Place:
 async def on_a_bus() -> AsyncIterator[Place]:
     bus = Broker().connect()
     place = Place()
-    place.edge = await RegistrarEdge.open(bus, SUBJECTS)
+    place.edge = await RegistrarEdge.open(bus, SUBJECTS, QualitySettings())
     place.catalog = await bus.key_value(SUBJECTS.catalog_bucket)
     place.status = await bus.key_value(SUBJECTS.status_bucket)
     place.control = await bus.key_value(SUBJECTS.control_bucket)
     place.contexts = await bus.key_value(SUBJECTS.selection_bucket)
+    place.payloads = await bus.key_value(SUBJECTS.payloads_bucket)
     place.uploads = await bus.object_store(SUBJECTS.uploads_bucket)
     place.artifacts = await bus.object_store(SUBJECTS.artifacts_bucket)
     try:
@@ -410,7 +413,10 @@ async def test_a_reset_forgets_all_of_an_app_and_of_no_other(place: Place) -> No
 async def test_what_a_deleted_app_has_learnt_goes_with_it(place: Place) -> None:
     await _learnt(place)
     await place.do(AddApp(app="digits"))
+    for app in ("digits", "digits2"):
+        await place.payloads.put(f"{app}.query._.query", b"with its answer")
     assert await place.do(DeleteApp(app="digits")) == ContextsDeleted("digits")
+    assert await place.payloads.keys() == ["digits2.query._.query"]
     assert len(await place.contexts.keys("digits")) == 0
     assert len(await place.contexts.keys("digits-2")) == 3
 

@@ -366,6 +366,18 @@ def test_an_app_that_serves_a_version_serves_the_next_one_when_all_of_it_is_buil
     assert app_of(stage).links == {"mlp": "2"}
 
 
+def test_a_version_that_is_measured_anew_is_the_next_one_of_the_same_file() -> None:
+    stage = registered()
+    request = replace(REQUEST, registration="r2", object="any", validation="r2.validation", remeasures="1")
+    order = to_building(stage, request)
+    first, again = (message for _, message in stage.sent if isinstance(message, InspectModel))
+    assert (first.stored, first.object, again.stored, again.object) == (False, REQUEST.object, True, "aa")
+    assert again.validation == "r2.validation"
+    complete(stage, order)
+    assert app_of(stage).links == {"mlp": "2"}
+    assert stage.forgotten[-1].uploads == ("r2.validation",)
+
+
 def test_a_registration_that_is_cancelled_while_its_first_variant_is_written_ends_after_that() -> None:
     stage, order = building()
     stage.tell(built(order.plans[0]))

@@ -179,6 +179,13 @@ def test_a_stored_model_is_inspected_again_without_its_upload(tmp_path):
     assert shop.reason is None
     (second,) = shop.of(ModelInspected)
     assert second == first
+    wrong = tiny_models.npz(x=tiny_models.digits()[0], y=(tiny_models.digits()[1] + 1) % tiny_models.CLASSES)
+    anew = WorkshopOrder(worker="w", inspect=replace(order, validation="new", remeasures="1"))
+    asyncio.run(shop._run(anew, {"new": wrong}))
+    assert shop.reason is None
+    (third,) = shop.of(ModelInspected)
+    assert (third.source, third.baseline_accuracy) == (first.source, 0.0)
+    assert third.validation != first.validation
 
 
 def test_workers_and_sandboxes_have_their_own_devices_only(tmp_path) -> None:

@@ -200,7 +200,7 @@ OF_A_SYSTEM = {  # each command that asks one, with what else it needs
     "register": "m.onnx --app a --validation v.npz", "container": "own:A --app a --validation v.npz",
     "query": "--app a --json-input [1]", "feedback": "a l.csv", "explain": "--app a", "submit": "--app a --input nats://b/x.npy --output nats://b/y.npy",
     "jobs": "", "cancel": "x1", "replay": "", "shadow": "infaas", "apps": "", "models": "", "variants": "", "registrations": "",
-    "selection": "--app a", "workers": "", "pipeline": "list", "apply": "s.toml", "export": "", "admin": "delete-app a", "status": "", "open": "", "logs": "",
+    "selection": "--app a", "workers": "", "pipeline": "list", "apply": "s.toml", "export": "", "payloads": "delete a", "remeasure": "a", "admin": "delete-app a", "status": "", "open": "", "logs": "",
     "sql": "SELECT", "bench": "--app a --input x.npy --closed 1", "run": "dispatcher", "doctor": "",
 }  # fmt: skip
 
