@@ -120,8 +120,8 @@ class Learning(Struct, eq=False):
 
     # -- an update comes
 
-    def apply(self, update: FeedbackUpdate, ensemble: Ensemble) -> list[Effect]:
-        """Apply a feedback once. Its sender hears of it when it is durable, or why it is refused."""
+    def apply(self, update: FeedbackUpdate, ensemble: Ensemble, more: Sequence[FeedbackUpdate] = ()) -> list[Effect]:
+        """Apply a feedback once, and more to the same context. Its sender hears of it when it is durable, or why it is refused."""
         of: Prediction | FeedbackEvent = update.prediction or update.event
         key = context_key(of.app, ensemble, of.context)
         writes = self._writes.get(key)
@@ -129,8 +129,8 @@ class Learning(Struct, eq=False):
             context = of.context if ensemble.contextual else None
             writes = self._writes[key] = ContextWrites(key, of.app, ensemble, context)
         writes.wanted = ensemble
-        writes.waiting.append(update)
-        self.open += 1
+        writes.waiting.extend((update, *more))
+        self.open += 1 + len(more)
         return self._next(writes)
 
     def known(self, marks: Iterable[bytes], sender: Sender) -> list[Effect] | None:
@@ -151,11 +151,14 @@ class Learning(Struct, eq=False):
             effects.extend(self.tell(self._unsaid.popleft()[1], Accepted()))
         return effects
 
-    def compared(self, app: str, scored: Scored, now: float) -> list[Effect]:
-        """Count what a reference says. Nobody waits for it, and none comes twice."""
+    def compared(self, app: str, found: Iterable[Scored], now: float) -> list[Effect]:
+        """Count what references say, at least one. Nobody waits for it, and none comes twice."""
         event = FeedbackEvent(time=now, app=app, id=None, context=None, label="", input_digest=None)
         nobody = Sender(app, "", None)
-        return self.apply(FeedbackUpdate(None, 0, None, (), event, nobody, scored=scored, silent=True), COUNTS)
+        first, *more = (
+            FeedbackUpdate(None, 0, None, (), event, nobody, scored=scored, silent=True) for scored in found
+        )
+        return self.apply(first, COUNTS, more)
 
     # -- one write after the other
 

@@ -28,7 +28,7 @@ from services.dispatcher.copies import Copied, Copies
 from services.dispatcher.learning import Learning
 from services.dispatcher.query import Query
 
-COUNT_S = 1.0  # between two times that what references said is stored
+COUNT_S = 2.0  # between two times that what references said is stored
 
 
 class Asked(NamedTuple):
@@ -78,8 +78,7 @@ class References:
             effect
             for app, scores in found.items()
             if self._catalog.app(app) is not None
-            for scored in scores
-            for effect in self._learning.compared(app, scored, now)
+            for effect in self._learning.compared(app, scores, now)
         ]
 
     def _ask(self, query: Query, words: Sequence[Any], variant: str, now: float) -> list[Effect]:

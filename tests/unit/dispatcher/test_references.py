@@ -30,7 +30,7 @@ def asked(fleet: Fleet, count: int, **needs: Any) -> dict[str, Any]:
     answer = {}
     for _ in range(count):
         answer = fleet.reply(fleet.ask(**needs), 0.05)
-    fleet.stage.run(2.0)
+    fleet.stage.run(3.0)
     return answer
 
 
