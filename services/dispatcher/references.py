@@ -28,7 +28,7 @@ from services.dispatcher.copies import Copied, Copies
 from services.dispatcher.learning import Learning
 from services.dispatcher.query import Query
 
-COUNT_S = 1.0  # between two times that what references said is stored
+COUNT_S = 2.0  # between two times that what references said is stored
 
 
 class Asked(NamedTuple):
