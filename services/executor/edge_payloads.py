@@ -53,7 +53,7 @@ class PayloadKeeper:
         await asyncio.wait([self._task])
         try:
             await asyncio.wait_for(self._store(), LAST_S)
-        except (TimeoutError, BusError) as error:
+        except (TimeoutError, BusError, ValueError) as error:
             logger.warning("payloads of the last second are not kept: %s", error)
 
     def take(
@@ -85,7 +85,7 @@ class PayloadKeeper:
             await asyncio.sleep(PERIOD)
             try:
                 await self._store()
-            except BusError as error:
+            except (BusError, ValueError) as error:  # also arrays that no tensor can be made of
                 logger.warning("payloads are not kept: %s", error)
 
     async def _store(self) -> None:
