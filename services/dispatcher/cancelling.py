@@ -62,7 +62,7 @@ class Cancelling:
             return refuse(reply, NO_KEY)
         if (effects := self._take_back(uid, reply, now)) is not None:
             return effects
-        if not self._resent.others(now):
+        if not self._resent.known:
             return self._answer(reply, uid)
         self._asked[uid] = reply, now, set()
         return (Publish(self._subjects.resent(), ResentSought(self._name, uid, reply, again=True, cancelled=True)),)
@@ -150,10 +150,13 @@ class Cancelling:
             return effects
         reply, _, heard = waits
         heard.add(known.dispatcher)
-        if known.what == "no" and not self._resent.others(envelope.now) <= heard:
+        if known.what != "no":  # that one says what became of it
+            self._resent.cancelled.pop(known.uid, None)
+        elif not self._resent.others(envelope.now) <= heard:
             return effects
-        del self._asked[known.uid]
-        return effects if known.what == "has" else (*effects, *self._answer(reply, known.uid))
+        if known.what in ("has", "no"):
+            del self._asked[known.uid]
+        return (*effects, *self._answer(reply, known.uid)) if known.what == "no" else effects
 
     def _overdue(self, now: float) -> list[Effect]:
         """Others have not answered: they have died, or are silent."""

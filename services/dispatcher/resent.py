@@ -149,6 +149,11 @@ class Resent:
                 effects.append(Publish(self._subjects.done(taker), told))
         return effects
 
+    @property
+    def known(self) -> bool:
+        """Whether there were other dispatchers lately: whoever was clogged has not heard them."""
+        return bool(self._others)
+
     def others(self, now: float) -> set[str]:
         """The other dispatchers that live."""
         return {name for name, seen in self._others.items() if seen + self._patience >= now}
