@@ -36,6 +36,7 @@ STEEP = 6.0  # standard deviations to which one difference counts for burstiness
 REACHED_S = 120.0  # s over which the reached share is counted
 LONGEST_LOAD_S = 600.0  # of a variant
 ASK_S = 300.0  # s after which the history of an app is asked for again, if no answer has come
+RISE_S = 5  # ticks over which a rise is told
 PAST = 180  # ticks whose rates are remembered: bursts that come again
 CALM = 1.25  # peakedness up to which, and down to one by which, arrivals count as Poisson: estimates scatter
 EVEN = 0.2  # the least peakedness
@@ -58,13 +59,21 @@ class ForecastLoad(Struct, frozen=True):
     past: Sequence[float] = ()
     said: Callable[[float], float] = lambda _: 0.0
 
+    @property
+    def rise(self) -> float:
+        """Items/s that came to it in the last seconds beyond chance. As many may come again: no error of a forecast has told of that yet."""
+        if len(self.past) <= RISE_S:
+            return 0.0
+        return max(0.0, self.rate - self.past[-1 - RISE_S] - 3.0 * sqrt(self.peakedness * self.rate / self.window))
+
     def point(self, ahead_s: float) -> float:
-        """Items/s that are expected then, at least what an operator has said."""
-        return max(self.forecast.point(ahead_s) / self.window or self.rate, self.said(ahead_s))
+        """Items/s that are expected then, at least what an operator has said, and at least the present rate while it rises."""
+        least = self.rate if self.rise > 0 else 0.0
+        return max(self.forecast.point(ahead_s) / self.window or self.rate, least, self.said(ahead_s))
 
     def peak(self, ahead_s: float, share: float) -> float:
         """Items/s that are exceeded at no moment until then, with this probability."""
-        return max(self.rate, self.forecast.peak(ahead_s, share) / self.window, self.said(ahead_s))
+        return max(self.rate + self.rise, self.forecast.peak(ahead_s, share) / self.window, self.said(ahead_s))
 
 
 @dataclass(slots=True, eq=False)
@@ -218,7 +227,7 @@ class DemandForecast(Struct, eq=False):
 
     def tick(self, now: float) -> None:
         """Give the rates since the last tick to the forecasters, once a second."""
-        if now - self._ticked < TICK_S - 1e-6:
+        if now - self._ticked < TICK_S - REPORT_S / 2:  # reports come a little early or late
             return
         self._ticked = now
         for name in [name for name, at in self._heard.items() if now - at > SILENT_S]:

@@ -82,6 +82,7 @@ class FleetPlanner(Struct, eq=False):
     def take(self, report: DemandReport, turn: Turn) -> bool:
         """Add a report. True if a new plan is due at once: a class needs more than the plan is for, or the plan is old."""
         self.problems.demand.take(report, turn.now)
+        self.problems.demand.tick(turn.now)
         at, needs = self._planned
         if turn.now - at >= KEEP_S:
             return True

@@ -136,6 +136,19 @@ def test_a_step_is_a_surge_before_the_mean_shows_it_and_chance_is_none() -> None
     assert only(forecast).rate == pytest.approx(20.0)  # no tick yet
 
 
+def test_as_much_again_is_expected_of_a_load_that_rises_and_chance_is_no_rise() -> None:
+    luck = random.Random(5)
+    forecast = fed(arrivals(lambda: luck.expovariate(50.0), 120.0))
+    calm = only(forecast)
+    assert calm.rise == 0.0
+    fed([35, 45, 55, 65, 75, 85], forecast, NOW + 120.0)
+    load = only(forecast)
+    assert load.point(8.0) >= load.rate > 1.5 * calm.rate
+    assert load.peak(8.0, 0.9) > 1.4 * load.rate
+    fed([85] * 20, forecast, NOW + 123.0)
+    assert only(forecast).rise == 0.0
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 def test_a_report_of_no_time_counts_for_what_was_served_alone(seconds: float) -> None:
     forecast = DemandForecast("combined")

@@ -78,6 +78,13 @@ def test_a_surge_is_planned_for_at_once_and_not_in_the_next_period() -> None:
     assert answered(fleet, last[600:]) == 1.0
 
 
+def test_a_forecaster_hears_a_rate_each_second_however_seldom_plans_are_made() -> None:
+    fleet = fleet_of(limits={"period_s": 10.0})
+    load(fleet, 20, 40)
+    [known] = fleet.stage.members[fleet.leader].actor._planner.problems.demand.loads()  # type: ignore[attr-defined]
+    assert 38 <= len(known.past) <= 42
+
+
 def test_the_slack_of_the_settings_is_room_to_spare() -> None:
     """One instance carries 20 items/s with ease, and four times as many hardly."""
     counts = {}
