@@ -292,8 +292,7 @@ def _found(item: Mapping[str, Any]) -> str | None:
 
 def _right(item: Mapping[str, Any]) -> str | None:
     """What labels say of an app's answers."""
-    found = item.get("quality")
-    return None if not found or "variant" in found else found_words(found)
+    return found_words(found) if (found := item.get("quality")) and "variant" not in found else None
 
 
 def _percent(share: float | None) -> str | None:

@@ -10,6 +10,7 @@ from bus.messages.events import CostEvent
 from bus.messages.jobs import OFFLINE, SYSTEM
 from bus.messages.public import ListRequest, Requirements
 from bus.messages.quality import AppQuality
+from infaas.cli.output import missed_words
 from services.core.settings import QualitySettings, Settings
 from tests.support.simulated.fleet import Fleet, variant
 from tests.unit.dispatcher.test_quality import CHEAP, FLOOR, WRONG, known, labelled, serving
@@ -60,6 +61,9 @@ def test_a_variant_that_alone_went_wrong_is_found_and_another_one_takes_over() -
     items = fleet.request(fleet.subjects.list("variants"), ListRequest())["items"]
     [row] = [one for one in items if one["variant"] == "cheap-1"]
     assert (row["accuracy_source"], row["live"]["source"], row["registered"]) == ("reference", "reference", 0.98)
+    [app] = fleet.request(fleet.subjects.list("apps"), ListRequest())["items"]
+    assert missed_words(app).startswith(f"app (cheap-1): promised 0.98, found {live.accuracy:.3f}")
+    assert f"({row['live']['labels']} references)" in missed_words(app)
 
 
 def test_while_it_answers_as_its_reference_does_nothing_changes() -> None:
