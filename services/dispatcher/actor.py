@@ -322,8 +322,8 @@ class Dispatcher(TableActor):
         if gone.succeeded:
             return NOTHING  # its successor may have all
         self.in_flight.told(gone.worker, gone.device)
-        copies = self.composites.exited(gone)
-        return [*copies, *self.silence.exited(gone, self.view.lose_device(gone.worker, gone.device), envelope.now)]
+        self.composites.exited(gone)
+        return self.silence.exited(gone, self.view.lose_device(gone.worker, gone.device), envelope.now)
 
     def _handed_back(self, envelope: Envelope) -> Iterable[Effect]:
         """An executor could not serve a query after all."""

@@ -88,7 +88,7 @@ class Composites:
         )
         self.budgets.served = self.pipelines.served
         self.answered = AnsweredQueries()
-        self.copies = Copies(name, subjects, outcomes.log)
+        self.copies = Copies(name, subjects)
         self.releases = outcomes.releases = Releases(name, subjects, apps.view, self.copies)
         known = (self.contexts, self.predictions, outcomes.log, new_uid, self.answered, self.releases)
         self.feedback = Feedbacks(name, subjects, apps, *known)
@@ -124,17 +124,14 @@ class Composites:
         """A batch is done: what it said may be compared. Before its outcomes count as recorded."""
         if batch.said is not None:
             self.answered.ended(batch, queries)
-        copied, effects = self.copies.done(batch, self._apps.view.records)
-        for one in copied:
+        for one in self.copies.done(batch, self._apps.view.records):
             self._copied(one)
-        return [*effects, *self.releases.done(batch, queries, now), *self.references.done(batch, queries, now)]
+        return [*self.releases.done(batch, queries, now), *self.references.done(batch, queries, now)]
 
-    def exited(self, gone: ExecutorExited) -> list[Effect]:
+    def exited(self, gone: ExecutorExited) -> None:
         """An executor has ended, and copies with it."""
-        copied, effects = self.copies.exited(gone)
-        for one in copied:
+        for one in self.copies.exited(gone):
             self._copied(one)
-        return effects
 
     def _copied(self, one: Copied) -> None:
         """A copy has ended: labels score what it said, too."""

@@ -15,7 +15,6 @@ from bus.messages.jobs import OFFLINE, SYSTEM
 from bus.rights import OWN
 from bus.subjects import Subjects
 from services.core.actor import Effect, Publish
-from services.core.outcomes import OutcomeLog, answered, refused
 from services.core.selection.instances import Instance
 from services.dispatcher.query import Query
 
@@ -45,12 +44,11 @@ class Copied(NamedTuple):
 
 
 class Copies:
-    """Those under way. log: of the dispatcher's events."""
+    """Those under way. None has a row: what they cost is the system's, and nobody was answered."""
 
-    def __init__(self, name: str, subjects: Subjects, log: OutcomeLog) -> None:
+    def __init__(self, name: str, subjects: Subjects) -> None:
         self._name = name
         self._subjects = subjects
-        self._log = log
         self._open: dict[bytes, Copy] = {}
 
     def idle(self, instances: Iterable[Instance]) -> Instance | None:
@@ -72,10 +70,9 @@ class Copies:
         self._open[uid] = Copy(query.uid, route, on, about)
         return [Publish(self._subjects.execute(on.worker.name, on.device), Execute(route, query.raw))]
 
-    def done(self, batch: DoneBatch, records: Mapping[str, VariantRecord]) -> tuple[list[Copied], list[Effect]]:
-        """Those of a batch, before its outcomes count as recorded."""
+    def done(self, batch: DoneBatch, records: Mapping[str, VariantRecord]) -> list[Copied]:
+        """Those of a batch."""
         found: list[Copied] = []
-        effects: list[Effect] = []
         record = records.get(batch.variant)
         for i, uid in enumerate(batch.uids) if self._open else ():
             one = self._open.pop(uid, None)
@@ -84,25 +81,18 @@ class Copies:
             code = batch.codes[i] if batch.codes is not None else ""
             said = None if batch.said is None else batch.said[i]
             found.append(Copied(one.uid, one.about, record, said, code, batch.finished - batch.started))
-            event = answered(
-                one.route, record, worker=batch.worker, finished=batch.finished, batch=batch.batch, cost_per_item=batch.cost,
-                code=code,
-            )  # fmt: skip
-            effects.append(self._log.record(event))
-        return found, effects
+        return found
 
-    def exited(self, gone: ExecutorExited) -> tuple[list[Copied], list[Effect]]:
+    def exited(self, gone: ExecutorExited) -> list[Copied]:
         """An executor has ended: what it computed then ended it, or may have. Its other copies are lost."""
         found: list[Copied] = []
-        effects: list[Effect] = []
         for uid, one in [*self._open.items()]:
             if (one.on.worker.name, one.on.device) != (gone.worker, gone.device):
                 continue
             del self._open[uid]
             if gone.running and uid in gone.running:
                 found.append(Copied(one.uid, one.about, one.on.record, None, "model_error", 0.0))
-                effects.append(self._log.record(refused(one.route, "model_error", gone.at)))
-        return found, effects
+        return found
 
     def lost(self, route: Route) -> bool:
         """An executor could not answer this. Whether it is a copy."""

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from bus.messages.fleet import DispatcherHeartbeat
 from bus.messages.flow import DoneBatch, HandBack, PartsEnded, Route
+from bus.messages.jobs import SYSTEM
 from bus.messages.public import Answer, Refusal
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Effect, Publish, Record
@@ -369,6 +370,7 @@ class KnownDispatchers(Struct, eq=False):
                 )
             )
             for i, route in enumerate(routes)
+            if route.payer != SYSTEM  # a copy has no row
         ]
 
 

@@ -109,7 +109,7 @@ def test_names_lead_to_their_pages_and_a_search_leaves_the_rows_that_have_it(
         variant = client.query(APP, system.x[:1]).variant
     page.goto(f"{system.dashboard}/applications?app={APP}&search={variant}")
     page.get_by_text(f"Try a query of {APP}").wait_for()
-    click_cell(page.get_by_test_id("stDataFrame").last, 60)
+    click_cell(page.get_by_test_id("stDataFrame").first, 60)
     page.get_by_role("heading", level=1, name="Variants").wait_for()
     search = page.get_by_role("textbox", name="Search")
     expect(search).to_have_value(variant, timeout=PATIENCE)

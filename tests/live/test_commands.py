@@ -28,7 +28,13 @@ APP = {
     "inputs": [{"name": "x", "datatype": "FP32", "shape": [4]}],
     "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
 }
-UNKNOWN = dict.fromkeys(("attainment_1h", "attainment_5m", "forecast", "headroom"))  # without a database
+UNKNOWN = {
+    "attainment_1h": None,
+    "attainment_5m": None,
+    "forecast": None,
+    "headroom": None,
+    "drift": [],
+}  # without a database
 VARIANT = {
     "app": "digits",
     "model": "mlp",
@@ -213,7 +219,7 @@ async def test_targets_stand_beside_what_was_reached_and_is_expected(
     async with Commands(tmp_path, nats_url, prefix, reader_dsn) as infaas:
         _, out, _ = await infaas("apps", "--json")
         assert json.loads(out)["items"] == [
-            {**APP, "attainment_1h": 0.25, "attainment_5m": 0.5, "forecast": 1234.0, "headroom": 1.75}
+            {**APP, "attainment_1h": 0.25, "attainment_5m": 0.5, "forecast": 1234.0, "headroom": 1.75, "drift": []}
         ]
         for command, shown in (
             ("apps", ["99.9 %", "25 %", "50 %"]),

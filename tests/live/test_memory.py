@@ -3,6 +3,7 @@ loaded and asked in one executor's process.
 """
 
 import asyncio
+import hashlib
 import json
 import os
 import subprocess
@@ -128,12 +129,13 @@ def gains(directory: Path) -> dict[str, tuple[float, float]]:
 
     async def gain(edge: ExecutorEdge, framework: str, mb: float) -> tuple[float, float]:
         side, name = side_of(mb), f"{framework}-{mb}"
+        digest = hashlib.sha256((directory / name).read_bytes()).hexdigest()
         record = VariantRecord(
             variant=name, model=name, version="1", framework=framework, precision="fp32", threads=1, max_batch=BATCH,
-            hardware="cpu", artifact=name, format=FORMATS[framework], accuracy=None, agreement=None,
+            hardware="cpu", artifact=digest, format=FORMATS[framework], accuracy=None, agreement=None,
             profile=Profile(rows=[], load_ms=1.0, memory_mb=mb, saturation_qps=1.0), signature=signature(side),
         )  # fmt: skip
-        os.link(directory / name, directory / f"{name}.{FORMATS[framework]}")  # as it lies there once it is fetched
+        os.link(directory / name, directory / f"{digest}.{FORMATS[framework]}")  # as it lies there once it is fetched
         before = status_mb("VmRSS")
         loaded = await edge.perform(LoadModel(name, record))
         forget_peak()

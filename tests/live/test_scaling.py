@@ -194,8 +194,9 @@ def test_a_users_own_class_is_used_by_queries_and_by_scaling_decisions(tmp_path:
     )
     found = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
     with up(tmp_path, config, "--no-dashboard", "--no-gateway", **found) as world:
-        variants = sorted(name for (name,) in world.rows("SELECT variant FROM infaas.variants"))
-        assert len(variants) >= 2
+        read = "SELECT variant FROM infaas.variants ORDER BY variant"
+        assert eventually(lambda: len(world.rows(read)) >= 2)
+        variants = [name for (name,) in world.rows(read)]
 
         async def ask() -> None:
             async with infaas.connect(world.nats) as client:

@@ -160,8 +160,9 @@ def test_killed_servers_come_back_at_the_same_address(system: System, server: st
     assert eventually(lambda: system.pids(server) not in ([], [first]))
     assert eventually(partial(_answers, system))
     assert eventually(lambda: not _zombies(system.process.pid)), "what the killed server has left"
-    said = infaas("logs", server.removeprefix("bin/")[:4], "--data-dir", str(system.directory)).stdout
-    assert re.search(r"up +WARNING \w+ ended \(killed by SIGKILL\)\n[^\n]* up +WARNING \w+ was started again \(", said)
+    wanted = r"(?s)up +WARNING \w+ ended \(killed by SIGKILL\)\n.* up +WARNING \w+ was started again \("
+    name = server.removeprefix("bin/")[:4]
+    assert eventually(lambda: re.search(wanted, infaas("logs", name, "--data-dir", str(system.directory)).stdout))
 
 
 def _zombies(parent: int) -> list[int]:

@@ -12,6 +12,8 @@ from msgspec.structs import replace
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
 from bus.messages.fleet import EnsureLoaded, ExecutorExited
+from bus.messages.flow import Execute, Route
+from bus.messages.jobs import SYSTEM
 from bus.messages.public import ObjectRef, Tensor
 from bus.messages.quality import AppQuality
 from bus.subjects import Subjects
@@ -419,6 +421,10 @@ class Fleet:
     def sent(self, kind: type[M], word: str) -> list[M]:
         """Messages on subjects, of those that are listened to, with this word in them."""
         return [decode(kind, body) for _, subject, body in self.stage.heard if word in subject]
+
+    def copies(self) -> list[Route]:
+        """The routes of queries' copies whose answers nobody gets, if it is listened to what executors are given."""
+        return [one.route for one in self.sent(Execute, ".execute.") if one.route.payer == SYSTEM]
 
     def outcomes(self) -> list[Any]:
         return [event for kind, event in self.stage.records if kind == "outcome"]

@@ -23,7 +23,9 @@ def settings(share: float = 1.0) -> Settings:
 
 
 def referred(*records: Any, share: float = 1.0, **how: Any) -> Fleet:
-    return serving(*(records or (CHEAP, SURE)), settings=settings(share), **how)
+    fleet = serving(*(records or (CHEAP, SURE)), settings=settings(share), **how)
+    fleet.stage.listen(fleet.subjects.execute("*", "*"))
+    return fleet
 
 
 def asked(fleet: Fleet, count: int, **needs: Any) -> dict[str, Any]:
@@ -33,10 +35,6 @@ def asked(fleet: Fleet, count: int, **needs: Any) -> dict[str, Any]:
         answer = fleet.reply(fleet.ask(**needs), 0.05)
     fleet.stage.run(3.0)
     return answer
-
-
-def offline(fleet: Fleet) -> list[Any]:
-    return [one for one in fleet.outcomes() if one.policy == OFFLINE]
 
 
 def qualities(fleet: Fleet) -> list[AppQuality]:
@@ -71,7 +69,7 @@ def test_while_it_answers_as_its_reference_does_nothing_changes() -> None:
     assert asked(fleet, 100, **FLOOR)["variant"] == "cheap-1"
     live = known(fleet).variants["cheap-1"]
     assert live.low < 0.98 <= live.high
-    assert live.labels == len(offline(fleet)) >= 90
+    assert live.labels == len(fleet.copies()) >= 90
 
 
 def test_when_the_world_goes_back_so_does_the_choice() -> None:
@@ -88,11 +86,9 @@ def test_it_is_offline_work_that_the_system_pays_and_no_demand() -> None:
     before = len(fleet.stage.records)
     asked(fleet, 20)
     fleet.stage.run(20.0)
-    rows = offline(fleet)
-    assert {(one.variant, one.payer, one.priority, one.slo_ms) for one in rows} == {("sure-1", SYSTEM, 9, None)}
-    assert {one.id for one in rows} == {
-        f"reference/{one.uid.hex()}" for one in fleet.outcomes() if one.policy != OFFLINE
-    }
+    rows = fleet.copies()
+    assert {(one.variant, one.policy, one.priority, one.latency_ms) for one in rows} == {("sure-1", OFFLINE, 9, None)}
+    assert {one.id for one in rows} == {f"reference/{one.uid.hex()}" for one in fleet.outcomes()}
     costs = [one for _, one in fleet.stage.records[before:] if isinstance(one, CostEvent) and one.variant == "sure-1"]
     by = {app: sum(one.cost for one in costs if one.app == app) for app in ("app", SYSTEM)}
     assert 0.0 < by[SYSTEM] < 0.05 * by["app"]
@@ -111,6 +107,7 @@ def test_who_is_not_asked_again(why: str) -> None:
         "remote": replace(SURE, hardware="remote"),
     }.get(why, SURE)
     fleet = Fleet(CHEAP, sure, settings=settings(0.0 if why == "none" else 1.0), says=WRONG)
+    fleet.stage.listen(fleet.subjects.execute("*", "*"))
     for record in (CHEAP,) if why == "not loaded" else (CHEAP, sure):
         fleet.order(record, seconds=0.5)
     if why == "ensemble":
@@ -124,16 +121,16 @@ def test_who_is_not_asked_again(why: str) -> None:
         asked(fleet, 1)
         fleet.end_executor("w0", seconds=0.1)
         fleet.start_executor("w0", seconds=3.0)
-        assert len(offline(fleet)) == 3
+        assert len(fleet.copies()) == 4
         return
-    assert offline(fleet) == []
+    assert fleet.copies() == []
     assert not qualities(fleet)
 
 
 def test_as_large_a_share_as_the_settings_say() -> None:
     fleet = referred(share=0.2, says={})
     asked(fleet, 400)
-    assert 50 <= len(offline(fleet)) <= 110
+    assert 50 <= len(fleet.copies()) <= 110
 
 
 @pytest.mark.parametrize("right", ["labels", "reference"])
@@ -152,7 +149,7 @@ def test_a_kept_answer_and_two_dispatchers() -> None:
     fleet = referred(dispatchers=2)
     fleet.change(selection=Ensemble(cache_mb=1.0), seconds=0.1)
     asked(fleet, 60)
-    assert 0 < len(offline(fleet)) <= 2  # equal queries are computed once
+    assert 0 < len(fleet.copies()) <= 2  # equal queries are computed once
     fleet.change(selection=None, seconds=0.1)
     asked(fleet, 40, **FLOOR)
     assert {fleet.reply(fleet.ask(**FLOOR), 0.05)["variant"] for _ in range(6)} == {"sure-1"}

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, Ensemble, PipelineRecord, PipelineVertex
 from bus.messages.events import ReleaseEvent
-from bus.messages.jobs import OFFLINE, SYSTEM
+from bus.messages.jobs import OFFLINE
 from bus.messages.verbs import Prune
 from services.core.actor import Changed, Synced
 from services.core.settings import Settings
@@ -32,6 +32,7 @@ class Releasing(Fleet):
     def __init__(self, *variants: Any, **how: Any) -> None:
         given = {key: how.pop(key) for key in ("dispatchers", "workers") if key in how}
         super().__init__(*(variants or (variant(),)), **given)
+        self.stage.listen(self.subjects.execute("*", "*"))
         *records, _ = catalogue(NEW)
         self.add(*(replace(one, created=2.0) if hasattr(one, "created") else one for one in records))
         self.figures: dict[str, bytes] = {}
@@ -253,10 +254,6 @@ def test_the_old_version_answers_until_the_new_one_is_loaded() -> None:
     assert set(fleet.load(40)) == {"1", "3"}
 
 
-def copies_of(fleet: Releasing) -> list[Any]:
-    return [one for kind, one in fleet.stage.records if kind == "outcome" and one.policy == OFFLINE]
-
-
 def test_a_mirror_answers_copies_that_nobody_gets_and_steps_follow() -> None:
     fleet = Releasing(dispatchers=2)
     fleet.start(steps=[0.5], mirror=0.5)
@@ -272,9 +269,10 @@ def test_a_mirror_answers_copies_that_nobody_gets_and_steps_follow() -> None:
     assert fleet.operator("pause-release", app="app") == "done"
     assert fleet.operator("pause-release", app="app", resume=True) == "done"
     assert fleet.shown()["state"] == "mirror"
-    copies = copies_of(fleet)
+    copies = fleet.copies()
     assert 100 < len(copies) < 200
-    assert {(one.version, one.payer, one.outcome) for one in copies} == {("2", SYSTEM, "ok")}
+    assert {(one.version, one.policy) for one in copies} == {("2", OFFLINE)}
+    assert OFFLINE not in {one.policy for one in fleet.outcomes()}
     found = fleet.until("step")
     agreement = next(one for one in found["figures"] if one["measure"] == "agreement")
     assert (agreement["step"], agreement["new"]) == (0, 1.0)
@@ -312,7 +310,7 @@ def test_an_instance_that_has_a_copy_gets_no_other() -> None:
     fleet = Releasing(late={"m@2": 20.0})
     fleet.start(mirror=1.0, least=3600.0)
     fleet.load(50)
-    assert len(copies_of(fleet)) < 25
+    assert len(fleet.copies()) < 25
 
 
 def test_a_label_counts_for_both_versions_of_a_mirror() -> None:
@@ -342,7 +340,7 @@ def test_large_outputs_of_copies_are_not_stored() -> None:
     fleet = Releasing(wide={"m": 400_000})
     fleet.start(mirror=1.0, least=3600.0)
     fleet.load(5, every=0.2)
-    assert len(copies_of(fleet)) >= 4
+    assert len(fleet.copies()) >= 4
     assert len(fleet.contexts.objects) == 5, "one of each query"
     fleet.stage.run(1.0)
     latency = next(one for one in fleet.shown()["figures"] if one["measure"] == "latency")
@@ -361,12 +359,12 @@ def test_members_and_stages_have_a_mirror_too() -> None:
     fleet.stage.run(0.1)
     fleet.start(mirror=1.0, least=3600.0)
     for app in ("app", "pipe"):
-        before = len(copies_of(fleet))
+        before = len(fleet.copies())
         members = {tuple(sorted(fleet.reply(fleet.ask(app), 0.05)["members"])) for _ in range(20)}
         assert all("m@2" not in one for one in members)
-        assert len(copies_of(fleet)) - before > 15
-    assert {one.version for one in copies_of(fleet)} == {"2"}
-    assert {one.model for one in copies_of(fleet)} == {"m"}
+        assert len(fleet.copies()) - before > 15
+    assert {one.version for one in fleet.copies()} == {"2"}
+    assert {one.model for one in fleet.copies()} == {"m"}
 
 
 def test_shares_of_classes_are_those_of_queries_that_no_context_binds_to_a_version() -> None:
