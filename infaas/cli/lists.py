@@ -378,7 +378,7 @@ _APPS = (
     Column("stage of", lambda item: item.get("stage_of") or None, rank=5),
     Column("variants", lambda item: None if item.get("pipeline") else item["variants"], rank=3),
     Column("latency ms", "latency_ms"),
-    *_OBJECTIVE[:3],
+    *_OBJECTIVE[:4],
     Column("least instances", _least, rank=4),
     Column("selection", lambda item: _selection(item.get("selection")), rank=4),
     Column("inputs", lambda item: [_spec(spec) for spec in item.get("inputs") or []], rank=3),

@@ -227,7 +227,7 @@ async def test_targets_stand_beside_what_was_reached_and_is_expected(
         ):
             code, out, err = await infaas(command, "--wide")
             assert (code, err) == (0, "")
-            assert [part for part in shown if part not in out] == []
+            assert [part for part in shown if part not in out] == [], out
 
 
 async def test_explain_names_the_chosen_and_why_not_the_others(infaas):

@@ -129,7 +129,8 @@ def gains(directory: Path) -> dict[str, tuple[float, float]]:
 
     async def gain(edge: ExecutorEdge, framework: str, mb: float) -> tuple[float, float]:
         side, name = side_of(mb), f"{framework}-{mb}"
-        digest = hashlib.sha256((directory / name).read_bytes()).hexdigest()
+        with (directory / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         record = VariantRecord(
             variant=name, model=name, version="1", framework=framework, precision="fp32", threads=1, max_batch=BATCH,
             hardware="cpu", artifact=digest, format=FORMATS[framework], accuracy=None, agreement=None,

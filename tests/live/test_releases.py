@@ -36,8 +36,7 @@ def test_a_held_version_is_released_and_goes_back_when_labels_show_it_to_be_wors
         assert eventually(ended, LONG), system.done("release", "show", APP)
         assert "in the mirror of a share of 1" in system.done("release", "show", APP)
         assert set(seen) == {"1"}, "nobody gets an answer to a copy"
-        copies = "SELECT DISTINCT app, version, payer FROM infaas.query_outcomes WHERE policy = 'offline'"
-        assert eventually(lambda: system.rows(copies) == [(APP, "2", "_system")], LONG), system.rows(copies)
+        assert system.rows("SELECT DISTINCT policy FROM infaas.query_outcomes WHERE policy = 'offline'") == []
         system.done("release", "start", APP, "--model", APP, "--steps", "0.5", "--least", "600")
         refused = system.command("admin", "set-version", APP, "--model", APP, "--version", "2")
         assert refused.returncode == 1
