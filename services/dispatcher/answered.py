@@ -22,6 +22,7 @@ from services.dispatcher.query import Join, Query
 KEPT = 100_000  # queries, at least; at most twice as many: 250 bytes each
 PUBLISH_S = 0.5  # between two times that an app's figures are put into the catalogue
 WRITE_S = 5.0
+FEW_LABELS = 4  # fewer say nothing: one of them may itself be wrong
 ANSWERS = ""  # in place of a variant: the app's answers, whoever made them
 
 
@@ -244,6 +245,8 @@ def _by_labels(record: VariantRecord, scores: Mapping[str, Score], now: float) -
 def _figures(one: Score, now: float, reaches: Callable[[float], float]) -> LiveAccuracy:
     low, high = one.interval(now)
     seen = one.observed
+    if seen.count < FEW_LABELS:
+        low, high = 0.0, 1.0
     return LiveAccuracy(
         accuracy=reaches(seen.mean), low=reaches(low), high=reaches(high), labels=int(seen.count), since=one.since
     )

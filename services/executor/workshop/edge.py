@@ -39,6 +39,7 @@ class WorkshopEdge:
     def __init__(self, settings: Settings, bus: Bus) -> None:
         self._settings, self._bus = settings, bus
         self._under_way: dict[str, asyncio.Task[None]] = {}  # by registration
+        self._working: set[asyncio.Task[None]] = set()  # also what was stopped and has not ended yet
         self._kept: dict[str, asyncio.subprocess.Process] = {}  # helpers that have inspected a model, by registration
         self._next: NextSandbox | None = None
         if not settings.bus.url:
@@ -61,6 +62,8 @@ class WorkshopEdge:
             await asyncio.to_thread(_drop_copies, self._workers / command.worker / "artifacts", command.kept)
             return
         work = self._under_way[command.registration] = asyncio.create_task(self._carry_out(command))
+        self._working.add(work)
+        work.add_done_callback(self._working.discard)
         try:
             await asyncio.wait([work])
         finally:
@@ -69,7 +72,12 @@ class WorkshopEdge:
             work.result()
 
     async def ended(self) -> None:
-        """End the sandbox that waits."""
+        """End what works or waits."""
+        for work in self._working - {one for one in self._working if one.cancelling()}:
+            work.cancel()
+        if self._working:
+            await asyncio.wait(self._working)
+        await self._end_kept("")
         if self._next is not None:
             await self._next.close()
 

@@ -53,7 +53,10 @@ def system_page(
             log.warning("the page of %s cannot be read: %s", process, error)
     found: dict[str, Metric] = {}
     for process, metrics in {"up": list(_metrics(families, most)), **parts}.items():
+        names = {metric.name for metric in metrics}
         for metric in metrics:
+            if metric.name.removesuffix("_created") in names - {metric.name}:
+                continue  # the text format shows when a series began as a family of its own, which OpenMetrics cannot
             whole = found.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
             whole.samples += [
                 sample._replace(labels={**sample.labels, "process": process}) for sample in metric.samples

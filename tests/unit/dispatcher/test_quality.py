@@ -86,7 +86,7 @@ def test_when_the_world_goes_back_so_does_the_choice() -> None:
     labelled(fleet, 20, **FLOOR)
     assert fleet.reply(fleet.ask(**FLOOR), 0.05)["variant"] == "dear-1"
     fleet.behave(says={})
-    labelled(fleet, 40)
+    labelled(fleet, 90)
     answer = fleet.reply(fleet.ask(**FLOOR), 0.05)
     assert (answer["variant"], answer["accuracy"], answer["accuracy_source"]) == ("cheap-1", 0.98, "registered")
 

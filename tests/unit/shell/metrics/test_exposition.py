@@ -10,6 +10,8 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import Histogram as Seconds
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
@@ -71,6 +73,17 @@ def test_a_histogram_is_cumulative() -> None:
     assert found["infaas_h_count", (("app", "a"),)] == 4
     assert found["infaas_h_sum", (("app", "a"),)] == 12.5
     assert found["infaas_h_count", (("app", "b"),)] == 0
+
+
+def test_a_page_of_the_library_is_read_and_shown_in_both_formats() -> None:
+    """It shows when a series began as a family of its own, which must not meet that of the histogram."""
+    registry = CollectorRegistry()
+    Seconds("infaas_s", "Seconds.", registry=registry).observe(0.5)
+    Counter("infaas_c_total", "A counter.", registry=registry).inc()
+    for accept in ("", OPENMETRICS):
+        text = system_page([], {"one": generate_latest(registry).decode()}, accept=accept).text
+        found = read(text, openmetrics=bool(accept))
+        assert found["infaas_s_count", (("process", "one"),)] == found["infaas_c_total", (("process", "one"),)] == 1
 
 
 def test_series_are_counted_beyond_the_most_and_named_without_samples() -> None:
