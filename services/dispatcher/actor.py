@@ -208,7 +208,7 @@ class Dispatcher(TableActor):
     def _decide(self, query: Query, now: float) -> Iterable[Effect]:
         if query.why is CANCELLED:
             return self._end(query, CANCELLED, now)
-        if lacks_new(query.ask, self.view):
+        if query.ask.arm is not None and lacks_new(query.ask, self.view):
             load = self._select(query.ask, now).load
             ordered = () if load is None else self._loads.order(query, load, now)
             query.ask = msgspec.structs.replace(query.ask, arm=None, version=None)

@@ -26,7 +26,7 @@ FEW_LABELS = 4  # fewer say nothing: one of them may itself be wrong
 ANSWERS = ""  # in place of a variant: the app's answers, whoever made them
 
 
-class Answered(NamedTuple):
+class Answered(msgspec.Struct, frozen=True, gc=False):
     """A query of an app without a policy. floor: the accuracy that it stated. said: of each item (`services.core.ensemble.outputs.said`). arm: of the
     release. copies: other variants that have answered it, too, and what those said.
     """
@@ -66,7 +66,7 @@ class AnsweredQueries:
         """Another variant has answered this query, too."""
         for known in (self._young, self._old):
             if words is not None and uid in known:
-                known[uid] = known[uid]._replace(copies=(*known[uid].copies, (variant, words)))
+                known[uid] = msgspec.structs.replace(known[uid], copies=(*known[uid].copies, (variant, words)))
 
     def find(self, app: str, uid: bytes | None, id: str | None) -> Answered | None:
         """The query with this uid, else the latest with the client's id, if it is this app's."""

@@ -1,5 +1,6 @@
 """A query's needs as selection reads them: the one place where an `Ask` is made, of a query, of its parts and of explain. Pure."""
 
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Raw, convert
@@ -66,7 +67,7 @@ def needs_again(route: Route, app: str, wish: Requirements) -> Ask:
 
 def _kept(wish: Requirements) -> Requirements:
     """The needs of a message, which selection keeps for longer than its inputs; none if no need is read there."""
-    if all(getattr(wish, name) is None for name in _UNROUTED):
+    if _unrouted_of(wish) == _NONE:
         return NO_WISH
     return convert(wish, Requirements, from_attributes=True)
 
@@ -132,6 +133,8 @@ def unrouted(ask: Ask) -> dict[str, Any]:
 
 
 _UNROUTED = tuple(name for name in Requirements.__struct_fields__ if name not in (*Ask.__struct_fields__, "latency_ms"))
+_unrouted_of = attrgetter(*_UNROUTED)  # a quarter of what a loop takes
+_NONE = (None,) * len(_UNROUTED)
 
 
 def missed_by(ask: Ask, arrived: float, now: float, cost: float) -> list[str]:

@@ -358,7 +358,8 @@ class Admission(Struct, eq=False):
         except WrongField as error:
             return Error(code="bad_request", message=str(error))
         ask = needs_of(head, key, items, length, view.app.latency_ms, now, self.default_deadline_s - age)
-        ask = with_arm(ask, view, uid)
+        if view.app.release is not None:
+            ask = with_arm(ask, view, uid)
         query = Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
         if view.app.default_output is not None:
             query.fallback = view.app

@@ -97,6 +97,8 @@ class References:
 
     def _second(self, view: AppView, variant: str, uid: bytes) -> tuple[Instance, VariantRecord, VariantRecord] | None:
         """Who answers once more, which variant is compared, and which is its reference."""
+        if not any(self._is_calm(one) for group in view.groups for one in group.active):
+            return None
         place = view.index.get(variant)
         if place is None or not _comparable(first := view.records[place], first):
             return None
