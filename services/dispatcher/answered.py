@@ -1,5 +1,6 @@
 """What labels are compared with: what each variant answered to the last queries; and what the labels say of variants, put into the catalogue. Pure."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -26,9 +27,9 @@ FEW_LABELS = 4  # fewer say nothing: one of them may itself be wrong
 ANSWERS = ""  # in place of a variant: the app's answers, whoever made them
 
 
-class Answered(msgspec.Struct, frozen=True, gc=False):
+class Answered(msgspec.Struct, gc=False):
     """A query of an app without a policy. floor: the accuracy that it stated. said: of each item (`services.core.ensemble.outputs.said`). arm: of the
-    release. copies: other variants that have answered it, too, and what those said.
+    release. id: its client's. copies: other variants that have answered it, too, and what those said.
     """
 
     uid: bytes
@@ -37,43 +38,64 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
     floor: float | None
     said: list[Any]
     arm: Arm | None
+    id: str | None
     copies: tuple[tuple[str, list[Any]], ...] = ()
+
+
+class Generation:
+    """So many queries. They are indexed once somebody looks for one: most are never looked for, and what is kept of each takes time from the next."""
+
+    def __init__(self) -> None:
+        self.queries: list[Answered] = []
+        self.copies: defaultdict[bytes, tuple[tuple[str, list[Any]], ...]] = defaultdict(tuple)
+        self._by: dict[bytes | tuple[str, str], Answered] = {}
+        self._indexed = 0
+
+    def find(self, name: bytes | tuple[str, str] | None) -> Answered | None:
+        """By uid, or by app and id: the latest."""
+        for one in self.queries[self._indexed :]:
+            self._by[one.uid] = one
+            if one.id is not None:
+                self._by[one.app, one.id] = one
+        self._indexed = len(self.queries)
+        return None if name is None else self._by.get(name)
 
 
 class AnsweredQueries:
     """The last queries that one variant answered."""
 
     def __init__(self) -> None:
-        self._young: dict[bytes, Answered] = {}
-        self._old: dict[bytes, Answered] = {}
-        self._ids: dict[tuple[str, str], bytes] = {}
-        self._old_ids: dict[tuple[str, str], bytes] = {}
+        self._young, self._old = Generation(), Generation()
+        self._classes: dict[int, list[Any]] = {}  # what most say, once
 
     def ended(self, batch: DoneBatch, queries: Iterable[Query | None]) -> None:
         """A batch is done."""
+        kept = self._young.queries
         for query, words in zip(queries, batch.said or (), strict=False):
             if query is None or words is None or query.part is not None:
                 continue
-            app, uid = query.ask.app, query.uid
-            self._young[uid] = Answered(uid, app, batch.variant, query.ask.accuracy or None, words, query.ask.arm)
-            if query.head.id is not None:
-                self._ids[app, query.head.id] = uid
-        if len(self._young) >= KEPT:
-            self._old, self._young = self._young, {}
-            self._old_ids, self._ids = self._ids, {}
+            ask = query.ask
+            if len(words) == 1 and type(words[0]) is int:
+                words = self._classes.get(words[0]) or self._classes.setdefault(words[0], words)
+            kept.append(
+                Answered(query.uid, ask.app, batch.variant, ask.accuracy or None, words, ask.arm, query.head.id)
+            )
+        if len(kept) >= KEPT:
+            self._old, self._young = self._young, Generation()
 
     def copied(self, uid: bytes, variant: str, words: list[Any] | None) -> None:
         """Another variant has answered this query, too."""
-        for known in (self._young, self._old):
-            if words is not None and uid in known:
-                known[uid] = msgspec.structs.replace(known[uid], copies=(*known[uid].copies, (variant, words)))
+        if words is not None:
+            self._young.copies[uid] += ((variant, words),)
 
     def find(self, app: str, uid: bytes | None, id: str | None) -> Answered | None:
         """The query with this uid, else the latest with the client's id, if it is this app's."""
-        if uid is None and id is not None:
-            uid = self._ids.get((app, id)) or self._old_ids.get((app, id))
-        found = None if uid is None else self._young.get(uid) or self._old.get(uid)
-        return found if found is not None and found.app == app else None
+        name = uid if uid is not None else None if id is None else (app, id)
+        found = self._young.find(name) or self._old.find(name)
+        if found is None or found.app != app:
+            return None
+        found.copies = (*self._old.copies.get(found.uid, ()), *self._young.copies.get(found.uid, ()))
+        return found
 
 
 class Scored(NamedTuple):

@@ -62,7 +62,7 @@ class Cancelling:
             return refuse(reply, NO_KEY)
         if (effects := self._take_back(uid, reply, now)) is not None:
             return effects
-        if not self._resent.known:
+        if not self._resent.known and not self._resent.sought(uid):
             return self._answer(reply, uid)
         self._asked[uid] = reply, now, set()
         return (Publish(self._subjects.resent(), ResentSought(self._name, uid, reply, again=True, cancelled=True)),)
@@ -79,10 +79,10 @@ class Cancelling:
         query = self._in_flight.find(uid)
         if query is not None:
             return self._one(query, reply, now)
+        if self._resent.has_ended(uid):
+            return self._answer(reply, uid)
         if self._resent.sought(uid):
             self._resent.note_cancelled(uid)  # others are asked; if nobody has it, it is not begun
-        elif self._resent.has_ended(uid):
-            return self._answer(reply, uid)
         return None
 
     def _one(self, query: Query, reply: str, now: float) -> Iterable[Effect]:
@@ -159,6 +159,9 @@ class Cancelling:
         return (*effects, *self._answer(reply, known.uid)) if known.what == "no" else effects
 
     def _overdue(self, now: float) -> list[Effect]:
-        """Others have not answered: they have died, or are silent."""
+        """Others have not answered: they have died, or are silent, and may have answered it. Then it goes on as if nothing were."""
         over = [uid for uid, (_, since, _) in self._asked.items() if now >= since + MOST_S]
+        for uid in over:
+            if not self._resent.has_ended(uid):
+                self._resent.cancelled.pop(uid, None)
         return [effect for uid in over for effect in self._answer(self._asked.pop(uid)[0], uid)]

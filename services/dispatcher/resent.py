@@ -360,7 +360,8 @@ class Resent:
             what = "has"  # of two that ask, one goes on
         elif (known := self.said.get((uid, 0))) is not None:
             what = "has"
-            if asked.reply:
+            # who asked a silent dispatcher has begun it, and speaks
+            if asked.reply and envelope.now - self._line.reached(envelope.now) <= self._patience:
                 effects.append(Publish(asked.reply, known.body))
         elif self.has_ended(uid):
             what = "answered"

@@ -90,6 +90,7 @@ class QueryChecks:
         self._several = {app.app for app in scenario.apps if app.selection is not None or app.pipeline is not None}
         self._held = HeldUp(scenario.faults, begins)
         self._on_links = HeldUp(scenario.faults, begins, kinds=LINKS)
+        self._lost = HeldUp(scenario.faults, begins, kinds=("link-lost",))
         self._stopped = HeldUp(scenario.faults, begins, kinds=("process-stopped",))
         self._begins = begins
         self._delays = [fault for fault in scenario.faults if fault.kind == "messages-delayed"]
@@ -136,6 +137,13 @@ class QueryChecks:
                 return True
         return False
 
+    def _untold(self, query: AskedQuery, now: float) -> bool:
+        """Whether an executor spoke while a link was lost, and died before it could tell that again."""
+        since = query.said[0][0]
+        held = (executor for parts in query.held.values() for _, executor in parts.values())
+        died = any(since <= at <= now for one in held for at in self._killed.get(one, ()))
+        return died and self._lost.seconds(since, now) > 0.0
+
     def _died(self, query: AskedQuery) -> bool:
         """Whether a dispatcher died that had just ended it, before its next heartbeat could tell that."""
         since = query.said[0][0]
@@ -174,7 +182,8 @@ class QueryChecks:
             if query.replies:
                 self._compare(query, row, now)
         elif _said(query.row) != _said(row) and not (
-            query.replies and (query.crossed or query.overtaken or query.at_once(self._knows_s))
+            query.replies
+            and (query.crossed or query.overtaken or query.at_once(self._knows_s) or self._untold(query, now))
         ):
             words = f"one row says {_said(query.row)}, a later one {_said(row)}"
             self._violations.add("one-row", now, words, query.number)
@@ -209,7 +218,7 @@ class QueryChecks:
     def _again(self, query: AskedQuery, reply: Any, now: float) -> None:
         first, at_once = query.first, query.at_once(self._knows_s)
         if _meaning(first) != _meaning(reply):
-            if query.crossed or at_once:
+            if query.crossed or at_once or self._untold(query, now):
                 return
             words = f"first {_told(first)}, then {_told(reply)} {1000 * (now - query.replies[0][0]):.1f} ms later"
             self._violations.add("one-meaning", now, words, query.number)
@@ -256,7 +265,7 @@ class QueryChecks:
         """The row says what the client got first, also when, and what it costs."""
         at, reply = query.replies[0]
         same = _says(row, _meaning(reply))
-        if not same and not (query.overtaken and _says(row, query.said[0][1])):
+        if not same and not (query.overtaken and _says(row, query.said[0][1])) and not self._untold(query, now):
             words = f"{query.kind.app}: the client got {_told(reply)}, the row says {_said(row)}"
             self._violations.add("row-as-told", now, words, query.number)
         if not same:
