@@ -3,7 +3,7 @@ recorded. Pure.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
@@ -304,6 +304,11 @@ class KnownDispatchers(Struct, eq=False):
         if dispatcher.alive:
             dispatcher.unheard.append((back, headers))
         return []
+
+    def withdrawn(self, name: str, uids: Collection[bytes]) -> None:
+        """This dispatcher has given these to another executor, and did so before it died."""
+        if (dispatcher := self._known.get(name)) is not None and dispatcher.unheard:
+            dispatcher.unheard = [one for one in dispatcher.unheard if one[0].route.uid not in uids]
 
     def stood_still(self, now: float) -> None:
         """This process was stopped, or its connection clogged: the silence may not have been the dispatchers'. Those that live are heard soon."""

@@ -316,7 +316,7 @@ class Endings:
     def _hand(self, back: HandBack, headers: Any) -> list[Effect]:
         """To its dispatcher. NATS says if nobody is there."""
         route = back.route
-        token = f"{route.uid.hex()}-{route.attempt}"
+        token = _token(route.uid, route.attempt)
         self._handed[token] = back, headers
         return [Publish(self._subjects.resubmit(route.dispatcher), back, f"{self._unheard}{token}", headers)]
 
@@ -353,6 +353,10 @@ class Endings:
         if order.cancelled:
             self._cancelled.extend((uid, order.reply) for uid in order.uids)
             return self._schedule()  # many may come together
+        for uid in order.uids:  # what its dispatcher has not heard is not said to another one
+            self._handed.pop(_token(uid, order.attempt), None)
+            self._handed_before.pop(_token(uid, order.attempt), None)
+        self._dispatchers.withdrawn(order.dispatcher, order.uids)
         asked = [query for uid in order.uids if (query := self._pending.get((uid, 0))) is not None]
         effects = self.forget([query for query in asked if query.only_of(order.dispatcher, order.attempt)])
         loaded, now = self._instances.get(order.instance), envelope.now
@@ -398,3 +402,7 @@ class Endings:
                 said = QueryCancelled(cancelled=known is not None and known.code == CANCELLED.code)
                 effects.append(Publish(reply, said))
         return effects
+
+
+def _token(uid: bytes, attempt: int) -> str:
+    return f"{uid.hex()}-{attempt}"
