@@ -251,8 +251,10 @@ class MonitorActor(TableActor):
                 instance.record = record
             return NOTHING
         if kind == "variant":  # it was removed
+            why, now = "the variant was removed", envelope.now
             host, warm = self._table.host, [one for one in self._table.warm(name) if one.state == "Warm"]
-            return [effect for one in warm for effect in host.drop(one, "the variant was removed", envelope.now)]
+            _, released = self._table.release(name, 0, why, now)  # no query can be given to them
+            return [*released, *(effect for one in warm for effect in host.drop(one, why, now))]
         return NOTHING
 
     def _control_changed(self, change: Changed, now: float) -> Iterable[Effect]:

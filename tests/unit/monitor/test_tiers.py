@@ -236,6 +236,17 @@ def test_a_removed_variant_leaves_host_memory() -> None:
     assert here.states() == {}
 
 
+def test_a_removed_variant_gives_its_room_back() -> None:
+    here = world()
+    here.catalogue(model("b"))
+    loaded = here.ensure(model("b")).instances
+    here.obey()
+    here.tell(Changed(S.catalog_bucket, "variant.b", None))
+    assert [m for _, m in here.published if isinstance(m, UnloadInstance)] == [UnloadInstance(instance=loaded[0])]
+    here.obey()
+    assert here.states() == {}
+
+
 def test_preloading_takes_what_fits_one_variant_of_each_model_first() -> None:
     here = World((GPU,), executor=None, settings=MonitorSettings(preload="warm", host_mb=250))
     here.catalogue(model("a"), model("b"), model("c"), model("d", host_mb=None))
