@@ -193,11 +193,12 @@ class Faults:
 
     def _appears(self, machine: SimulatedMachine) -> None:
         for device in machine.devices.values():
-            device.slow = prod(
+            slow = (
                 fault.factor
                 for fault in self._all("device-slow")
                 if fault.hardware in ("", device.spec.kind) and fault.worker in ("", machine.worker)
             )
+            device.slow = max(slow, default=1.0)
             device.wrong = self._wrong if self._all("profile-wrong") else None
 
     def _wrong(self, record: VariantRecord) -> float:
