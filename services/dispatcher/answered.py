@@ -212,13 +212,13 @@ def _live(
     """What labels say of a variant, or its references: the latest one that shows it to have left what was registered, else the latest. Labels win where
     they show that, where they say more, and where both contradict each other: then the reference is wrong.
     """
-    labels = _by_labels(of, scores, now)
+    labels = by_labels(of, scores, now)
     found = []
     for by in records:
         one = scores.get(compared(of, by))
         if one is None or not by.accuracy:
             continue
-        known = _by_labels(by, scores, now)
+        known = by_labels(by, scores, now)
         sure = known.low if known is not None and known.excludes(by.accuracy) else by.accuracy
         accuracy, low, high = by_reference(one, of, sure, now)
         count = int(one.observed.count)
@@ -237,7 +237,8 @@ def _live(
     return labels
 
 
-def _by_labels(record: VariantRecord, scores: Mapping[str, Score], now: float) -> LiveAccuracy | None:
+def by_labels(record: VariantRecord, scores: Mapping[str, Score], now: float) -> LiveAccuracy | None:
+    """What labels say of a variant; None: there are none."""
     one = scores.get(record.twins)
     return None if one is None else _figures(one, now, lambda x: reached(x, record.metric, record.accuracy or 0.0))
 
