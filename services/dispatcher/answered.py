@@ -27,7 +27,7 @@ ANSWERS = ""  # in place of a variant: the app's answers, whoever made them
 
 
 class Answered(NamedTuple):
-    """A query of an app without a policy. floor: the accuracy that it stated. said: of each item (`services.core.ensemble.outputs.said`). arm: of the
+    """A query, or a pipeline's stage, of an app without a policy. floor: the accuracy that it stated. said: of each item (`services.core.ensemble.outputs.said`). arm: of the
     release. copies: other variants that have answered it, too, and what those said.
     """
 
@@ -52,11 +52,15 @@ class AnsweredQueries:
     def ended(self, batch: DoneBatch, queries: Iterable[Query | None]) -> None:
         """A batch is done."""
         for query, words in zip(queries, batch.said or (), strict=False):
-            if query is None or words is None or query.part is not None:
-                continue
+            if (
+                query is None
+                or words is None
+                or (query.part is not None and query.part.join.query.ensemble is not None)
+            ):
+                continue  # what members say is in the prediction of their query
             app, uid = query.ask.app, query.uid
             self._young[uid] = Answered(uid, app, batch.variant, query.ask.accuracy or None, words, query.ask.arm)
-            if query.head.id is not None:
+            if query.head.id is not None and query.part is None:
                 self._ids[app, query.head.id] = uid
         if len(self._young) >= KEPT:
             self._old, self._young = self._young, {}
