@@ -39,6 +39,7 @@ Item = dict[str, Any]
 AROUND = ("before", "after")  # functions of a model's owner
 _KEPT = ("version", "task", "metric", "inputs_key", "labels_key", "labels", "contended", "contexts", "allow_nan")
 _OF_A_MODEL = (*_KEPT, "target", "unit", "columns")
+_OF_A_GRAPH = {"latency_ms", "slo_target", "min_instances"}  # settings that a pipeline's own block has
 
 
 class AppTable(AppSettings, frozen=True, kw_only=True):
@@ -411,9 +412,12 @@ def text_of(there: Catalog, models: list[Item]) -> str:
     lines: list[str] = []
     apps, known = sorted(there.apps, key=lambda one: (_depth(one, there), one.app)), {one["name"] for one in models}
     for app in apps:
-        if app.pipeline is None:
-            given = {name: getattr(app, name) for name in AppSettings.__struct_fields__}
-            block = {"name": app.app, **{name: one for name, one in given.items() if one is not None}}
+        given = {name: getattr(app, name) for name in AppSettings.__struct_fields__}
+        block = {"name": app.app, **{name: one for name, one in given.items() if one is not None}}
+        if app.pipeline is not None:
+            own = {name: one for name, one in _said(app).items() if name in block.keys() - _OF_A_GRAPH}
+            lines += _block("app", {"name": app.app, **own}) if own else []
+        else:
             links = {model: version for model, version in app.links.items() if model in known}
             more: Item = {"models": links, "replicas": app.replicas}
             if app.selection is not None:

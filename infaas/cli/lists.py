@@ -110,7 +110,7 @@ def selection(
     app
         The app.
     context
-        Of this context, if the app's policy learns each context by itself. Default: of queries without a context.
+        Of this context, if the app's policy learns each context by itself. Default: of queries without a context; found is that of all.
 
     """
     empty = f"{app} has no selection policy: `infaas admin set-selection` gives it one"
@@ -341,6 +341,12 @@ def _app(app: Item, variants: list[Item]) -> Item:
     }
 
 
+def _in_context(item: Mapping[str, Any]) -> str | None:
+    """What the labels of a context say of a member: of its variant that has most of them."""
+    live = max((item.get("live") or {}).values(), key=lambda one: one["labels"], default=None)
+    return live and found_words(live)
+
+
 def _vertices(item: Mapping[str, Any]) -> str | None:
     """Of a pipeline, as "lang -> nmt, asr -> whisper": its vertices with the apps that answer for them. None: it is none."""
     pipeline = item.get("pipeline")
@@ -419,6 +425,7 @@ _SELECTION = (
     Column("weight", "weight"),
     Column("asked with probability", "probability"),
     Column("feedbacks", "n"),
+    Column("found", _in_context, rank=2),
 )
 _REGISTRATIONS = (
     Column("model", "model"),

@@ -28,8 +28,8 @@ ANSWERS = ""  # in place of a variant: the app's answers, whoever made them
 
 
 class Answered(msgspec.Struct, gc=False):
-    """A query of an app without a policy. floor: the accuracy that it stated. said: of each item (`services.core.ensemble.outputs.said`). arm: of the
-    release. id: its client's. copies: other variants that have answered it, too, and what those said.
+    """A query of an app without a policy, or a stage's. floor: the accuracy that it stated. said: of each item (`services.core.ensemble.outputs.said`).
+    arm: of the release. id: its client's; None for a stage's. copies: other variants that have answered it, too, and what those said.
     """
 
     uid: bytes
@@ -72,14 +72,15 @@ class AnsweredQueries:
         """A batch is done."""
         kept = self._young.queries
         for query, words in zip(queries, batch.said or (), strict=False):
-            if query is None or words is None or query.part is not None:
+            if query is None or words is None:
                 continue
-            ask = query.ask
+            part, ask = query.part, query.ask
+            if part is not None and part.join.query.ensemble is not None:
+                continue  # what members say is in the prediction of their query
             if len(words) == 1 and type(words[0]) is int:
                 words = self._classes.get(words[0]) or self._classes.setdefault(words[0], words)
-            kept.append(
-                Answered(query.uid, ask.app, batch.variant, ask.accuracy or None, words, ask.arm, query.head.id)
-            )
+            name = query.head.id if part is None else None
+            kept.append(Answered(query.uid, ask.app, batch.variant, ask.accuracy or None, words, ask.arm, name))
         if len(kept) >= KEPT:
             self._old, self._young = self._young, Generation()
 
@@ -234,13 +235,13 @@ def _live(
     """What labels say of a variant, or its references: the latest one that shows it to have left what was registered, else the latest. Labels win where
     they show that, where they say more, and where both contradict each other: then the reference is wrong.
     """
-    labels = _by_labels(of, scores, now)
+    labels = by_labels(of, scores, now)
     found = []
     for by in records:
         one = scores.get(compared(of, by))
         if one is None or not by.accuracy:
             continue
-        known = _by_labels(by, scores, now)
+        known = by_labels(by, scores, now)
         sure = known.low if known is not None and known.excludes(by.accuracy) else by.accuracy
         accuracy, low, high = by_reference(one, of, sure, now)
         count = int(one.observed.count)
@@ -259,7 +260,8 @@ def _live(
     return labels
 
 
-def _by_labels(record: VariantRecord, scores: Mapping[str, Score], now: float) -> LiveAccuracy | None:
+def by_labels(record: VariantRecord, scores: Mapping[str, Score], now: float) -> LiveAccuracy | None:
+    """What labels say of a variant; None: there are none."""
     one = scores.get(record.twins)
     return None if one is None else _figures(one, now, lambda x: reached(x, record.metric, record.accuracy or 0.0))
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from bus.codec import decode_kept
-from bus.messages.catalog import Ensemble
+from bus.messages.catalog import AppRecord, Ensemble
 from bus.messages.flow import ContextChanged
 from bus.messages.public import MOST_TEXT, Error, Listing, ListRequest, Refusal
 from bus.subjects import Subjects
@@ -22,7 +22,7 @@ from services.core.actor import NOTHING, Do, Done, Effect, Failed, Publish, Time
 from services.core.catalog import Catalog, selection_key
 from services.core.ensemble.base import EnsemblePolicy, Learnt, Member
 from services.core.quality import Score
-from services.dispatcher.answered import ANSWERS, Scored
+from services.dispatcher.answered import ANSWERS, Scored, by_labels
 from services.dispatcher.apps import members_of
 from services.dispatcher.commands import ReadContext, RunPolicy, StoredContext
 from services.dispatcher.counted import MARK, MOVED, Counted, OlderMarks
@@ -275,7 +275,9 @@ class SelectionList(Struct, eq=False):
     contexts: Contexts
     _waiting: dict[str, list[tuple[str, ListRequest]]] = {}  # by the key that is being read
     _asked: int = 0
-    _run: dict[int, str] = {}  # who waits for a user's own policy to say what it has learnt
+    _run: dict[
+        int, tuple[str, AppRecord, ContextValue | None]
+    ] = {}  # who waits for a user's own policy to say what it has learnt
 
     def ask(self, reply: str, asked: ListRequest) -> list[Effect]:
         """The weights of an app's members, or of one of its contexts."""
@@ -300,9 +302,9 @@ class SelectionList(Struct, eq=False):
         members = members_of(self.catalog, app.app)
         policy = self.contexts.policy(app.app, ensemble)
         if policy is not None:
-            return [Publish(reply, _listing(policy.learnt(held.state, members)))]
+            return [Publish(reply, self._listing(app, held.value, policy.learnt(held.state, members)))]
         self._asked += 1
-        self._run[self._asked] = reply
+        self._run[self._asked] = reply, app, held.value
         return [Do(("listed", self._asked), RunPolicy(ensemble.policy, "learnt", (held.state, members)))]
 
     def read(self, key: str) -> list[Effect]:
@@ -312,14 +314,26 @@ class SelectionList(Struct, eq=False):
 
     def ran(self, done: Done | Failed | TimedOut) -> list[Effect]:
         """A user's own policy has said what it has learnt."""
-        reply = self._run.pop(done.id[1])
+        reply, *of = self._run.pop(done.id[1])
         if isinstance(done, Done):
-            return [Publish(reply, _listing(done.result))]
+            return [Publish(reply, self._listing(*of, done.result))]
         text = done.error if isinstance(done, Failed) else "the app's policy took too long"
         return [Publish(reply, Refusal(error=Error(code="model_error", message=text)))]
 
+    def _listing(self, app: AppRecord, value: ContextValue | None, learnt: Iterable[Learnt]) -> Listing:
+        return Listing(
+            items=[
+                {
+                    "member": r.member, "weight": r.weight, "probability": r.probability, "n": r.n,
+                    "live": self._live(app, value, r.member),
+                }
+                for r in learnt
+            ]
+        )  # fmt: skip
 
-def _listing(learnt: Iterable[Learnt]) -> Listing:
-    return Listing(
-        items=[{"member": r.member, "weight": r.weight, "probability": r.probability, "n": r.n} for r in learnt]
-    )
+    def _live(self, app: AppRecord, value: ContextValue | None, model: str) -> dict[str, Any]:
+        """By variant of a member, what the labels of this context say."""
+        records = () if value is None or model not in app.links else self.catalog.variants_at(model, app.links[model])
+        scores = {} if value is None else value.scores  # whose changes were found when they were written
+        found = ((one, by_labels(one, scores, 0.0)) for one in records)
+        return {one.variant: {"registered": one.measured, **asdict(live)} for one, live in found if live is not None}

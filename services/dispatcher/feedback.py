@@ -67,8 +67,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 DEAF = (
-    "app: {} is a pipeline, and no policy makes its answers, so nothing learns: send feedback to the app of a stage,"
-    " with the `inputs` that it got, or give a stage's app a policy (infaas admin set-selection)"
+    "app: {} is a pipeline, and no policy makes its answers, so nothing learns: send feedback to the app of a stage, with"
+    " the stage's own `query` (uid in query_outcomes), or give a stage's app a policy (infaas admin set-selection)"
 )
 
 

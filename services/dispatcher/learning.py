@@ -286,7 +286,10 @@ class Learning(Struct, eq=False):
     def _counts(self, writes: ContextWrites, update: FeedbackUpdate) -> None:
         writes.known.update(update.marks)
         writes.applied.append(update)
-        if update.scored.variants and writes.value is not None and not writes.ensemble.contextual:
+        whole = (
+            writes.ensemble.contextual and writes.context is None
+        )  # the app's own scores, for which `_score` counts it
+        if update.scored.variants and writes.value is not None and not whole:
             writes.value = writes.value.scored(update.scored, update.event.time)
 
     def _last(self, writes: ContextWrites) -> FeedbackUpdate | None:
@@ -368,9 +371,10 @@ class Learning(Struct, eq=False):
         assert writes.value is not None
         effects: list[Effect] = [self.contexts.put(writes.app, writes.key, writes.value, result.revision)]
         total, count = writes.value.promised
-        self.publisher.changed(writes.app, result.revision, writes.value.scores, total / max(count, 1))
         loud = [update for update in writes.applied if not update.silent]
-        if writes.ensemble.contextual:  # what it says of variants counts for the app as a whole
+        if not writes.ensemble.contextual:
+            self.publisher.changed(writes.app, result.revision, writes.value.scores, total / max(count, 1))
+        else:  # what it says of variants counts for the app as a whole, too
             for update in loud:
                 effects.extend(self._score(update))
         for update in loud:

@@ -16,10 +16,15 @@ FILE = """
 name = "applied"
 latency_ms = 5000
 slo_target = 0.9
+quality_act = "refuse"
+payloads = 0.25
 selection = { policy = "majority", members = ["first"], cache_mb = 1 }
 [[app]]
 name = "applied-too"
 models = { first = "7" }
+[[app]]
+name = "applied-pipe"
+default_output = [0.5]
 [[model]]
 name = "first"
 version = "7"
@@ -71,7 +76,7 @@ def test_a_file_is_applied_once_and_what_is_exported_changes_nothing(
 
     plan = applied(file, "--dry-run")
     assert [one.split(":")[0] for one in plan] == [
-        "+ app applied", "+ app applied-too", "+ model first version", "+ model rated for", "+ model priced for",
+        "+ app applied", "+ app applied-too", "+ app applied-pipe", "+ model first version", "+ model rated for", "+ model priced for",
         "~ selection of app", "+ model first version", "+ pipeline applied-pipe of",
     ]  # fmt: skip
     assert applied(file) == plan
@@ -79,6 +84,7 @@ def test_a_file_is_applied_once_and_what_is_exported_changes_nothing(
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "system.toml"
     elsewhere.write_text(text := infaas("export", *ensembles.where).stdout)
     assert applied(elsewhere) == []
+    assert 'quality_act = "refuse"\npayloads = 0.25\n' in text and 'name = "applied-pipe"\ndefault_output = ' in text
     assert 'metric = "near"' in text and 'target = "price"\nunit = "EUR"' in text
     assert infaas("export", "--files", str(elsewhere.parent), *ensembles.where).returncode == 0
     assert elsewhere.read_text() == text
@@ -86,6 +92,9 @@ def test_a_file_is_applied_once_and_what_is_exported_changes_nothing(
     assert applied(elsewhere) == [] and whole.is_file()
     file.write_text(FILE.replace("5000", "6000"))
     assert applied(file) == ["~ app applied: latency_ms"]
+    file.write_text(FILE.replace("5000", "6000").replace('"refuse"', '"report"').replace("0.25", "0.5"))
+    said = infaas("apply", str(file), "--dry-run", *ensembles.where).stdout
+    assert '~ app applied: quality_act "report" (was refuse), payloads 0.5 (was 0.25)' in said
     file.write_text(FILE.replace('"first.onnx"', '"validation.npz"'))
     told = infaas("apply", str(file), *ensembles.where)
     assert (told.returncode, "model[0].version: version 7 of first is another file" in told.stderr) == (2, True)

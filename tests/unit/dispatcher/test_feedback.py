@@ -410,6 +410,18 @@ def test_a_pipeline_whose_answers_no_policy_makes_refuses_it() -> None:
     assert not [event for _, event in fleet.stage.records if isinstance(event, FeedbackEvent)]
 
 
+def test_a_label_measures_a_stage_without_a_policy_by_its_own_query() -> None:
+    fleet = Taught(
+        pipeline("p", PipelineRecord(vertices=[stage("one", "plain")], output={"y": "one.y"})), dispatchers=2
+    )
+    fleet.asked()
+    [part] = [one for one in fleet.outcomes() if one.stage == "one"]
+    assert [fleet.teach("plain", query=part.uid.hex()) for _ in range(2)] == ["accepted"] * 2
+    events = [event for _, event in fleet.stage.records if isinstance(event, FeedbackEvent)]
+    counted = [event for event in events if event.score is not None]
+    assert [(one.app, one.variant, one.score, one.query) for one in counted] == [("plain", part.variant, 1.0, part.uid)]
+
+
 def test_several_stages_that_made_an_answer_together_are_named() -> None:
     both = PipelineRecord(
         vertices=[stage("votes", "app"), stage("one", "plain")], output={"y": "votes.y", "z": "one.y"}

@@ -163,6 +163,23 @@ def test_lists_and_explain_say_it() -> None:
     assert shown["infaas_accuracy_labels"] == [({"app": "app"}, 20)]
 
 
+def test_a_variant_that_went_wrong_in_one_context_alone_shows_there() -> None:
+    fleet = serving(CHEAP, DEAR, says={})
+    fleet.change(selection=Ensemble(policy="majority", contextual=True), seconds=0.1)
+    labelled(fleet, 30, context="here")
+    fleet.behave(says=WRONG)
+    labelled(fleet, 30, context="there")
+    found = {}
+    for context in ("here", "there"):
+        asked = ListRequest(app="app", context=context)
+        items = fleet.request(fleet.subjects.list("selection"), asked)["items"]
+        found[context] = {one["member"]: one["live"] for one in items}
+    here, there = found["here"]["cheap"]["cheap-1"], found["there"]["cheap"]["cheap-1"]
+    assert (here["labels"], here["accuracy"], here["registered"]) == (30, 1.0, 0.98)
+    assert there["high"] < 0.5 < found["there"]["dear"]["dear-1"]["low"]
+    assert known(fleet).variants["dear-1"].labels == 60, "the whole is there beside it"
+
+
 def test_a_label_scores_every_member_of_an_ensemble() -> None:
     fleet = serving(CHEAP, DEAR)
     fleet.change(selection=Ensemble(policy="majority", contextual=True), seconds=0.1)
