@@ -81,9 +81,8 @@ class ProfileRow(Struct, frozen=True, kw_only=True):
 class Profile(Struct, frozen=True, kw_only=True):
     """The profile of a variant. It is measured once, on real hardware.
 
-    provenance: "measured" | "measured: beside N further instances" (all computing) |
-    "published: <citation>" | "synthetic". init_ms, transfer_ms: the parts of load_ms: making the model in host
-    memory, and bringing it to the device. host_mb: what it takes of host memory while it is Warm. None: the backend cannot keep it Warm.
+    provenance: "measured" | "measured: beside N further instances" (all computing) | "published: <citation>" | "synthetic". init_ms, transfer_ms: the
+    parts of load_ms: making the model in host memory, and bringing it to the device. host_mb: what it takes there while it is Warm; None: it cannot be.
     """
 
     rows: list[ProfileRow]
@@ -101,15 +100,15 @@ class Profile(Struct, frozen=True, kw_only=True):
 class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     """One way to run one version of a model.
 
-    accuracy: on the whole validation set, 0..1. accuracy_low, accuracy_high: its 95 % confidence interval: Wilson's of a share of right answers, the
-    normal one of a mean error; None: it was not measured. artifact: object key (sha256) in the artifacts bucket. precision: fp32, int8 (static QDQ),
-    fp16, bf16. hardware: device kind, "cpu", "gpu", ... agreement: the share of answers that equal those of the model as it was uploaded, of every
-    output. differing: the outputs that are not scored and differ from the model's in more than FLOOR of the answers, with the share that agrees.
-    price_per_s: US$ per second of an instance; if None, the instance's share of the device's memory and its threads decide the price. metric, labels,
-    allow_nan, functions: as in `Register`. model_accuracy: of the model as it was uploaded; None: not known. alone: why each item is computed alone,
-    since its answer would depend on others in its batch; empty: it does not. arithmetic: of the CPU on which it was measured, "exact" or
-    "saturating", where its accuracy depends on that; it runs on such ones only. distribution: object key in the artifacts bucket of how the
-    validation set, and its answers to it, are distributed; empty: not known. live, registered: `Catalog.seen` adds what labels say, and the accuracy.
+    accuracy: on the whole validation set, 0..1, of so many samples (0: not known). accuracy_low, accuracy_high: its 95 % confidence interval: Wilson's
+    of a share of right answers, the normal one of a mean error; None: it was not measured. artifact: object key (sha256) in the artifacts bucket.
+    precision: fp32, int8 (static QDQ), fp16, bf16. hardware: device kind, "cpu", "gpu", ... agreement: the share of answers that equal those of the
+    model as it came, of every output. differing: outputs that are not scored and differ from the model's in more than FLOOR of the answers, with the
+    share that agrees. price_per_s: US$ per second of an instance; None: its share of the device's memory and its threads decide. metric, labels,
+    allow_nan, functions: as in `Register`. model_accuracy: of the model as it came; None: not known. alone: why each item is computed alone: its
+    answer would depend on others in its batch; empty: it does not. arithmetic: of the CPU on which it was measured, "exact" or "saturating", where its
+    accuracy depends on that; it runs on such ones only. distribution: object key in the artifacts bucket of how the validation set, and its answers to
+    it, are distributed; empty: not known. live, registered: `Catalog.seen` adds what labels say, and the accuracy.
     """
 
     variant: str
@@ -133,6 +132,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     price_per_s: float | None = None
     accuracy_low: float | None = None
     accuracy_high: float | None = None
+    samples: int = 0
     contexts: int = 1
     metric: str = "top1"
     labels: list[str] = []

@@ -345,9 +345,7 @@ class CancelQuery(Struct, frozen=True, kw_only=True):
 
 
 class QueryCancelled(Struct, frozen=True, kw_only=True):
-    """The reply to `infaas.cancel.<app>`. cancelled: it had not begun, costs nothing, and was refused as `cancelled`. False: it is computed, has ended, or
-    is not known.
-    """
+    """The reply to `infaas.cancel.<app>`. cancelled: it had not begun, costs nothing, and was refused as `cancelled`. False: all else."""
 
     cancelled: bool
 
@@ -383,12 +381,11 @@ class Listing(Struct, frozen=True, kw_only=True):
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """One variant that `explain` considered. why_not: the reason why it was not chosen; empty for the chosen one. fits: it is Active and in
-    time, and meets all needs, chosen or not.
-
-    stage: of a pipeline, the vertex for which it was considered. metric: of the accuracy; error: that it stands for, in the unit of the
-    labels (`unit`), if the metric is mae or rmse. accuracy_source: as of an answer. cost_per_1000: US$ for 1,000 items in its usual batches, by which variants are ordered. cost: US$ per
-    1,000 such queries that are each alone in their batch, which a query's `cost` limits. functions: of its owner, and their ms of its latency.
+    """One variant that `explain` considered. why_not: the reason why it was not chosen; empty for the chosen one. fits: it is Active and in time, and
+    meets all needs, chosen or not. stage: of a pipeline, the vertex for which it was considered. metric, accuracy_source: of the accuracy, as of an
+    answer; accuracy_low, accuracy_high, samples: its 95 % interval, and of how many; error: that it stands for, in the unit of the labels (`unit`),
+    if the metric is mae or rmse. cost_per_1000: US$ for 1,000 items in its usual batches, by which variants are ordered. cost: US$ per 1,000 such
+    queries that are each alone in their batch, which a query's `cost` limits. functions: of its owner, and their ms of its latency.
     """
 
     model: str
@@ -411,6 +408,9 @@ class Candidate(Struct, frozen=True, kw_only=True):
     unit: str = ""
     functions: str = ""
     accuracy_source: str = "registered"
+    accuracy_low: float | None = None
+    accuracy_high: float | None = None
+    samples: int = 0
 
 
 class MemberShare(Struct, frozen=True, kw_only=True):

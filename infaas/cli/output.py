@@ -294,6 +294,17 @@ def quality_of(item: Mapping[str, Any]) -> Any:
     return f"{metric} {number(value_of(accuracy, metric))}{unit}"
 
 
+def sure_of(item: Mapping[str, Any]) -> Any:
+    """The same with the wider half of its 95 % interval, and of how many samples it is: "0.744 ± 0.024 of 1,300"."""
+    value, metric = quality_of(item), str(item.get("metric") or "top1")
+    ends = [one for name in ("accuracy_low", "accuracy_high") if (one := item.get(name)) is not None]
+    half = max((abs(value_of(one, metric) - value_of(item["accuracy"], metric)) for one in ends), default=0.0)
+    if not half:
+        return value
+    of = f" of {item['samples']:,}" if item.get("samples") else ""
+    return f"{value if isinstance(value, str) else number(value)} ± {half:.2g}{of}"
+
+
 def hardware_of(item: Mapping[str, Any]) -> str | None:
     """A listed variant's hardware, and whether it is simulated, or the host of its engine."""
     where = "simulated" if item.get("simulated") else item.get("engine")

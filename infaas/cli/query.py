@@ -21,9 +21,9 @@ from infaas.cli.output import (
     print_json,
     print_table,
     progress_bars,
-    quality_of,
     refusal_line,
     show,
+    sure_of,
     usage,
 )
 from infaas.connecting import connect, with_client
@@ -235,7 +235,7 @@ _EXPLAIN_COLUMNS = (
         lambda item: f"{item.get('worker') or item.get('hardware')}{' (simulated)' * bool(item.get('simulated'))}",
         rank=3,
     ),
-    Column("accuracy", quality_of),
+    Column("accuracy", sure_of),
     Column("latency ms", "latency_ms"),
     Column("load ms", "load_ms", rank=2),
     Column(COMPUTED, "cost_per_1000", rank=1),

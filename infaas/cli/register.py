@@ -19,13 +19,13 @@ from infaas.cli.output import (
     print_variants,
     progress,
     progress_bars,
-    quality_of,
     show,
+    sure_of,
     usage,
 )
 from infaas.client import Client
 from infaas.connecting import connect
-from infaas.errors import BadInput, RegistrationFailed
+from infaas.errors import BadInput, InfaasError, RegistrationFailed
 from infaas.folders import example_of, is_mlflow, signed
 from infaas.inputs import read_arrays
 from infaas.registering import document_of, status_document
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     Column("variant", "variant"),
     Column("hardware", hardware_of, rank=2),
-    Column("accuracy", quality_of),
+    Column("accuracy", sure_of),
     Column(
         "agrees", lambda item: min((item.get("agreement"), *item.get("differing", {}).values()), default=None), rank=4
     ),
@@ -50,6 +50,9 @@ COLUMNS = (
     Column(COMPUTED, "cost_per_1000"),
     Column("note", lambda item: "dominated" if item.get("dominated") else None),
 )
+
+
+MOST_TOLD = 1e6  # samples that a user is asked for
 
 
 # What a registration says of the model and its app: fields of its message. Those of a user's own process as well come first.
@@ -147,12 +150,14 @@ def register(
                     shown(status.step, status.progress, line=said, key=status.step)
 
                 if is_mlflow(model_file):
-                    return await _folder(client, Path(model_file), validation, app, model, on_progress, options)
-                assert validation is not None, "checked above"
-                status = await client.register(
-                    model_file, app=app, model=model, validation=validation, on_progress=on_progress, **options
-                )
-            return await document_of(client.variants, status)
+                    found = await _folder(client, Path(model_file), validation, app, model, on_progress, options)
+                else:
+                    assert validation is not None, "checked above"
+                    status = await client.register(
+                        model_file, app=app, model=model, validation=validation, on_progress=on_progress, **options
+                    )
+                    found = await document_of(client.variants, status)
+            return found if stated.dry_run else found | {"unsure": await _unsure(client, app, found)}
 
     try:
         document = asyncio.run(run())
@@ -194,6 +199,32 @@ async def _folder(
         x, y = example_of(folder), None
         progress("no labels: measured by its agreement with the model itself, on the folder's example")
     return await client.register(str(folder), x, y, app=app, name=name, on_progress=on_progress, **options)
+
+
+async def _unsure(client: Client, app: str, document: dict[str, Any]) -> list[str]:
+    """Of each accuracy that is asked of the app, and each variant of which the interval holds it: how many samples would tell."""
+    try:
+        apps, pipelines = await client.apps(app=app), await client.pipelines()
+    except InfaasError:  # the model is registered all the same
+        return []
+    floors = {f"accuracy_mean of {one['app']}": one["accuracy_mean"] for one in apps}
+    for pipeline in pipelines:
+        stages = [one for one in pipeline["vertices"] if one["app"] == app]
+        floors |= {f"stage {one['vertex']} of {pipeline['app']}": one["accuracy_required"] for one in stages}
+    found = []
+    for one in document["variants"]:
+        low, high, samples = (one.get(name) for name in ("accuracy_low", "accuracy_high", "samples"))
+        for asker, floor in floors.items():
+            if not floor or not samples or low is None or high is None or not low < floor < high:
+                continue
+            end, far = high if floor > one["accuracy"] else low, abs(floor - one["accuracy"])
+            most = samples * (abs(end - one["accuracy"]) / far) ** 2 if far > 0 else float("inf")
+            needed = f"{most:,.0f}" if most < MOST_TOLD else "many more"
+            found.append(
+                f"not sure: {one['variant']} has {sure_of(one)} samples, {asker} asks for {in_metric(floor, one['metric'])}:"
+                f" about {needed} samples would tell"
+            )
+    return found
 
 
 def names_of(given: str) -> list[str]:
@@ -247,6 +278,8 @@ def _render(document: dict[str, Any], wide: bool) -> None:
     print_variants(COLUMNS, "no variants", document["variants"], wide)
     for failure in document["failures"]:
         print(f"not built: {failure['variant']}: {failure['reason']}")
+    for said in document["unsure"]:
+        print(said)
 
 
 def render_dry_run(document: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ APP = (
 MODEL = ("model", "version", "task", "metric", "labels", "format", "created")
 VARIANT = (
     "model", "version", "variant", "hardware", "framework", "precision", "threads", "max_batch", "alone", "arithmetic", "accuracy",
-    "accuracy_low", "accuracy_high", "model_accuracy", "metric", "contexts", "agreement", "differing", "dominated", "simulated",
+    "accuracy_low", "accuracy_high", "samples", "model_accuracy", "metric", "contexts", "agreement", "differing", "dominated", "simulated",
 )  # fmt: skip
 PROFILE = ("load_ms", "init_ms", "transfer_ms", "host_mb", "provenance", "memory_mb", "saturation_qps")
 DEVICE = (

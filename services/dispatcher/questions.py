@@ -7,7 +7,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from bus.fields import filled
-from bus.messages.catalog import Ensemble, PipelineEdge, error_of, in_metric, is_error, value_of
+from bus.messages.catalog import Ensemble, PipelineEdge, VariantRecord, error_of, in_metric, is_error, value_of
 from bus.messages.public import (
     Candidate,
     Error,
@@ -327,6 +327,7 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
         worker = best.worker.name
         load_ms = max(0.0, best.ready_at - now) * 1000.0 if not group.active else 0.0
     accuracy, source = record.production or (record.accuracy, "registered")
+    low, high, samples = _interval(record)
     return filled(
         Candidate,
         record,
@@ -334,6 +335,9 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
         state=state_of(group, app, view),
         accuracy=accuracy,
         accuracy_source=source,
+        accuracy_low=low,
+        accuracy_high=high,
+        samples=samples,
         error=error_of(accuracy, record.metric),
         unit=record.signature.target[1],
         latency_ms=(seconds + app.way) * 1000.0,
@@ -344,6 +348,13 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
         fits=bool(group.active and app.accuracy[i] >= ask.accuracy) and not _unmet(i, app, ask, now),
         functions="" if record.functions is None else record.functions.words,
     )
+
+
+def _interval(record: VariantRecord) -> tuple[float | None, float | None, int]:
+    """The 95 % interval of the accuracy that counts now, and of how many samples or labels it is."""
+    if (live := record.truth) is not None:
+        return live.low, live.high, live.labels
+    return record.accuracy_low, record.accuracy_high, record.samples
 
 
 def _unmet(i: int, app: AppView, ask: Ask, now: float) -> str:
@@ -361,12 +372,15 @@ def _unmet(i: int, app: AppView, ask: Ask, now: float) -> str:
             return f"version {record.version} does not serve now: name it to use it"
         return "the query names another model, version or variant"
     if ask.accuracy and not app.accurate(ask)[i]:
+        low, high, samples = _interval(record)
+        within = low is not None and high is not None and low <= app.accuracy[i] and ask.accuracy <= high
+        unsure = f", but within its 95 % interval{f' of {samples:,}' * bool(samples)}" * within
         if record.metric in ("top1", "top5"):
-            return f"accuracy {app.accuracy[i]:.4f} is below {ask.accuracy:g}"
+            return f"accuracy {app.accuracy[i]:.4f} is below {ask.accuracy:g}{unsure}"
         than = "above" if is_error(record.metric) else "below"
         unit = record.signature.target[1] if is_error(record.metric) else ""
         most = f"{value_of(ask.accuracy, record.metric):.4g}{' ' * bool(unit)}{unit}"
-        return f"{in_metric(record.accuracy, record.metric)} is {than} {most}"
+        return f"{in_metric(record.accuracy, record.metric)} is {than} {most}{unsure}"
     if not app.accurate(ask)[i]:
         if record.differing:
             name, share = min(record.differing.items(), key=itemgetter(1))

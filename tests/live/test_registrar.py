@@ -254,9 +254,19 @@ async def test_the_command_prints_what_was_measured(nats_url: str, prefix: str, 
             assert item["accuracy"] > 0.9
             figures = ("load_ms", "latency_ms", "memory_mb", "saturation_qps", "price_per_hour", "cost_per_1000")
             assert all(item[figure] > 0 for figure in figures), item
+            with np.load(validation) as stored:
+                assert item["samples"] == len(stored["y"])
+        assert document["unsure"] == []
         assert "profiling" in errors
+        one = document["variants"][0]
+        open_ = (one["accuracy"] + one["accuracy_high"]) / 2
+        code, _, errors = await command(system, "admin", "set-target", "digits", "--accuracy-mean", str(open_))
+        assert code == 0, errors
         code, out, errors = await command(system, "register", model, *about, "--contended")  # nothing of the target
         assert code == 0, errors
+        assert f"± {max(one['accuracy'] - one['accuracy_low'], one['accuracy_high'] - one['accuracy']):.2g} of" in out
+        unsure = [line for line in out.splitlines() if line.startswith("not sure: ")]
+        assert any("accuracy_mean of digits asks for accuracy" in line for line in unsure), out
         catalog = await system.catalog()
         app = catalog.app("digits")
         beside = {v.profile.provenance.partition(":")[::2] for v in catalog.variants_of("digits")}

@@ -221,6 +221,18 @@ def test_a_stage_that_would_be_refused_refuses_the_query_only_if_each_query_visi
     assert "refusal" not in found
     [dear] = [one for one in found["candidates"] if one["stage"] == "dear"]
     assert dear["why_not"] == "accuracy 0.5000 is below 0.8"
+    sure = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.61, "samples": 1300}
+    fleet = Staged(CASCADE, changes={"dear": sure})
+    for floor, why in (
+        (0.6, "accuracy 0.5000 is below 0.6, but within its 95 % interval of 1,300"),
+        (0.7, "accuracy 0.5000 is below 0.7"),
+    ):
+        fleet.change(
+            "p", pipeline=replace(CASCADE, vertices=[vertex("cheap"), vertex("dear", "cheap.y", accuracy=floor)])
+        )
+        [dear] = [one for one in explained(fleet)["candidates"] if one["stage"] == "dear"]
+        assert {name: dear[name] for name in sure} == sure
+        assert dear["why_not"] == why
     always = [PipelineEdge(source="cheap", target="dear")]
     fleet.change("p", pipeline=PipelineRecord(
         vertices=[vertex("cheap"), vertex("dear", accuracy=0.8)], edges=always, output={"y": "dear.y"}
