@@ -5,7 +5,7 @@ queries were missed, clients' mistakes, who answered, and latencies compared wit
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, decisions, formats, series, widgets
+from dashboard import charts, formats, series, widgets
 from dashboard.store import history, query
 from dashboard.widgets import show_empty, show_live
 
@@ -209,7 +209,7 @@ def reasons() -> None:
     if rows.empty:
         st.success("Every query in this range was answered in time.", icon=":material/check_circle:")
         return
-    shown = rows.assign(meaning=rows["reason"].map(decisions.MEANING).fillna(""))
+    shown = rows.assign(meaning=rows["reason"].map(widgets.MEANING).fillna(""))
     widgets.table(
         shown,
         {
@@ -232,7 +232,7 @@ def mistakes() -> None:
     st.subheader("Clients' mistakes", anchor=False)
     st.caption("Queries that nobody could answer as they were asked. They count neither as queries nor as missed.")
     widgets.table(
-        rows.assign(meaning=rows["reason"].map(decisions.MEANING)),
+        rows.assign(meaning=rows["reason"].map(widgets.MEANING)),
         {
             "app": "app asked for",
             "reason": "mistake",

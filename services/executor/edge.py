@@ -49,8 +49,7 @@ from services.executor.commands import (
     UnloadModel,
 )
 from services.executor.edge_models import DeviceModels, ModelInMemory
-from services.executor.edge_payloads import PayloadKeeper
-from services.executor.edge_samples import QuerySampler
+from services.executor.edge_samples import PayloadKeeper, QuerySampler
 from services.executor.queue import Inputs, QueuedQuery
 from services.shell.host.running import Running
 from services.shell.objects import fetch, fetch_tensors, store_outputs

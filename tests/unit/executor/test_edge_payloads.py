@@ -14,7 +14,7 @@ from bus.messages.flow import Origin, Payload, Route, payload_key
 from bus.subjects import Subjects
 from bus.tensors import from_array, to_array
 from services.core.settings import ExecutorSettings
-from services.executor import edge_payloads
+from services.executor import edge_samples
 from services.executor.commands import BatchResult, LoadModel, RunBatch
 from services.executor.edge import ExecutorEdge
 from services.executor.queue import QueuedQuery, queued_query
@@ -87,7 +87,7 @@ async def test_what_waits_is_kept_at_the_end_and_no_more_than_there_is_room_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     size = 3 * 4 * (tiny_models.FEATURES + tiny_models.CLASSES)
-    monkeypatch.setattr(edge_payloads, "MOST_WAITING", 2 * size)
+    monkeypatch.setattr(edge_samples, "MOST_WAITING", 2 * size)
     bus = MemoryBus()
     edge = await loaded(bus, tmp_path)
     compute(edge, *(query(i) for i in range(5)))
