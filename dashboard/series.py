@@ -118,6 +118,12 @@ def traffic(window: Window) -> pd.DataFrame:
     )
 
 
+def percentiles(rows: pd.DataFrame) -> pd.DataFrame:
+    """Latencies of an app as lines, for `charts.percentiles`: `time`, `what` and `ms`."""
+    what = {"p50_ms": "p50", "p95_ms": "p95", "p99_ms": "p99", "slo_ms": "objective"}
+    return rows.rename(columns=what).melt(["time"], list(what.values()), "what", "ms").dropna()
+
+
 def objectives(window: Window) -> pd.DataFrame:
     """By app: `slo_target`, `accuracy_mean`, `worth`, the share `reached` in the window (NaN without queries), its `queries`, and what was last expected of it."""
     rows = history("traffic_long" if window.long else "traffic", window)

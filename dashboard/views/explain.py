@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, decisions, formats, widgets
+from dashboard import charts, formats, widgets
 from dashboard.store import NoData, explain
 from dashboard.widgets import show_empty, show_live
 from infaas.answers import why_chosen
@@ -30,7 +30,7 @@ def decision(needs: dict[str, Any]) -> None:
     _members(answer)
     _stages(answer)
     if _is_refused(answer) or not (answer.get("members") or answer.get("stages")):
-        decisions.show_verdict(answer)
+        widgets.show_verdict(answer)
     if candidates.empty and "stages" in answer:
         return
     if candidates.empty:
@@ -138,7 +138,7 @@ def page() -> None:
 
 
 try:
-    needs = decisions.choose_needs(app) if app is not None else {}
+    needs = widgets.choose_needs(app) if app is not None else {}
 except NoData:
     needs = {}
 show_live(None, page)

@@ -205,9 +205,7 @@ def _charts(traffic: pd.DataFrame, item: dict[str, Any] | None, window: Window) 
         charts.draw(shown, spec, "in-time", window, marks)
     with first[1].container(border=True):
         st.markdown("**Latency**, ms")
-        lines = latency.melt(["time"], ["p50_ms", "p95_ms", "p99_ms", "slo_ms"], "what", "ms").dropna()
-        lines["what"] = lines["what"].map({"p50_ms": "p50", "p95_ms": "p95", "p99_ms": "p99", "slo_ms": "objective"})
-        if lines.empty:
+        if (lines := series.percentiles(latency)).empty:
             show_empty("No query of this range was answered.", "The table above says why a stage would be refused.")
         else:
             charts.draw(lines, charts.percentiles(), "latency", window, marks)

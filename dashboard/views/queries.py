@@ -6,7 +6,7 @@ from uuid import UUID
 import pandas as pd
 import streamlit as st
 
-from dashboard import decisions, formats, widgets
+from dashboard import formats, widgets
 from dashboard.store import history, query
 from dashboard.widgets import show_empty, show_live
 
@@ -94,7 +94,7 @@ def why(row: dict[str, Any]) -> str:
     often = f"{int(times)} times: " if pd.notna(times) and times > 1 else ""
     code = row["code"] if pd.notna(row["code"]) else ("late" if row["outcome"] == "late" else None)
     if code:
-        return often + f"{code}: {decisions.MEANING.get(str(code), '')}".rstrip(": ")
+        return often + f"{code}: {widgets.MEANING.get(str(code), '')}".rstrip(": ")
     told = ["from the cache"] if row["cached"] else []
     if pd.notna(row["missing"]):
         several = "several models together" if row["policy"] != "pipeline" else "a pipeline"

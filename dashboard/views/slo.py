@@ -5,9 +5,10 @@ queries were missed, clients' mistakes, who answered, and latencies compared wit
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, decisions, formats, series, widgets
+from dashboard import charts, formats, series, widgets
 from dashboard.store import history, query
 from dashboard.widgets import show_empty, show_live
+from dashboard.window import Window
 
 ALL = "all apps"
 CARRIED = "can be carried"
@@ -209,18 +210,21 @@ def reasons() -> None:
     if rows.empty:
         st.success("Every query in this range was answered in time.", icon=":material/check_circle:")
         return
-    shown = rows.assign(meaning=rows["reason"].map(decisions.MEANING).fillna(""))
+    _codes(rows, {"app": "app", "reason": "reason", "queries": "queries"}, window, "reasons")
+
+
+def _codes(rows: pd.DataFrame, titles: dict[str, str], window: Window, key: str) -> None:
+    """How often queries of an app ended with a code, what it means, and when. titles: of app, code and number."""
     widgets.table(
-        shown,
+        rows.assign(meaning=rows["reason"].map(widgets.MEANING).fillna("")),
         {
-            "app": "app",
-            "reason": "reason",
-            "queries": widgets.number_column("queries", "localized"),
+            **titles,
+            "queries": widgets.number_column(titles["queries"], "localized"),
             "meaning": "meaning",
             "first": widgets.time_column("first", window),
             "last": widgets.time_column("last", window),
         },
-        "reasons",
+        key,
     )
 
 
@@ -231,18 +235,7 @@ def mistakes() -> None:
         return
     st.subheader("Clients' mistakes", anchor=False)
     st.caption("Queries that nobody could answer as they were asked. They count neither as queries nor as missed.")
-    widgets.table(
-        rows.assign(meaning=rows["reason"].map(decisions.MEANING)),
-        {
-            "app": "app asked for",
-            "reason": "mistake",
-            "queries": widgets.number_column("times", "localized"),
-            "meaning": "meaning",
-            "first": widgets.time_column("first", window),
-            "last": widgets.time_column("last", window),
-        },
-        "mistakes",
-    )
+    _codes(rows, {"app": "app asked for", "reason": "mistake", "queries": "times"}, window, "mistakes")
 
 
 def latencies() -> None:
@@ -262,11 +255,11 @@ def latencies() -> None:
         asked = one["slo_ms"].dropna()
         none = "the app has no objective" if window.long else "no query had an objective"
         note = f"strictest objective {formats.number(asked.min())} ms" if len(asked) else none
-        lines = one.melt(["time"], ["p50_ms", "p95_ms", "p99_ms", "slo_ms"], "what", "ms").dropna()
-        lines["what"] = lines["what"].map({"p50_ms": "p50", "p95_ms": "p95", "p99_ms": "p99", "slo_ms": "objective"})
         with place.container(border=True):
             st.markdown(f"**{name}**, ms; {note}")
-            charts.draw(lines, charts.percentiles(), f"latency-{name}", window, series.marks(window, name))
+            charts.draw(
+                series.percentiles(one), charts.percentiles(), f"latency-{name}", window, series.marks(window, name)
+            )
 
 
 def served() -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 import streamlit as st
 
 from bus.messages.catalog import TensorSpec
-from dashboard import decisions, formats, inputs, widgets
+from dashboard import formats, inputs, widgets
 from dashboard.store import NoData, ask, classes_of, explain, query
 from infaas.answers import Answer
 from infaas.errors import BadInput, Refused
@@ -111,9 +111,9 @@ def show_done(done: dict[str, Any]) -> None:
         return
     if "refused" in done:
         refused: Refused = done["refused"]
-        meaning = decisions.MEANING.get(refused.code, "")
+        meaning = widgets.MEANING.get(refused.code, "")
         st.error(
-            f"**Refused, {refused.code}:** {refused.message}.{decisions.alternative(refused)}", icon=":material/block:"
+            f"**Refused, {refused.code}:** {refused.message}.{widgets.alternative(refused)}", icon=":material/block:"
         )
         if meaning:
             st.caption(f"{refused.code}: {meaning}.")
@@ -121,7 +121,7 @@ def show_done(done: dict[str, Any]) -> None:
         _answer(done["answer"])
     if decision := done.get("decision"):
         with st.expander("The decision, a moment before", icon=":material/quiz:"):
-            decisions.show_verdict(decision)
+            widgets.show_verdict(decision)
             others = pd.DataFrame([each for each in decision.get("candidates") or [] if each["why_not"]])
             if len(others):
                 qualities, accuracy = widgets.quality(others.assign(app=app))
@@ -225,7 +225,7 @@ def page() -> None:
         widgets.show_no_app()
         return
     specs, _ = signature()
-    needs = decisions.choose_needs(app)
+    needs = widgets.choose_needs(app)
     try:
         arrays = choose_inputs(specs)
     except BadInput as error:

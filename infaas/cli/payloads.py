@@ -1,23 +1,165 @@
 """`infaas payloads export` and `delete`, and `infaas remeasure`: queries that were kept with their answers, and models measured anew on them."""
 
 import asyncio
+import json
 import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from cyclopts import Parameter
 
+from bus.codec import decode
+from bus.messages.flow import Payload, id_digest
+from bus.messages.public import RegistrationStatus
+from bus.port import KeyValue, NotFound
+from bus.tensors import BadTensor, to_array
 from infaas.cli.options import DataDir, Json
 from infaas.cli.output import fail, one_line, print_variants, progress_bars, show
 from infaas.cli.register import COLUMNS
 from infaas.client import Client
 from infaas.connecting import connect, find_sql, with_client
-from infaas.errors import RegistrationFailed
+from infaas.errors import BadInput, RegistrationFailed
+from infaas.queries import check_name
 
-if TYPE_CHECKING:
-    from bus.messages.flow import Payload
-    from bus.messages.public import RegistrationStatus
-    from infaas.payloads import KeptItems, Label
+Array = np.ndarray[Any, Any]
+Label = Any  # what JSON can say
+LABELS = "labels"
+OTHERS = (LABELS, "query", "item", "id", "time", "variant")  # arrays of the file beside inputs and outputs
+OUTPUTS = "outputs."  # before the name of an output
+TOGETHER = 200  # values that are asked for at a time
+FEEDBACK = (
+    "SELECT query, id, item, label FROM infaas.feedback WHERE app = %s AND time >= to_timestamp(%s) ORDER BY time"
+)
+
+
+class KeptItems(NamedTuple):
+    """arrays: of all items, by their names in the file. left_out: items whose shapes differ from most others'."""
+
+    arrays: dict[str, Array]
+    left_out: int
+
+    @property
+    def items(self) -> int:
+        return len(self.arrays["item"])
+
+
+async def _bucket(client: Client) -> KeyValue:
+    return await client.bus.key_value(client.subjects.payloads_bucket, create=False)
+
+
+async def read_kept(client: Client, app: str) -> list[Payload]:
+    """What is kept of an app, the oldest first. Raises BusError, also Forbidden: operators alone may."""
+    bucket = await _bucket(client)
+    keys = await bucket.keys(check_name(app, "app"))
+
+    async def one(key: str) -> Payload | None:
+        try:
+            return decode(Payload, (await bucket.get(key)).value or b"")
+        except NotFound:  # its time was over
+            return None
+
+    found: list[Payload] = []
+    for at in range(0, len(keys), TOGETHER):
+        found += filter(None, await asyncio.gather(*map(one, keys[at : at + TOGETHER])))
+    return sorted(found, key=lambda payload: payload.time)
+
+
+async def delete_kept(client: Client, app: str, id: str | None = None) -> int:
+    """Delete what is kept of an app, or of the queries with this id, the client's own or the `query` that answers named. Returns how many there were."""
+    bucket = await _bucket(client)
+    keys = await bucket.keys(check_name(app, "app"))
+    if id is not None:
+        keys = [key for key in keys if id == key.split(".")[1] or id_digest(id) == key.split(".")[2]]
+    for at in range(0, len(keys), TOGETHER):
+        await asyncio.gather(*map(bucket.delete, keys[at : at + TOGETHER]))
+    return len(keys)
+
+
+def labels_of(
+    rows: Iterable[tuple[Any, str | None, int, str]], payloads: Sequence[Payload]
+) -> dict[tuple[str, int], Label]:
+    """The last label of each query's items. rows: what FEEDBACK selects."""
+    by_id = {payload.id: payload.query for payload in payloads if payload.id is not None}
+    found = {}
+    for uid, known_as, item, label in rows:
+        query = uid.hex if uid is not None else by_id.get(known_as or "")
+        if query is not None:
+            found[query, item] = json.loads(label)
+    return found
+
+
+def arrays_of(payloads: Sequence[Payload], labels: Mapping[tuple[str, int], Label], *, labelled: bool) -> KeptItems:
+    """Items as arrays: inputs and `outputs.NAME` by their names, `labels`, and what they are items of. labelled: only those with a label."""
+    shapes = Counter[Any]()
+    groups: dict[Any, list[tuple[Payload, dict[str, Array], list[int]]]] = {}
+    for payload in payloads:
+        arrays = _named(payload)
+        count = len(next(iter(arrays.values())))
+        places = [i for i in range(count) if not labelled or (payload.query, i) in labels]
+        alike = tuple((name, one.dtype.kind, one.shape[1:]) for name, one in arrays.items())
+        shapes[alike] += len(places)
+        groups.setdefault(alike, []).append((payload, arrays, places))
+    rows = groups[max(shapes, key=lambda alike: shapes[alike])] if shapes else []
+    found = (
+        {name: np.concatenate([arrays[name][places] for _, arrays, places in rows]) for name in rows[0][1]}
+        if rows
+        else {}
+    )
+    items = [(payload, i) for payload, _, places in rows for i in places]
+    found[LABELS] = label_array([labels.get((payload.query, i)) for payload, i in items])
+    found["query"] = np.array([payload.query for payload, _ in items], dtype=np.str_)
+    found["item"] = np.array([i for _, i in items], dtype=np.int64)
+    found["id"] = np.array([payload.id or "" for payload, _ in items], dtype=np.str_)
+    found["time"] = np.array([payload.time for payload, _ in items], dtype=np.float64)
+    found["variant"] = np.array([payload.variant for payload, _ in items], dtype=np.str_)
+    return KeptItems(found, shapes.total() - len(items))
+
+
+def label_array(values: Sequence[Label | None]) -> Array:
+    """Numbers, NaN where there is none; else texts, empty where there is none."""
+    known = [value for value in values if value is not None]
+    if all(isinstance(value, int) for value in known) and len(known) == len(values):
+        return np.array(values, dtype=np.int64)
+    if all(isinstance(value, int | float) for value in known):
+        return np.array(values, dtype=np.float64)
+    sizes = {len(value) if isinstance(value, list) else 0 for value in known}
+    if len(sizes) == 1 and sizes != {0} and all(isinstance(one, int | float) for value in known for one in value):
+        (size,) = sizes
+        return np.array([[None] * size if value is None else value for value in values], dtype=np.float64)
+    return np.array(
+        ["" if value is None else value if isinstance(value, str) else json.dumps(value) for value in values],
+        dtype=np.str_,
+    )
+
+
+def numbered(labels: Array, classes: Sequence[str]) -> Array:
+    """Class numbers in place of the names of a model's classes. Raises BadInput."""
+    if labels.dtype.kind != "U" or not classes:
+        return labels
+    place = {name: number for number, name in enumerate(classes)}
+    if unknown := sorted(set(labels.tolist()) - place.keys()):
+        raise BadInput(f"label: the model has no class {unknown[0]!r}; its classes are {', '.join(classes)}")
+    return np.array([place[one] for one in labels.tolist()], dtype=np.int64)
+
+
+def _named(payload: Payload) -> dict[str, Array]:
+    inputs = {name: _array(name, one) for name, one in payload.inputs.items()}
+    taken = {name: "x" if len(inputs) == 1 else f"x.{name}" for name in inputs if name in OTHERS}
+    found = {taken.get(name, name): one for name, one in inputs.items()}
+    return found | {f"{OUTPUTS}{name}": _array(name, one) for name, one in payload.outputs.items()}
+
+
+def _array(name: str, tensor: Any) -> Array:
+    """Texts, or bytes that are none, without Python's objects."""
+    try:
+        array = to_array(tensor, name, empty=True)
+        return array.astype(np.str_) if array.dtype.kind == "O" else array
+    except BadTensor:
+        return to_array(tensor, name, binary=True).astype(np.bytes_)
+
 
 LEAST = 100  # labelled items that a model is measured anew on
 
@@ -47,8 +189,6 @@ def export(
         Only items whose label is known.
 
     """
-    import numpy as np  # noqa: PLC0415  (it takes long to import)
-
     kept = asyncio.run(_kept(data_dir, app, labelled=labelled))
     with file.open("wb") as opened:
         np.savez_compressed(opened, **kept.arrays)  # type: ignore[arg-type]  # it takes any names
@@ -76,9 +216,7 @@ def delete(app: str, /, *, id: str | None = None, data_dir: DataDir = None, json
         Only queries with this id, or those whose answers named this `query`. Of pipelines' queries the stages' apps have what was kept.
 
     """
-    from infaas import payloads  # noqa: PLC0415  (numpy takes long to import)
-
-    count = with_client(data_dir, lambda client: payloads.delete(client, app, id))
+    count = with_client(data_dir, lambda client: delete_kept(client, app, id))
     if id is not None and not count:
         fail(f"{app} has kept no query {id}: `infaas payloads export` writes those that it has")
     show({"app": app, "deleted": count}, json, lambda _: print(f"deleted {count:,} queries of {app}"))
@@ -112,31 +250,27 @@ def remeasure(app: str, /, *, data_dir: DataDir = None, json: Json = False) -> i
     return 0
 
 
-async def _kept(data_dir: Path | None, app: str, *, labelled: bool) -> "KeptItems":
+async def _kept(data_dir: Path | None, app: str, *, labelled: bool) -> KeptItems:
     async with connect(data_dir=data_dir) as client:
         return await _read(client, data_dir, app, labelled=labelled)
 
 
-async def _read(client: Client, data_dir: Path | None, app: str, *, labelled: bool) -> "KeptItems":
-    from infaas import payloads  # noqa: PLC0415  (numpy takes long to import)
-
-    found = await payloads.read(client, app)
+async def _read(client: Client, data_dir: Path | None, app: str, *, labelled: bool) -> KeptItems:
+    found = await read_kept(client, app)
     if not found:
         await client.variants(app=app)  # there is none where no app is
         fail(
             f"{app} has kept no queries: `infaas app set {app} --payloads 0.1` keeps a tenth of those that come from now on"
         )
     labels = await asyncio.to_thread(_labels, find_sql(data_dir), app, found)
-    kept = await asyncio.to_thread(payloads.arrays_of, found, labels, labelled=labelled)
+    kept = await asyncio.to_thread(arrays_of, found, labels, labelled=labelled)
     if not kept.items:
         fail(f"no query that {app} has kept has a label: send labels by `infaas feedback`, or leave --labelled out")
     return kept
 
 
-def _labels(dsn: str, app: str, found: "list[Payload]") -> "dict[tuple[str, int], Label]":
+def _labels(dsn: str, app: str, found: list[Payload]) -> dict[tuple[str, int], Label]:
     import psycopg  # noqa: PLC0415  (the command line starts without it)
-
-    from infaas.payloads import FEEDBACK, labels_of  # noqa: PLC0415
 
     try:
         with psycopg.connect(dsn, connect_timeout=10, application_name="infaas payloads") as connection:
@@ -146,9 +280,6 @@ def _labels(dsn: str, app: str, found: "list[Payload]") -> "dict[tuple[str, int]
 
 
 async def _remeasure(data_dir: Path | None, app: str) -> dict[str, Any]:
-    import numpy as np  # noqa: PLC0415  (it takes long to import)
-
-    from infaas.payloads import LABELS, OUTPUTS, numbered  # noqa: PLC0415
     from infaas.registering import document_of, measure_again  # noqa: PLC0415
 
     documents = []
@@ -164,7 +295,7 @@ async def _remeasure(data_dir: Path | None, app: str) -> dict[str, Any]:
             fail(f"{app} is a pipeline, or serves no model: remeasure the app of a stage")
         with tempfile.TemporaryDirectory(prefix="infaas-") as directory, progress_bars() as shown:
 
-            def on_progress(status: "RegistrationStatus") -> None:
+            def on_progress(status: RegistrationStatus) -> None:
                 said = f"{status.progress:4.0%} {status.model} {status.state}: {status.step}"
                 shown(status.step, status.progress, line=said, key=f"{status.model} {status.step}")
 

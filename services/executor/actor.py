@@ -31,6 +31,7 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
+    TableActor,
     TimedOut,
     Watch,
 )
@@ -66,7 +67,7 @@ class BatchesDue(msgspec.Struct, frozen=True):
     """Timer: all queries that came in this turn are queued; form batches."""
 
 
-class Executor:
+class Executor(TableActor):
     """Pure actor of one device. incarnation: grows with every start of this process. dispatchers: those it works for. held: by the process before it."""
 
     def __init__(
@@ -126,24 +127,17 @@ class Executor:
             Stopping: self._stopping,
         }
         self._stillness.guard(self._on, (BatchesDue, DeadlineReached, Done, Failed, TimedOut, ReportDue))
-
-    @property
-    def inlets(self) -> tuple[Inlet, ...]:
-        s, w, d = self._subjects, self.worker, self.device
-        return (
-            Inlet(subject=s.dispatcher_heartbeat(), message=DispatcherHeartbeat),
-            Inlet(subject=s.ended(), message=PartsEnded),
-            Inlet(subject=s.resent(), message=ResentSought),
+        self.watches = (Watch(bucket=subjects.control_bucket),)
+        self.inlets = (
+            Inlet(subject=subjects.dispatcher_heartbeat(), message=DispatcherHeartbeat),
+            Inlet(subject=subjects.ended(), message=PartsEnded),
+            Inlet(subject=subjects.resent(), message=ResentSought),
             *self._manager.inlets,
-            *self._endings.inlets,
+            *endings.inlets,
             *self._stillness.inlets,
             *self.succession.inlets,
-            Inlet(subject=s.execute(w, d), message=Execute, queue=EXECUTORS),
+            Inlet(subject=subjects.execute(worker, name), message=Execute, queue=EXECUTORS),
         )
-
-    @property
-    def watches(self) -> tuple[Watch, ...]:
-        return (Watch(bucket=self._subjects.control_bucket),)
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
         effects = self._on[type(envelope.message)](envelope)

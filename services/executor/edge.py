@@ -49,8 +49,7 @@ from services.executor.commands import (
     UnloadModel,
 )
 from services.executor.edge_models import DeviceModels, ModelInMemory
-from services.executor.edge_payloads import PayloadKeeper
-from services.executor.edge_samples import QuerySampler
+from services.executor.edge_samples import PayloadKeeper, QuerySampler
 from services.executor.queue import Inputs, QueuedQuery
 from services.shell.host.running import Running
 from services.shell.objects import fetch, fetch_tensors, store_outputs
@@ -195,10 +194,10 @@ _named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 class ExecutorEdge:
     """One device's edge. device: its address. cache: directory of fetched artifacts, which are named by their digests. running: shows the
     supervisor what is loaded and computed. sample_share: of the queries, compared with the validation set. payloads: whether they may be kept.
-    may_end_process: not one that others' code runs in (`infaas.serve`).
+    may_end_process: not one that others' code runs in (`infaas.serve`). may_block: short batches run on the loop.
     """
 
-    may_end_process = True
+    may_end_process = may_block = True
 
     def __init__(
         self, bus: Bus, subjects: Subjects, device: str, cores: int, cache: Path, settings: ExecutorSettings,
@@ -226,10 +225,10 @@ class ExecutorEdge:
 
     def inline(self, command: Any) -> Any:
         """Run a short batch at once."""
-        if type(command) is not RunBatch or not command.inline or command.instance in self._off_loop:
+        if not self.may_block or type(command) is not RunBatch or not command.inline:
             return NotImplemented
         model = self._loaded.get(command.instance)
-        if model is None:
+        if model is None or command.instance in self._off_loop:
             return NotImplemented
         self._inline_handle = model.handle
         self._inline_since = time.monotonic()
@@ -300,13 +299,12 @@ class ExecutorEdge:
             limit = record.max_batch
             if model.one is not None:
                 array = single(queries, model.one, allow_nan=record.allow_nan)
-                unfit = False
-                outputs = handle.run_single(array) if len(array) <= limit else self._pieces(model, array)
-                arrays = {model.one.name: array}
+                unfit, arrays = False, {model.one.name: array}
+                outputs = handle.run_single(array) if len(array) <= limit else self._pieces(model, arrays)
             else:
                 arrays = several(queries, record.signature, allow_nan=record.allow_nan)
                 unfit = False
-                outputs = self._named_pieces(model, arrays)
+                outputs = self._pieces(model, arrays)
             parts = split(outputs, handle.outputs, queries)
             labels = named_classes(outputs, record.labels, queries) if record.labels or record.says_class else None
             named = dict(zip(handle.outputs, outputs, strict=True))
@@ -323,15 +321,8 @@ class ExecutorEdge:
         return replace(result, functions_s=handle.took()) if isinstance(handle, WithFunctions) else result
 
     @staticmethod
-    def _pieces(model: ModelInMemory, array: Any) -> list[Any]:
+    def _pieces(model: ModelInMemory, arrays: dict[str, Any]) -> list[Any]:
         """A query larger than the variant's largest batch runs in pieces."""
-        limit = model.record.max_batch
-        parts = [model.handle.run_single(array[i : i + limit]) for i in range(0, len(array), limit)]
-        return [_together(column) for column in zip(*parts, strict=True)]
-
-    @staticmethod
-    def _named_pieces(model: ModelInMemory, arrays: dict[str, Any]) -> list[Any]:
-        """The same for a model of several inputs."""
         limit, handle = model.record.max_batch, model.handle
         count = len(next(iter(arrays.values())))
         pieces = [{name: one[i : i + limit] for name, one in arrays.items()} for i in range(0, count, limit)]
@@ -442,10 +433,7 @@ def final(result: Any) -> str:
 class RemoteEdge(ExecutorEdge):
     """The edge of remote engines. device: their hosts."""
 
-    def inline(self, command: Any) -> Any:
-        """No engine may keep the loop waiting."""
-        del command
-        return NotImplemented
+    may_block = False  # no engine may keep the loop waiting
 
     async def perform(self, command: Any) -> Any:
         if isinstance(command, MeasureProcess):
@@ -461,6 +449,8 @@ class RemoteEdge(ExecutorEdge):
 class ContainerEdge(ExecutorEdge):
     """The edge of a user's own process (`infaas container`). process: the model in it. loaded: is called when the model serves."""
 
+    may_block = False  # nothing of the user's runs on the loop
+
     def __init__(
         self,
         bus: Bus,
@@ -473,11 +463,6 @@ class ContainerEdge(ExecutorEdge):
         super().__init__(bus, subjects, "container", 1, Path(), settings, sample_share=sample_share, payloads=True)
         self._user = process
         self._tell = loaded
-
-    def inline(self, command: Any) -> Any:
-        """Nothing of the user's runs on the loop."""
-        del command
-        return NotImplemented
 
     async def perform(self, command: Any) -> Any:
         match command:

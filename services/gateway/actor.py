@@ -26,6 +26,7 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
+    TableActor,
     Watch,
 )
 from services.core.catalog import Catalog
@@ -56,7 +57,7 @@ class Close(Struct, frozen=True):
     succeeded: bool = False
 
 
-class Gateway:
+class Gateway(TableActor):
     """catalog: the catalogue's present state. `missing` says why no query can be answered now."""
 
     def __init__(self, subjects: Subjects) -> None:
@@ -79,9 +80,6 @@ class Gateway:
             Failed: self._failed,
             Recorded: lambda _: NOTHING,
         }
-
-    def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        return self._on[type(envelope.message)](envelope)
 
     def missing(self, now: float) -> str:
         """What the gateway lacks to have queries answered, in words; empty when nothing."""

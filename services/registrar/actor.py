@@ -53,6 +53,7 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
+    TableActor,
     Tick,
     TimedOut,
     Watch,
@@ -92,7 +93,7 @@ DAY_S, NIGHT_S = 24 * 3600.0, 3 * 3600.0  # s after midnight UTC at which files 
 WORK = "work."
 
 
-class Registrar:
+class Registrar(TableActor):
     """name: a subject token, different for each process. new_id: makes registration ids where the client gave none.
 
     room: what the machines may hold.
@@ -151,11 +152,9 @@ class Registrar:
             Recorded: lambda _: NOTHING,
             **self._registrations.handlers,
         }
-
-    @property
-    def inlets(self) -> tuple[Inlet, ...]:
-        s = self._subjects
-        return (
+        s = subjects
+        self.watches = tuple(Watch(bucket=one) for one in (s.catalog_bucket, s.status_bucket, s.control_bucket))
+        self.inlets = (
             Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat),
             Inlet(subject=s.exited(), message=ExecutorExited),
             Inlet(subject=s.registrar("alive"), message=RegistrarHeartbeat),
@@ -172,15 +171,6 @@ class Registrar:
             self._releases.inlet,
             Inlet(subject=s.register(), message=Register, queue=REGISTRARS, malformed=True),
         )
-
-    @property
-    def watches(self) -> tuple[Watch, ...]:
-        s = self._subjects
-        return tuple(Watch(bucket=bucket) for bucket in (s.catalog_bucket, s.status_bucket, s.control_bucket))
-
-    def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        """Take one message; see services.core.actor."""
-        return self._on[type(envelope.message)](envelope)
 
     def _undelivered(self, registration: str) -> str:
         return self._subjects.registrar(f"undelivered.{self._name}.{registration}")

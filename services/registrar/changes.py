@@ -10,7 +10,15 @@ from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from bus.fields import TYPO, meant
-from bus.messages.catalog import ACCURACIES, LARGEST_BATCH, AppRecord, BatchingRule, VariantRecord, stated_in
+from bus.messages.catalog import (
+    ACCURACIES,
+    LARGEST_BATCH,
+    AppRecord,
+    BatchingRule,
+    ModelRecord,
+    VariantRecord,
+    stated_in,
+)
 from bus.messages.public import Error, Register
 from bus.messages.quality import ReleaseState
 from bus.messages.scaling import Expectation
@@ -156,12 +164,9 @@ def _without(values: dict[str, T], model: str) -> dict[str, T]:
 def _start(record: AppRecord, change: StartRelease, catalog: Catalog) -> AppRecord | Error:
     if change.model not in record.links:
         return _unlinked(change, record)
-    found = catalog.model(change.model, change.version)
-    if change.version is None:
-        fitting = catalog.versions_for(record, change.model).values()
-        found = max(fitting, key=lambda one: (one.created, one.version), default=found)
-    if found is None:
-        return _unknown_version(change.model, change.version, catalog)
+    found = _newest(record, change, catalog)
+    if isinstance(found, Error):
+        return found
     unfit = _link(record, LinkVersion(app=change.app, record=found), catalog)
     return unfit if isinstance(unfit, Error) else started(record, change, found, catalog)
 
@@ -218,15 +223,20 @@ def _unlink(record: AppRecord, change: UnlinkModel, catalog: Catalog) -> AppReco
 
 
 def _link_model(record: AppRecord, change: LinkModel, catalog: Catalog) -> AppRecord | Error:
+    found = _newest(record, change, catalog)
+    if isinstance(found, Error):
+        return found
+    link = LinkVersion(app=change.app, record=found, latency_ms=change.latency_ms, default_output=change.default_output)
+    return _link(record, link, catalog)
+
+
+def _newest(record: AppRecord, change: LinkModel | StartRelease, catalog: Catalog) -> ModelRecord | Error:
     """The version that is asked for; else the newest that fits the app, or of all, which `_link` refuses."""
     found = catalog.model(change.model, change.version)
     if change.version is None:
         fitting = catalog.versions_for(record, change.model).values()
         found = max(fitting, key=lambda one: (one.created, one.version), default=found)
-    if found is None:
-        return _unknown_version(change.model, change.version, catalog)
-    link = LinkVersion(app=change.app, record=found, latency_ms=change.latency_ms, default_output=change.default_output)
-    return _link(record, link, catalog)
+    return found or _unknown_version(change.model, change.version, catalog)
 
 
 def _set_version(record: AppRecord, change: SetVersion, catalog: Catalog) -> AppRecord | Error:

@@ -12,7 +12,7 @@ from bus.messages.public import RESENT, Answer, CancelQuery, QueryHead, Refusal,
 from bus.subjects import Subjects
 from services.core.actor import Publish, Undelivered
 from services.core.emulation import zeros
-from services.simulation.ensembles import QueryItems, wrong_items
+from services.simulation.composites import QueryItems, wrong_items
 from services.simulation.kernel import NETWORK, Environment
 from services.simulation.report import RunReport
 from services.simulation.scenario.model import NEEDS, Scenario, WorkloadSpec

@@ -44,7 +44,7 @@ from services.executor.commands import (
 )
 from services.executor.queue import QueuedQuery
 from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
-from services.simulation.ensembles import SimulatedModels
+from services.simulation.composites import SimulatedModels
 from services.simulation.hardware import SimulatedDevice, SimulatedMachine, Transfers
 from services.simulation.kernel import Environment, Promised
 

@@ -15,8 +15,7 @@ from msgspec import Struct
 from bus.messages.events import Event, JobEvent, PipelineEvent, ScalingEvent, SelectionEvent
 from bus.messages.public import Answer
 from services.core.catalog import target_of
-from services.simulation.ensembles import EnsembleCounts
-from services.simulation.pipelines import PipelineReports
+from services.simulation.composites import EnsembleCounts, PipelineReports
 from services.simulation.scenario.model import PolicySpec, Scenario
 from services.simulation.statistics import (
     UNITS,

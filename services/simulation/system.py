@@ -27,13 +27,13 @@ from services.jobs.actor import make_coordinator
 from services.jobs.runner.actor import make_runner
 from services.monitor.actor import make_monitor
 from services.shell.policies import load_policy, load_scaling
+from services.simulation.composites import SimulatedModels, drawn
 from services.simulation.edges import (
     SimulatedControllerEdge,
     SimulatedDispatcherEdge,
     SimulatedExecutorEdge,
     SimulatedMonitorEdge,
 )
-from services.simulation.ensembles import SimulatedModels, drawn
 from services.simulation.hardware import RunningCost, SimulatedDevice, SimulatedMachine
 from services.simulation.kernel import Environment
 from services.simulation.offline import OfflineWork

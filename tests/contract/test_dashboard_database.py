@@ -288,15 +288,19 @@ def test_where_there_is_no_pipeline_the_page_says_how_to_add_one(reader_dsn: str
 # -- Queries that differ from the validation set.
 
 
+def with_records(dsn: str) -> Store:
+    store = Store(dsn, "test")
+    records = {"app.digits": app_record(), "model.mlp.1": model_record(), f"variant.{VARIANT}": variant_record()}
+    changes = {key: encode(record) for key, record in records.items()}
+    CatalogWriter(store, {"cpu": 0.048}, 0.99).write(changes, frozenset(records))
+    return store
+
+
 def test_what_has_drifted_is_shown_with_both_distributions_until_it_has_ended(
     database_dsn: str, reader_dsn: str
 ) -> None:
     now = time.time()
-    store_ = Store(database_dsn, "test")
-    records = {"app.digits": app_record(), "model.mlp.1": model_record(), f"variant.{VARIANT}": variant_record()}
-    CatalogWriter(store_, {"cpu": 0.048}, 0.99).write(
-        {key: encode(record) for key, record in records.items()}, frozenset(records)
-    )
+    store_ = with_records(database_dsn)
     far = event(DriftEvent, time=now - 50, since=now - 60)
     near = event(DriftEvent, time=now - 50, since=now - 60, column_name="x[4]", distance=0.2)
     writer = EventWriter(store_)
@@ -318,11 +322,7 @@ def test_what_has_drifted_is_shown_with_both_distributions_until_it_has_ended(
 
 def test_releases_are_shown_with_their_share_over_time_and_reason(database_dsn: str, reader_dsn: str) -> None:
     now = time.time()
-    store_ = Store(database_dsn, "test")
-    records = {"app.digits": app_record(), "model.mlp.1": model_record(), f"variant.{VARIANT}": variant_record()}
-    CatalogWriter(store_, {"cpu": 0.048}, 0.99).write(
-        {key: encode(record) for key, record in records.items()}, frozenset(records)
-    )
+    store_ = with_records(database_dsn)
     first = event(ReleaseEvent, time=now - 60, state="mirror", share=0.0)
     back = event(ReleaseEvent, time=now - 9, state="rolled-back", share=0.0, reason="shown to be worse: agreement")
     later = event(ReleaseEvent, time=now - 5, release="digits-2", version="3")

@@ -12,7 +12,7 @@ from infaas.demo import digits
 from tests.live.test_metrics import get
 from tests.support.clients.responders import until
 from tests.support.servers.processes import container
-from tests.support.servers.system import APP, MODELS, Whole, running, talk
+from tests.support.servers.system import APP, MODELS, Whole, talk, with_digits
 
 MOVED = "SELECT column_name, distance, ended IS NULL FROM infaas.drift_events WHERE app = %s"
 CENTRES = """
@@ -33,10 +33,7 @@ class Model:
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
     directory = tmp_path_factory.mktemp("drift") / "data"
-    with running(directory, "--no-dashboard", INFAAS_QUALITY_SAMPLE_SHARE="1") as whole:
-        validation = digits.save_validation(directory.parent / "validation.npz")
-        about = ("--app", APP, "--model", MODELS[0], "--validation", str(validation))
-        whole.done("register", str(digits.models()[MODELS[0]]), *about)
+    with with_digits(directory, "--no-dashboard", models=MODELS[:1], INFAAS_QUALITY_SAMPLE_SHARE="1") as whole:
         yield whole
 
 

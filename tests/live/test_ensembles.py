@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -184,42 +184,6 @@ def test_exp3_leaves_a_model_that_fails_and_comes_back_to_it(ensembles: Ensemble
         await asks(client, lambda share: share < 0.2, 20_000)
         await client.admin("set-version", app="drift", model="sound", version="1")
         await asks(client, lambda share: share > 0.6, 30_000)
-
-    talk(ensembles, main)
-
-
-def test_exp4_errs_no_more_than_the_best_model_and_heeds_a_failed_one_less(ensembles: Ensembles) -> None:
-    x, y = inputs(600, 3)
-
-    async def main(client: Any) -> None:
-        async def error(**needs: Any) -> float:
-            answer = await client.query("votes", x, timeout=60.0, **needs)
-            return float((answer.output.argmax(axis=1) != y).mean())
-
-        models = (*MEMBERS[1:], "sound")
-        await ensembles.app(client, "votes", MEMBERS, {"policy": "exp4"})
-        await taught(client, "votes", *inputs(160, 4))
-        least_of = [await error(model=model) for model in MEMBERS]
-        await until(lambda: no_more_than(error, min(least_of)))
-        # One that fails: `sound` is switched to the version that is always wrong.
-        await client.admin("link-model", app="votes", model="sound", version="2")
-        await client.admin("set-selection", app="votes", policy="exp4", members=list(models))
-        await until(lambda: asks_sound(client))
-        await taught(client, "votes", *inputs(240, 5))
-        await until(lambda: no_more_than(error, min(least_of[1:])))
-
-        async def heeded_less() -> bool:
-            weights = {row["member"]: row["weight"] for row in await client.selection("votes")}
-            return bool(10 * weights.pop("sound") < min(weights.values()))
-
-        await until(heeded_less)
-
-    async def no_more_than(error: Callable[[], Awaitable[float]], share: float) -> bool:
-        return await error() <= share
-
-    async def asks_sound(client: Any) -> bool:
-        answers = [await client.query("votes", x[:1], timeout=60.0) for _ in range(20)]
-        return all("sound@2" in answer.members for answer in answers)
 
     talk(ensembles, main)
 

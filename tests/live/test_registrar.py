@@ -154,25 +154,6 @@ async def until_empty(look: Callable[[], Awaitable[list[str]]]) -> None:
         raise AssertionError(f"left behind: {await look()}") from None
 
 
-async def test_bad_uploads_fail_with_their_reason_and_leave_nothing(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    async with cluster(nats_url, prefix, tmp_path) as system:
-        await system.start(wire_registrar)
-        fake = tmp_path / "fake.onnx"
-        fake.write_bytes(b"this is not a model")
-        status = await system.register(fake)
-        assert status.state == "failed"
-        assert "ONNX" in str(status.reason)
-        with np.load(system.validation) as stored:
-            status = await system.register(digits.models()["mlp-s"], validation=(stored["x"], stored["y"] + 100))
-        assert status.state == "failed"
-        assert "label" in str(status.reason)
-        assert list((await system.catalog()).models) == []
-        with pytest.raises(Refused, match="app: "):
-            await system.register(fake, app="a>b")
-        uploads = await system.bus.object_store(system.subjects.uploads_bucket)
-        await until_empty(lambda: left_over(uploads.keys()))
-
-
 async def test_another_registrar_finishes_what_a_dead_one_began(nats_url: str, prefix: str, tmp_path: Path) -> None:
     async with cluster(nats_url, prefix, tmp_path) as system:
         first = await system.start(wire_registrar)

@@ -10,10 +10,9 @@ import msgpack
 import nats
 import pytest
 
-from infaas.demo import digits
 from tests.support.clients.stock import tensor
 from tests.support.servers.processes import alive, eventually
-from tests.support.servers.system import APP, MODELS, Whole, running
+from tests.support.servers.system import APP, MODELS, Whole, with_digits
 
 EVERY = 0.05  # s between two queries
 PATIENCE_MS = 60_000  # generous: a slow machine is late, and refuses nothing
@@ -22,10 +21,7 @@ PATIENCE_MS = 60_000  # generous: a slow machine is late, and refuses nothing
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
     directory = tmp_path_factory.mktemp("restarts") / "data"
-    with running(directory, "--no-dashboard") as whole:
-        validation = digits.save_validation(directory.parent / "validation.npz")
-        about = ("--app", APP, "--model", MODELS[0], "--validation", str(validation))
-        whole.done("register", str(digits.models()[MODELS[0]]), *about)
+    with with_digits(directory, "--no-dashboard", models=MODELS[:1]) as whole:
         yield whole
 
 

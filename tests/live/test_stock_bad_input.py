@@ -114,6 +114,7 @@ def npz(**arrays: np.ndarray) -> bytes:
 UPLOADS: dict[str, tuple[Callable[[Whole], tuple[bytes, bytes]], str]] = {
     "a pickle called onnx": (lambda s: (b"\x80\x04cos\nsystem\n(S'true'\ntR.", npz(x=s.x, y=s.y)), "not an ONNX model"),
     "labels that are objects": (lambda s: (model(), npz(x=s.x, y=s.y.astype(object))), "Python objects"),
+    "labels of no class": (lambda s: (model(), npz(x=s.x, y=s.y + 100)), "label"),
     "no validation set at all": (lambda s: (model(), b"junk"), "validation"),
 }
 

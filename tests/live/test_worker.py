@@ -1,4 +1,4 @@
-"""A real worker on a real nats-server: quarantine of a damaged artifact, drain, and many orders at once."""
+"""A real worker on a real nats-server: quarantine of a damaged artifact, loads beside a slow one, and drain."""
 
 import asyncio
 import hashlib
@@ -104,34 +104,6 @@ async def test_a_damaged_copy_on_the_workers_disk_is_fetched_anew(nats_url: str,
         assert hashlib.sha256((cache / f"{record.artifact}.onnx").read_bytes()).hexdigest() == record.artifact
 
 
-async def test_totals_hold_when_many_order_at_once(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    x, _ = tiny_models.digits(4)
-    made = measured(GOOD, x, [tiny_models.CLASSES])
-    profile = replace(made.profile, memory_mb=30.0)
-    records = [replace(made, variant=f"v{n}", threads=1 + n % 2, profile=profile) for n in range(12)]
-    monitor = replace(BRISK, device_mb=500)
-
-    async with worker(nats_url, prefix, tmp_path, monitor) as here:
-        for record in records:
-            await here.catalogue(record, GOOD)
-        await ready(here)
-        load, release = here.subjects.worker("w1", "load"), here.subjects.worker("w1", "release")
-        orders = [
-            here.order(load, EnsureLoaded(variant=record, at_least=count, app=f"a{n}", orderer=f"o{n}"), 60.0)
-            for n, record in enumerate(records)
-            for count in (1, 2, 3)
-        ]
-        orders += [here.order(release, Release(variant=f"v{n}", keep=1), 60.0) for n in range(0, 12, 3)]
-        replies = await asyncio.gather(*orders)
-        refused = [reply["reason"] for reply in replies if reply.get("reason")]
-        accepted = [reply for reply in replies if not reply.get("reason")]
-        assert refused and accepted
-        assert all("that cpu" in reason for reason in refused), refused
-        await until(lambda: set(here.states().values()) == {"Active"})
-        used = [beat.devices[0].memory_used_mb for beat in here.beats]
-        assert 500.0 - 30.0 < max(used) <= 500.0, "what fits is let in: idle instances need no cores"
-
-
 async def test_others_are_decided_and_loaded_while_one_loads_slowly(nats_url: str, prefix: str, tmp_path: Path) -> None:
     x, _ = tiny_models.digits(4)
     quick = measured(GOOD, x, [tiny_models.CLASSES])
@@ -161,40 +133,6 @@ async def test_others_are_decided_and_loaded_while_one_loads_slowly(nats_url: st
             rounds += 1
         assert rounds > 2, "it was loaded, asked and unloaded again and again before the slow one served"
         assert state_of("slow") == "Active"
-
-
-@pytest.mark.parametrize("reclaim", [False, True])
-async def test_a_full_busy_worker_is_swapped_in_one_turn(
-    nats_url: str, prefix: str, tmp_path: Path, *, reclaim: bool
-) -> None:
-    """Three variants take all the memory and have queries; three of other sizes take their place, none is refused."""
-    x, _ = tiny_models.digits(4)
-    made = measured(GOOD, x, [tiny_models.CLASSES])
-    monitor = replace(BRISK, memory_share=0.8, idle_s=60.0)
-    sizes = {"a": 300.0, "b": 300.0, "c": 200.0, "d": 500.0, "e": 200.0, "f": 100.0}
-    records = {
-        name: replace(made, variant=name, profile=replace(made.profile, memory_mb=mb)) for name, mb in sizes.items()
-    }
-
-    async with worker(nats_url, prefix, tmp_path, monitor) as here:
-        for record in records.values():
-            await here.catalogue(record, GOOD)
-        await ready(here)
-        load, release = here.subjects.worker("w1", "load"), here.subjects.worker("w1", "release")
-        for name in "abc":
-            await here.order(load, EnsureLoaded(variant=records[name], app=APP), 60.0)
-        await until(lambda: list(here.states().values()) == ["Active"] * 3)
-        asked = [asyncio.create_task(here.ask(x, variant=name)) for name in "abc" * 20]
-        await asyncio.sleep(0)
-        turn = [here.order(release, Release(variant=name, reclaim=reclaim), 60.0) for name in "abc"]
-        turn += [here.order(load, EnsureLoaded(variant=records[name], app=APP), 60.0) for name in "def"]
-        replies = await asyncio.gather(*turn)
-        assert not [reply["reason"] for reply in replies if reply.get("reason")]
-        assert all("outputs" in reply or reply["error"] for reply in await asyncio.gather(*asked))
-        await until(lambda: here.states() == {f"{name}.w1-1": "Active" for name in "def"})
-        for beat in here.beats:
-            taken = sum(sizes[one.variant] for one in beat.instances if one.state != "Loading")
-            assert taken <= 800.0
 
 
 @pytest.mark.parametrize("resume", [False, True])

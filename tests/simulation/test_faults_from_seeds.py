@@ -1,10 +1,7 @@
 """`infaas simulate --faults`: the same run for the same seed anywhere, and what it prints and writes."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from contextlib import chdir
 from hashlib import sha256
 from itertools import count
@@ -18,6 +15,7 @@ from services.simulation.fuzz.sequence import CLIENT, as_mermaid, as_text, trace
 from services.simulation.fuzz.trial import FaultTrial, broken, scenario_of, shrink
 from services.simulation.scenario.read import derive
 from tests.support.clients.commands import ran
+from tests.support.servers.processes import with_other_hashes
 from tests.support.simulated.planted_bugs import PLANTED, PlantedBug
 
 ROOT = Path(__file__).parents[2]
@@ -39,13 +37,7 @@ def digests() -> list[str]:
 @pytest.mark.slow
 def test_the_same_run_in_a_process_with_other_hashes() -> None:
     code = "from tests.simulation.test_faults_from_seeds import digests; import json; print(json.dumps(digests()))"
-    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    environ = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=False, cwd=ROOT, env=environ, capture_output=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    assert json.loads(done.stdout) == digests()
+    assert json.loads(with_other_hashes(code)) == digests()
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,32 @@
 import asyncio
 import io
 import tarfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bus.messages.scaling import StartMachine, StopMachine
-from tests.swarm.nodes import Swarm
+from tests.swarm.nodes import Swarm, missing
 
 IMAGE = "sleeper:1"
 BUSYBOX = Path("/bin/busybox")
+
+
+@contextmanager
+def pooled(managers: int, *workers: Mapping[str, str]) -> Iterator[Swarm]:
+    """Managers, and a prepared machine with each of these labels, none with a worker; skips where there can be none."""
+    if reason := missing():
+        pytest.skip(reason)
+    if not BUSYBOX.exists():
+        pytest.skip("not installed: busybox-static")
+    with Swarm(managers=managers, workers=len(workers)) as swarm:
+        prepare(swarm)
+        for number, labels in enumerate(workers):
+            swarm.label(swarm.nodes[f"w{number}"], dict(labels))
+        yield swarm
 
 
 def prepare(swarm: Swarm) -> None:

@@ -27,8 +27,8 @@ from tests.support.clients.responders import until
 from tests.support.servers.nats import free_port, run
 from tests.support.servers.processes import environ, eventually
 from tests.swarm.node import SwarmError
-from tests.swarm.nodes import Swarm, missing
-from tests.swarm.sleepers import BUSYBOX, insist, prepare, running, start, stop
+from tests.swarm.nodes import Swarm
+from tests.swarm.sleepers import insist, pooled, running, start, stop
 
 pytest.importorskip("docker", reason="docker-py is missing: the extra swarm")
 
@@ -39,14 +39,7 @@ SUBJECTS = Subjects()
 @pytest.fixture
 def swarm() -> Iterator[Swarm]:
     """One manager and three machines of the pool cpu, none with a worker."""
-    if reason := missing():
-        pytest.skip(reason)
-    if not BUSYBOX.exists():
-        pytest.skip("not installed: busybox-static")
-    with Swarm(managers=1, workers=3) as swarm:
-        prepare(swarm)
-        for name in ("w0", "w1", "w2"):
-            swarm.label(swarm.nodes[name], {"infaas.pool": "cpu"})
+    with pooled(1, *[{"infaas.pool": "cpu"}] * 3) as swarm:
         yield swarm
 
 

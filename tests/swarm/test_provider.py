@@ -19,8 +19,8 @@ from services.autoscaler.vms.providers.swarm import Swarm as Provider
 from services.core.settings import SwarmSettings
 from tests.support.servers.nats import run
 from tests.swarm.node import Node, eventually
-from tests.swarm.nodes import Swarm, missing
-from tests.swarm.sleepers import BUSYBOX, IMAGE, containers, insist, prepare, running, start, stop
+from tests.swarm.nodes import Swarm
+from tests.swarm.sleepers import IMAGE, containers, insist, pooled, running, start, stop
 
 pytest.importorskip("docker", reason="docker-py is missing: the extra swarm")
 
@@ -36,14 +36,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def made() -> Iterator[Swarm]:
     """One manager, three machines: two of the pool cpu, one of gpu."""
-    if reason := missing():
-        pytest.skip(reason)
-    if not BUSYBOX.exists():
-        pytest.skip("not installed: busybox-static")
-    with Swarm(managers=1, workers=3) as swarm:
-        prepare(swarm)
-        for name, kind in (("w0", "cpu"), ("w1", "cpu"), ("w2", "gpu")):
-            swarm.label(swarm.nodes[name], {"infaas.pool": kind, "rack": "7"})
+    with pooled(1, *({"infaas.pool": kind, "rack": "7"} for kind in ("cpu", "cpu", "gpu"))) as swarm:
         yield swarm
 
 
@@ -279,14 +272,7 @@ def test_a_machine_that_dies_loses_its_label_and_comes_back_without_a_worker(swa
 @pytest.fixture
 def three() -> Iterator[Swarm]:
     """Three managers and two machines of the pool."""
-    if reason := missing():
-        pytest.skip(reason)
-    if not BUSYBOX.exists():
-        pytest.skip("not installed: busybox-static")
-    with Swarm(managers=3, workers=2) as swarm:
-        prepare(swarm)
-        for name in ("w0", "w1"):
-            swarm.label(swarm.nodes[name], {"infaas.pool": "cpu"})
+    with pooled(3, *[{"infaas.pool": "cpu"}] * 2) as swarm:
         yield swarm
 
 

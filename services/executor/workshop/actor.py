@@ -14,7 +14,6 @@ from bus.messages.work import ArtifactsKept, BuildVariants, CancelWork, InspectM
 from bus.subjects import EXECUTORS, Subjects
 from services.core.actor import (
     NOTHING,
-    Actor,
     After,
     Cancel,
     Do,
@@ -27,8 +26,8 @@ from services.core.actor import (
     Publish,
     Started,
     Stopping,
+    TableActor,
     TimedOut,
-    Watch,
 )
 from services.core.settings import RegistrarSettings, Settings
 
@@ -90,7 +89,7 @@ class RemindDue(Struct, frozen=True):
     """Timer: tell the registrar of the orders that wait."""
 
 
-class WorkshopActor(Actor):
+class WorkshopActor(TableActor):
     """Queues orders and starts a helper for each. The helper itself publishes its results.
 
     devices: the worker's accelerators, kind to address.
@@ -104,6 +103,12 @@ class WorkshopActor(Actor):
         self._waiting: deque[WorkshopOrder] = deque()
         self._current: WorkshopOrder | None = None
         self._count = 0
+        self.inlets = (
+            Inlet(subject=subjects.workshop(worker, "inspect"), message=InspectModel, queue=EXECUTORS),
+            Inlet(subject=subjects.workshop(worker, "build"), message=BuildVariants, queue=EXECUTORS),
+            Inlet(subject=subjects.workshop(worker, "cancel"), message=CancelWork),
+            Inlet(subject=subjects.registrar("kept"), message=ArtifactsKept),
+        )
         self._on: dict[type, Handler] = {
             InspectModel: self._inspect,
             BuildVariants: self._build,
@@ -112,26 +117,10 @@ class WorkshopActor(Actor):
             Done: self._ended,
             Failed: self._ended,
             TimedOut: self._ended,
-            RemindDue: self._remind,
-            Stopping: self._stop,
+            RemindDue: lambda _: self._report_waiting(),
+            Stopping: lambda _: self._stop(),
             Started: lambda _: NOTHING,
         }
-
-    @property
-    def inlets(self) -> tuple[Inlet, ...]:
-        return (
-            Inlet(subject=self._subjects.workshop(self._worker, "inspect"), message=InspectModel, queue=EXECUTORS),
-            Inlet(subject=self._subjects.workshop(self._worker, "build"), message=BuildVariants, queue=EXECUTORS),
-            Inlet(subject=self._subjects.workshop(self._worker, "cancel"), message=CancelWork),
-            Inlet(subject=self._subjects.registrar("kept"), message=ArtifactsKept),
-        )
-
-    @property
-    def watches(self) -> tuple[Watch, ...]:
-        return ()
-
-    def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        return self._on[type(envelope.message)](envelope)
 
     def _inspect(self, envelope: Envelope) -> Iterable[Effect]:
         return self._take(WorkshopOrder(worker=self._worker, devices=self._devices, inspect=envelope.message))
@@ -171,10 +160,6 @@ class WorkshopActor(Actor):
         why = message.error if isinstance(message, Failed) else f"it took longer than {self._settings.seconds:g} s"
         return (self._finished(order, f"the workshop failed: {why}"), *self._next())
 
-    def _remind(self, envelope: Envelope) -> Iterable[Effect]:
-        del envelope
-        return self._report_waiting()
-
     def _report_waiting(self) -> Iterable[Effect]:
         if not self._waiting:
             return (Cancel("remind"),)
@@ -187,8 +172,7 @@ class WorkshopActor(Actor):
         ]
         return (*reports, After("remind", REMIND_S, RemindDue()))
 
-    def _stop(self, envelope: Envelope) -> Iterable[Effect]:
-        del envelope
+    def _stop(self) -> Iterable[Effect]:
         orders = [order for order in (self._current, *self._waiting) if order is not None]
         self._current = None
         self._waiting.clear()

@@ -17,7 +17,7 @@ from services.core.pipelines.branching import oversized
 from services.core.pipelines.graph import conditional
 from services.core.placement import Device
 from services.registrar.checks import POLICIES
-from services.simulation.ensembles import SIGNATURE as SEVERAL
+from services.simulation.composites import SIGNATURE as SEVERAL
 from services.simulation.replay.recording import (
     Bin,
     RecordedQuery,

@@ -26,7 +26,7 @@ from services.core.cost import PER_CORE, latency_ms, price_per_hour
 from services.core.emulation import PROVENANCE, with_tiers
 from services.core.ensemble.policies import make_policy
 from services.registrar.checks import POLICIES, selection_errors
-from services.simulation.ensembles import SIGNATURE as SEVERAL
+from services.simulation.composites import SIGNATURE as SEVERAL
 from services.simulation.scenario.machines import MB, UNLIMITED_MB, MachineBlock, largest_of
 from services.simulation.scenario.model import BEGINS, CostSpec
 from services.simulation.scenario.toml import AMOUNT, Location, meant_or_all, one_of, shown, within

@@ -25,7 +25,7 @@ from bus.messages.events import Event
 from bus.messages.public import Requirements
 from services.core.placement import Device
 from services.core.settings import Settings
-from services.simulation.ensembles import SIGNATURE as NUMBERS
+from services.simulation.composites import SIGNATURE as NUMBERS
 from services.simulation.report import MEASURED, RunReport
 from services.simulation.run import Run
 from services.simulation.scenario.model import FaultSpec, JobSpec, MachineSpec, PolicySpec, Scenario, WorkloadSpec

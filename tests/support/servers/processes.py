@@ -81,6 +81,17 @@ def environ(**more: str) -> dict[str, str]:
     return {**ours, "PYTHONPATH": str(ROOT), **more}
 
 
+def with_other_hashes(code: str) -> str:
+    """What this code prints in a process where sets of texts are walked in another order."""
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, cwd=ROOT, env=environ(PYTHONHASHSEED=seed), capture_output=True,
+        timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
 @contextmanager
 def script(text: str, *arguments: str, identity: tuple[str, int, int] = PLAIN) -> Iterator[subprocess.Popen[str]]:
     """Run Python source in a process of its own, killed at the end; read its stdout by line."""

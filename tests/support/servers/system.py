@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,11 +109,11 @@ def running(directory: Path, *options: str, **more: str) -> Iterator[Whole]:
 
 
 @contextmanager
-def with_digits(directory: Path) -> Iterator[Whole]:
-    """As `running`, with the app `digits` served by the models of MODELS."""
-    with running(directory) as whole:
+def with_digits(directory: Path, *options: str, models: Sequence[str] = MODELS, **more: str) -> Iterator[Whole]:
+    """As `running`, with the app `digits` served by these models."""
+    with running(directory, *options, **more) as whole:
         validation = digits.save_validation(directory.parent / "validation.npz")
-        for model in MODELS:
+        for model in models:
             about = ("--app", APP, "--model", model, "--validation", str(validation))
             whole.done("register", str(digits.models()[model]), *about)
         yield whole

@@ -14,9 +14,9 @@ from bus.codec import encode
 from bus.messages.public import Requirements
 from bus.tensors import from_array
 from services.core.ensemble.base import Learnt, Member
-from services.dispatcher import edge_policies
+from services.dispatcher import edge
 from services.dispatcher.commands import RunPolicy
-from services.dispatcher.edge_policies import PolicyFailed, UserPolicies
+from services.dispatcher.edge import PolicyFailed, UserPolicies
 
 MEMBERS = [Member(model=model, version="1", accuracy=0.9, labels=["no", "yes"]) for model in ("a", "b")]
 OUTPUTS = {
@@ -196,11 +196,11 @@ def test_a_bad_answer_is_refused_by_name(run, way: int, text: str) -> None:
 
 def test_numbers_and_states_that_do_not_fit_are_refused(run) -> None:
     theirs = {"a": {"count": np.array([1, 2], "i1")}}
-    assert edge_policies._output("count", from_array(np.array([3.0, 4.0])), theirs).dtype == np.int8
+    assert edge._output("count", from_array(np.array([3.0, 4.0])), theirs).dtype == np.int8
     with pytest.raises(
-        edge_policies._Unsound, match=r"gave output 'count' as int64, .* int8: .* 3 to 300, which do not fit INT8"
+        edge._Unsound, match=r"gave output 'count' as int64, .* int8: .* 3 to 300, which do not fit INT8"
     ):
-        edge_policies._output("count", from_array(np.array([3, 300])), theirs)
+        edge._output("count", from_array(np.array([3, 300])), theirs)
     with pytest.raises(
         PolicyFailed, match="'test_own_policies:Huge': init gave a state of 100019 bytes: at most 65536"
     ):

@@ -11,9 +11,9 @@ from bus.codec import encode
 from bus.memory import MemoryBus
 from bus.messages.flow import Payload, payload_key
 from bus.tensors import from_array
+from infaas.cli.payloads import arrays_of, delete_kept, label_array, labels_of, numbered, read_kept
 from infaas.client import Client
 from infaas.errors import BadInput
-from infaas.payloads import arrays_of, delete, label_array, labels_of, numbered, read
 
 
 def payload(n: int, inputs: dict[str, Any], id: str | None = None, **outputs: Any) -> Payload:
@@ -89,10 +89,10 @@ async def test_a_query_is_deleted_by_the_id_of_its_client_or_of_its_answer() -> 
     for n, app, name in ((1, "a", "mine"), (2, "a", None), (3, "a", "mine"), (4, "b", "mine"), (5, "a", "other")):
         one = payload(n, {"x": [[1.0]]}, id=name)
         await bucket.put(payload_key(app, one.query, name, one.query), encode(one))
-    assert [one.id for one in await read(client, "a")] == ["mine", None, "mine", "other"]
-    assert await delete(client, "a", "mine") == 2
-    assert await delete(client, "a", f"{2:032x}") == 1
-    assert await delete(client, "a", "mine") == 0
-    assert [one.id for one in await read(client, "a")] == ["other"]
-    assert await delete(client, "a") == 1
-    assert len(await read(client, "b")) == 1
+    assert [one.id for one in await read_kept(client, "a")] == ["mine", None, "mine", "other"]
+    assert await delete_kept(client, "a", "mine") == 2
+    assert await delete_kept(client, "a", f"{2:032x}") == 1
+    assert await delete_kept(client, "a", "mine") == 0
+    assert [one.id for one in await read_kept(client, "a")] == ["other"]
+    assert await delete_kept(client, "a") == 1
+    assert len(await read_kept(client, "b")) == 1

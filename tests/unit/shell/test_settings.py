@@ -165,6 +165,8 @@ def test_a_budget_pays_for_the_workers_that_must_run() -> None:
 
 
 def test_a_price_of_unknown_hardware_is_legal_and_a_likely_typo_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(SettingsError, match=r"prices\.per_hour\.cpu must be a price in US\$ of at least 0, not -1"):
+        load_prices(PriceSettings(per_hour={"cpu": -1.0}))
     assert load_prices(PriceSettings(per_hour={"tpu": 2.0, "gpu": 1.0}))["tpu"] == 2.0
     assert caplog.text == ""
     load_prices(PriceSettings(per_hour={"inferenta": 2.0}))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bus.messages.public import Answer, TensorView
-from services.simulation.ensembles import CLASSES, QueryItems, SimulatedModels, said, truth, wrong_items
+from services.simulation.composites import CLASSES, QueryItems, SimulatedModels, said, truth, wrong_items
 from services.simulation.report import MEASURED
 from services.simulation.run import simulate_all
 from services.simulation.scenario.read import derive

@@ -9,7 +9,7 @@ import pytest
 from bus.messages.catalog import AppRecord, EdgeCondition, PipelineEdge, PipelineVertex
 from services.core.pipelines.estimator import NO_HOP, MeasuredHop
 from services.core.pipelines.problem import StageOption
-from services.simulation.pipelines import PipelineReports
+from services.simulation.composites import PipelineReports
 from services.simulation.run import simulate_all
 from services.simulation.scenario.model import Scenario
 from services.simulation.scenario.pipelines import check_pipeline, problem_of, read_pipeline, sample
