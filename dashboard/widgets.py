@@ -393,6 +393,7 @@ MEANING = {
     "model_error": "the model failed on these inputs",
     "too_large": "the inputs were too large for one message",
     "forbidden": "the caller may not do this",
+    "cancelled": "its client took it back, or had gone",
     "internal": "a fault of the system: see its logs",
 }
 
