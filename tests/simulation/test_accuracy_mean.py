@@ -63,3 +63,20 @@ def test_more_accuracy_is_bought_where_it_is_worth_more(tmp_path: Path, plain: d
     assert dear["effective_accuracy"] > 0.88
     assert answered(tmp_path, common={"worth": 0.0001})["effective_accuracy"] < 0.7
     assert answered(tmp_path, {"worth": 0.0}, {"worth": 0.01})["cost"] < dear["cost"]
+
+
+def test_what_is_paid_anyway_serves_the_most_accurate_answers_if_they_are_worth_anything(tmp_path: Path) -> None:
+    """One machine of four cores that nobody may stop, for 10 queries/s: 1.6 cores with the large variant. The bill stays as it is."""
+    found = []
+    for folder, own in (("plain", {}), ("worth", {"worth": 1e-5}), ("mean", {"accuracy_mean": 0.65})):
+        (tmp_path / folder).mkdir()
+        scenario = document(own, {})
+        scenario["load"] = [{"app": "a", "rate": 10}]
+        machine = {"devices": {"cpu": 4}, "resources": {"memory_gb": 8.0}, "start": 1, "min": 1, "max": 1}
+        scenario["worker"] = [scenario["worker"][0] | machine]
+        result = simulate_all(read(tmp_path / folder, scenario))["policies"][0]
+        assert (result["slo_violation_ratio"], result["cost"]) == (0.0, pytest.approx(120 / 3600))
+        found.append(result["effective_accuracy"])
+    plain, *better = found
+    assert plain < 0.61
+    assert min(better) > 0.85

@@ -69,9 +69,8 @@ class Reservation(Struct, frozen=True):
 
 
 class FleetSnapshot(Struct, frozen=True):
-    """What the problems were made from. pools: by index, its workers now. reserved: by variant. leaving: workers that are being removed.
-
-    wanted: by variant, instances that a policy wants.
+    """What the problems were made from. pools: by index, its workers now. reserved: by variant. leaving: workers that are being removed. wanted: by
+    variant, instances that a policy wants.
     """
 
     classes: tuple[ClassNeeds, ...]
@@ -264,7 +263,7 @@ class FleetProblems:
     def _present(self, group: Sequence[FleetWorker]) -> Pool:
         """Workers that are alike, as they are now."""
         kind = self.limits.kinds.get(group[0].kind)
-        paid_anyway = kind is None or len(group) <= kind.minimum
+        paid = not self.instances_billed and (kind is None or len(group) <= kind.minimum)
         return Pool(
             name=group[0].kind,
             machines=len(group),
@@ -273,7 +272,8 @@ class FleetProblems:
             price=machine_price(group[0].devices),
             resources=_resources(devices_of(group[0]), self.share),
             elastic=False,
-            spares=paid_anyway and not self.instances_billed,
+            spares=paid,
+            paid=paid and (kind is None or kind.minimum == kind.maximum),
         )
 
     def _problem(

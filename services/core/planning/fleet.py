@@ -33,6 +33,8 @@ UNRESERVED = 0.1
 INACCURATE = 0.5  # what one whole of accuracy less than the mean that is wanted counts, of the same load missing
 NEVER = 100.0  # times the whole load missing: what giving up a reserved instance counts that is there
 SHARED = 2.0  # what a reserved instance counts whose cores compute for others, too, in units of the dearest machine: more than one more of these
+EASY = 0.6  # of the time of machines that are paid anyway: what better variants may take of it, which slow each other down, and look like load
+CROWDED = 1.0  # what an instance's time beyond that counts: more than all accuracy, less than load that is missing
 LEAST_LOAD = 0.01  # items/s that the load counts at least: parts of less are beyond the solver's numbers
 
 
@@ -48,7 +50,8 @@ class Pool(Struct, frozen=True, kw_only=True):
     """Machines that are alike. machines: how many there are. least, most: how many there may be.
 
     price: US$ per hour of one. resources: of one machine, by name. elastic: machines are billed, so that an instance costs nothing more.
-    spares: what runs may stand by for the reserve without being claimed by anybody, as long as nobody needs its place.
+    spares: what runs may stand by for the reserve without being claimed by anybody, as long as nobody needs its place. paid: they are billed
+    whatever they carry: of plans for apps to which accuracy is worth something, the most accurate is taken.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Pool(Struct, frozen=True, kw_only=True):
     resources: Mapping[str, float]
     elastic: bool = True
     spares: bool = False
+    paid: bool = False
 
 
 class PooledVariant(Struct, frozen=True, kw_only=True):
@@ -200,19 +204,20 @@ def solve_fleet(
         model.column(pool.price / unit * (1.0 if pool.elastic else ELASTIC_SHARE), pool.most, pool.least, whole=True)
         for pool in problem.pools
     ]
-    mixed = any(need.mean or need.worth for need in problem.needs)
+    wishing = [need for need in problem.needs if need.mean or need.worth]
+    free = {v for need in wishing for v in need.options if problem.pools[problem.variants[v].pool].paid}
     kept, added = [], []
     spare: dict[int, int] = {}  # by variant: the column of running instances that only stand by
-    for one in problem.variants:
+    for v, one in enumerate(problem.variants):
         pool = problem.pools[one.pool]
         share = one.price / unit
-        price = share * (ELASTIC_SHARE if pool.elastic or accurate else 1.0)
+        price = share * (ELASTIC_SHARE if pool.elastic or accurate or v in free else 1.0)
         most = one.most * pool.most if one.limit is None else min(one.limit, one.most * pool.most)
         # What is dropped for another serves nothing while that loads. What is added where there is room costs no accuracy.
         lost = one.serves * one.load_s / LIFE_S / whole * (1.0 if accurate else MISSING if pool.spares else 0.0)
         kept.append(model.column(price - lost, min(one.running, most), whole=True))
         change = LOAD_WEIGHT * max(share, 0.01) * (1.0 + one.load_s) if one.adding is None else one.adding / unit
-        if mixed and one.adding is None:
+        if wishing and one.adding is None and v not in free:
             change += CALM * share * one.load_s / LIFE_S
         added.append(model.column(price + change, max(0, most - min(one.running, most)), whole=True))
         if pool.spares and one.running and not accurate:
@@ -235,6 +240,8 @@ def solve_fleet(
         parts.append({})
         best = max((problem.variants[v].accuracy for v in need.options), default=0.0)
         worth = 0.0 if accurate else need.worth / unit
+        if (need.mean or need.worth) and not accurate and need.options.keys() <= free:
+            worth = max(worth, need.load / whole)
         for j, part in enumerate(need.layers):
             reserve = j == len(need.layers) - 1
             short = model.column(
@@ -270,6 +277,7 @@ def solve_fleet(
             used[v] |= {own: 1.0, beside: 1.0}
         model.row(wanted, float(number), inf)
     totals: dict[tuple[int, str], dict[int, float]] = {}
+    eased = {(problem.variants[v].pool, problem.variants[v].computes[0]) for v in free}
     for v, one in enumerate(problem.variants):
         there = dict.fromkeys((kept[v], added[v], *((spare[v],) if v in spare else ())), 1.0)
         model.row(used[v] | dict.fromkeys(there, -1.0), -inf, 0.0)
@@ -288,6 +296,9 @@ def solve_fleet(
             row |= {column: value * amount for column, value in used[v].items() if column not in sharing}
     for (p, name), entries in totals.items():
         model.row(entries | {machines[p]: -problem.pools[p].resources[name]}, -inf, 0.0)
+        if (p, name) in eased:
+            more = model.column(CROWDED)
+            model.row(entries | {machines[p]: -EASY * problem.pools[p].resources[name], more: -1.0}, -inf, 0.0)
     for variants, number in problem.least:
         lacking = model.column(UNSERVED if accurate else MISSING, float(number))
         columns = {column: 1.0 for v in variants for column in (kept[v], added[v])}

@@ -82,6 +82,23 @@ def test_accuracy_is_bought_for_what_it_is_worth() -> None:
     assert plan.accuracy == (pytest.approx(1.0),)
 
 
+def test_machines_that_are_paid_anyway_serve_as_accurately_as_they_can_where_accuracy_is_worth_anything() -> None:
+    """Of four cores, better variants take 0.6: 2.4 of the 4 instances that the large variant would need for all."""
+    variants = [kind_of("small", accuracy=0.6, running=1), kind_of("large", accuracy=1.0, price=0.5)]
+    both = need({0: 0.5, 1: (4.0, 0.0)})
+    wishing = replace(both, worth=1e-6)
+    for one, paid, accuracy in (
+        (both, True, 0.6),
+        (wishing, False, 0.6),
+        (wishing, True, 0.6 + 0.4 * (2.4 - 0.5) / 3.5),
+    ):
+        plan = solve(fixed(paid=paid), variants=variants, needs=[one])
+        assert plan.accuracy == (pytest.approx(accuracy),)
+        assert plan.missing == ((0.0, 0.0),)
+    full = solve(fixed(paid=True), variants=variants, needs=[replace(need({0: 4.0, 1: 16.0}), worth=1e-6)])
+    assert (full.accuracy, full.missing) == ((pytest.approx(0.6),), ((0.0, 0.0),)), "no load is missing for accuracy"
+
+
 def test_machines_fill_by_instances_and_cores_in_turn() -> None:
     for count, machines in ((0.3, 1), (4.0, 1), (4.1, 2), (9.0, 3)):
         plan = solve(pool(), variants=[kind_of()], needs=[need({0: count})])
