@@ -305,6 +305,7 @@ async def register_model(
     model: Any,
     x: Any,
     y: Any,
+    /,
     *,
     app: str,
     name: str | None = None,

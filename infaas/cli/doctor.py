@@ -383,6 +383,11 @@ def _drift_now(dsn: str) -> str:
     try:
         with psycopg.connect(dsn, connect_timeout=5, application_name="infaas doctor") as connection:
             found = connection.execute(DRIFT).fetchall()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
+        raise CheckFailed(
+            "the database has an older version's schema, which knows no drift",
+            "restart the system with this version (infaas up), or: python -m services.shell.store prepare",
+        ) from error
     except psycopg.Error as error:
         raise CheckFailed(error, "see the check of SQL") from error
     if found:

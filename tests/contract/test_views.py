@@ -12,6 +12,8 @@ import pytest
 from bus.codec import encode
 from bus.messages.catalog import Profile
 from bus.messages.events import CostEvent, FeedbackEvent, StateEvent, WorkerEvent, WorkerSample
+from infaas.cli import doctor
+from infaas.cli.machine_checks import run_async_check
 from services.core.cost import HANDLING_MS
 from services.recorder.catalog import CatalogWriter
 from services.recorder.events import EventWriter
@@ -325,6 +327,15 @@ def test_accuracy_by_the_hour_is_that_of_the_labels_that_count(db: Recorder) -> 
     assert first[4:6] == (pytest.approx(0.45, abs=0.01), pytest.approx(0.55, abs=0.01))
     assert first[6:] == (994, pytest.approx(10.0))
     assert second[3:7] == (1.0, 0.0, 1.0, 1)
+
+
+async def test_the_doctor_says_that_an_older_schema_knows_no_drift(superuser_dsn: str, reader_dsn: str) -> None:
+    assert "no app's queries" in (await run_async_check("drift", lambda: doctor._drift(reader_dsn))).detail
+    with psycopg.connect(superuser_dsn, autocommit=True) as owner:
+        owner.execute("DROP VIEW infaas.drift_events")
+    found = await run_async_check("drift", lambda: doctor._drift(reader_dsn))
+    assert (found.state, found.detail) == ("failed", "the database has an older version's schema, which knows no drift")
+    assert "infaas up" in found.remedy
 
 
 def test_targets_stand_beside_attainment_and_follow_the_catalogue(db: Recorder) -> None:

@@ -392,6 +392,8 @@ async def test_a_mistake_is_told_before_anything_is_sent(model: Any, x: Any, y: 
         await register_model(never, never, model, x, y, app="a")
     with pytest.raises(TypeError, match="no option latncy_ms; did you mean latency_ms"):
         await register_model(never, never, model, x, y, app="a", latncy_ms=5)
+    with pytest.raises(BadInput, match="model: is for files; with x and y, name the model by name="):
+        await register_model(never, never, model, x, y, app="a", model="forest")
 
 
 @pytest.mark.parametrize(
