@@ -275,9 +275,8 @@ class SelectionList(Struct, eq=False):
     contexts: Contexts
     _waiting: dict[str, list[tuple[str, ListRequest]]] = {}  # by the key that is being read
     _asked: int = 0
-    _run: dict[
-        int, tuple[str, AppRecord, ContextValue | None]
-    ] = {}  # who waits for a user's own policy to say what it has learnt
+    # Who waits for a user's own policy to say what it has learnt: of which app and context.
+    _run: dict[int, tuple[str, AppRecord, ContextValue | None]] = {}
 
     def ask(self, reply: str, asked: ListRequest) -> list[Effect]:
         """The weights of an app's members, or of one of its contexts."""
@@ -314,9 +313,9 @@ class SelectionList(Struct, eq=False):
 
     def ran(self, done: Done | Failed | TimedOut) -> list[Effect]:
         """A user's own policy has said what it has learnt."""
-        reply, *of = self._run.pop(done.id[1])
+        reply, app, value = self._run.pop(done.id[1])
         if isinstance(done, Done):
-            return [Publish(reply, self._listing(*of, done.result))]
+            return [Publish(reply, self._listing(app, value, done.result))]
         text = done.error if isinstance(done, Failed) else "the app's policy took too long"
         return [Publish(reply, Refusal(error=Error(code="model_error", message=text)))]
 
