@@ -314,9 +314,9 @@ class SelectionList(Struct, eq=False):
 
     def ran(self, done: Done | Failed | TimedOut) -> list[Effect]:
         """A user's own policy has said what it has learnt."""
-        reply, *of = self._run.pop(done.id[1])
+        reply, app, value = self._run.pop(done.id[1])
         if isinstance(done, Done):
-            return [Publish(reply, self._listing(*of, done.result))]
+            return [Publish(reply, self._listing(app, value, done.result))]
         text = done.error if isinstance(done, Failed) else "the app's policy took too long"
         return [Publish(reply, Refusal(error=Error(code="model_error", message=text)))]
 
