@@ -99,9 +99,12 @@ class GatewayToken(Struct, frozen=True):
 
 
 class _Content(Struct, kw_only=True):
+    """first: the users of `FIRST` that were made once, whether or not they have been revoked; at first those of every version."""
+
     prefix: str
     users: list[User]
     tokens: list[GatewayToken] = []
+    first: tuple[str, ...] = tuple(name for name in FIRST if name not in {"backup", "control"})
 
 
 class CredentialStore(Struct, eq=False):
@@ -139,7 +142,29 @@ class CredentialStore(Struct, eq=False):
                 raise CredentialError(f"{self.directory} has users already: `infaas auth list` shows them")
             for name, roles in FIRST.items():
                 content.users.append(self._with_new_key(User(name=name, roles=roles)))
+            content.first = tuple(FIRST)
         return self.users()
+
+    def renew(self) -> bool:
+        """Bring what an older version has made up to this one: all rights, and users of services that are new. Whether anything was not.
+
+        Raises CredentialError.
+        """
+        config = self.directory / CONFIG
+        try:
+            with self._changing() as content:
+                before = config.read_bytes() if config.exists() else b""
+                there = _names(content)
+                for name in [name for name in FIRST if name not in content.first]:
+                    content.first += (name,)
+                    if name not in there:
+                        content.users.append(self._with_new_key(User(name=name, roles=FIRST[name])))
+        except OSError as error:
+            raise CredentialError(
+                f"the rights in {self.directory} are of an older version and cannot be written: {error.strerror}; as their owner, run"
+                f" `infaas auth renew --dir {self.directory}`"
+            ) from error
+        return config.read_bytes() != before
 
     def add(self, user: User) -> User:
         """Add a user and make its credentials. Raises CredentialError."""
@@ -240,9 +265,13 @@ class CredentialStore(Struct, eq=False):
             content = first if first is not None and not (self.directory / USERS).exists() else self._read()
             yield content
             identities = [(user.identity, [key.public for key in user.keys]) for user in content.users]
-            write_private(self.directory / USERS, msgspec.json.format(msgspec.json.encode(content)).decode() + "\n")
-            write_private(self.directory / CONFIG, authorization(identities, Subjects(content.prefix)))
-            write_private(self.directory / TOKENS, "".join([_TOKENS_HEAD, *map(_token_line, content.tokens)]))
+            for name, text in (
+                (USERS, msgspec.json.format(msgspec.json.encode(content)).decode() + "\n"),
+                (CONFIG, authorization(identities, Subjects(content.prefix))),
+                (TOKENS, "".join([_TOKENS_HEAD, *map(_token_line, content.tokens)])),
+            ):
+                if not (self.directory / name).exists() or (self.directory / name).read_text() != text:
+                    write_private(self.directory / name, text)
         finally:
             os.close(fd)
 

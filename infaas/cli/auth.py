@@ -17,6 +17,7 @@ from infaas.credentials import CONFIG, TOKENS, CredentialStore, User, certify, s
 USER = "the name of a user"
 VERBS: Verbs = {
     "init": (None, ("--prefix", "--tls-host")),
+    "renew": (None, ()),
     "certify": (None, ("--tls-host",)),
     "add": (USER, ("--role", "--app", "--may", "--worker", "--bucket")),
     "rotate": (USER, ()),
@@ -50,6 +51,7 @@ def auth(
     After each change of users, have every nats-server read nats-auth.conf again. The verbs:
 
     * init: make the directory with a user for each service, and infaas.toml for `infaas up`
+    * renew: give users the rights that this version needs, as after an upgrade; `infaas up` does so itself
     * certify: make a new certificate for the servers
     * add NAME: add a user
     * rotate NAME: make a new key; the old one stays valid until it is revoked
@@ -101,6 +103,13 @@ def auth(
                 certify(directory, tls_host)
                 progress(f"start a system with it: infaas up --config {settings_for(directory)}")
             _print_users(store, users, json, changed=True)
+        case "renew":
+            if store.renew():
+                progress(
+                    f"rights are of this version now: have every nats-server read {store.directory / CONFIG} again"
+                )
+            else:
+                progress("rights are of this version already")
         case "certify":
             if not tls_host:
                 usage("certify needs the names and addresses of the servers: --tls-host")

@@ -87,7 +87,20 @@ def up(
     if dashboard and not can_show():
         progress(f"no dashboard: {NEEDS}")
     plan = _plan(data_dir, port_base, workers, max_workers, dispatchers, simulate, config, dashboard, gateway, fused)
+    _renew_keys(plan)
     return asyncio.run(_up(plan, json))
+
+
+def _renew_keys(plan: "StackSpec") -> None:
+    """Give keys that an older version has made the rights of this one. Raises ServerError in a newer one's data directory."""
+    from infaas.credentials import USERS, CredentialStore  # noqa: PLC0415
+    from services.shell.host.endpoints import check_version  # noqa: PLC0415
+
+    auth = plan.settings.bus.auth
+    if auth and (Path(auth) / USERS).exists():
+        check_version(plan.data_dir)
+        if CredentialStore(Path(auth)).renew():
+            progress(f"the keys in {auth} have the rights of this version now")
 
 
 def open_page(page: Literal["dashboard", "gateway"] = "dashboard", *, data_dir: DataDir = None) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import stat
 import subprocess
 from datetime import UTC, datetime
@@ -243,3 +244,45 @@ def test_each_option_of_the_command_reaches_the_store(tmp_path: Path, capsys: py
     said("rotate", "phone")
     said("revoke", "phone", "--wholly")
     assert "phone" not in {user["name"] for user in said("list")["users"]}
+
+
+def test_what_an_older_version_made_is_brought_up_to_this_one(
+    store: CredentialStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.add(PHONE)
+    store.revoke("dashboard")  # on purpose: it stays away
+    whole = (store.directory / CONFIG).read_text()
+    assert not store.renew()
+    assert (store.directory / CONFIG).read_text() == whole
+    users, config = store.directory / "users.json", store.directory / CONFIG
+    content = json.loads(users.read_text())
+    del content["first"]  # as before it was written, with users that this version has in addition
+    content["users"] = [user for user in content["users"] if user["name"] not in {"backup", "control"}]
+    users.write_text(json.dumps(content))
+    kept = {user.name: user.keys for user in store.users()}
+    config.write_text(re.sub(r', "[^"]*infaas-payloads[^"]*"', "", whole))
+    place = ("--dir", str(store.directory))
+    assert "this version now" in ran(capsys, ["auth", "renew", *place]).err
+    assert "already" in ran(capsys, ["auth", "renew", *place]).err
+    assert "infaas-payloads" in config.read_text()
+    assert {user.name for user in store.users()} == set(FIRST) - {"dashboard"} | {"phone"}
+    assert kept.items() <= {user.name: user.keys for user in store.users()}.items()
+    assert store.file_of("control").exists()
+
+
+def test_up_brings_keys_up_to_this_version_but_in_no_newer_ones_directory(
+    store: CredentialStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, data, settings = store.directory / CONFIG, tmp_path / "data", tmp_path / "infaas.toml"
+    now = config.read_text()
+    config.write_text(old := now.replace("infaas-payloads", "nothing"))
+    settings.write_text(f'[bus]\nauth = "{store.directory}"\n')
+    data.mkdir()
+    (data / "endpoints.json").write_text('{"schema": 9999}')
+    with socket.create_server(("127.0.0.1", 0)) as busy:  # so that it goes no further
+        start = ["up", "--data-dir", str(data), "--config", str(settings), "--port-base", str(busy.getsockname()[1])]
+        assert "newer version" in ran(capsys, start, 1).err
+        assert config.read_text() == old
+        (data / "endpoints.json").unlink()
+        assert "the rights of this version now" in ran(capsys, start, 1).err
+    assert config.read_text() == now
