@@ -16,6 +16,7 @@ from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import (
     COMPUTED,
     Column,
+    context_words,
     drifted,
     found_words,
     hardware_of,
@@ -341,12 +342,6 @@ def _app(app: Item, variants: list[Item]) -> Item:
     }
 
 
-def _in_context(item: Mapping[str, Any]) -> str | None:
-    """What the labels of a context say of a member: of its variant that has most of them."""
-    live = max((item.get("live") or {}).values(), key=lambda one: one["labels"], default=None)
-    return live and found_words(live)
-
-
 def _vertices(item: Mapping[str, Any]) -> str | None:
     """Of a pipeline, as "lang -> nmt, asr -> whisper": its vertices with the apps that answer for them. None: it is none."""
     pipeline = item.get("pipeline")
@@ -425,7 +420,7 @@ _SELECTION = (
     Column("weight", "weight"),
     Column("asked with probability", "probability"),
     Column("feedbacks", "n"),
-    Column("found", _in_context, rank=2),
+    Column("found", context_words, rank=2),
 )
 _REGISTRATIONS = (
     Column("model", "model"),

@@ -41,6 +41,12 @@ def found_words(found: Mapping[str, Any]) -> str:
     return f"{found['accuracy']:.3f} ± {half:.2g} ({found['labels']:,} {by}{'s' * (found['labels'] != 1)})"
 
 
+def context_words(item: Mapping[str, Any]) -> str | None:
+    """What the labels of a context say of a member: of its variant that has most of them."""
+    live = max((item.get("live") or {}).values(), key=lambda one: one["labels"], default=None)
+    return live and found_words(live)
+
+
 def missed_words(app: Mapping[str, Any]) -> str:
     """What an app's answers should reach and do not, by their labels, or one of its variants by references; empty: they do, or nobody knows."""
     found = app.get("quality")
