@@ -2,9 +2,8 @@
 
 An embedded PostgreSQL, as `infaas up` runs it, is filled with so many outcomes of 20 apps and what their instances cost,
 evenly over the time. Shown: what the recorder's maintenance takes to bring the rollups up to date, then each question through the
-views (first and best time of five, all rows fetched) beside the same computed from raw rows once; then each statement of the dashboard
-(first and best of three) over the windows that its pages offer, the slowest first. Wanted: cost by the hour over 10 million outcomes
-within 1 s, each statement within 2 s.
+views (first and best time of five, all rows fetched) beside the same computed from raw rows once. Wanted: cost by the hour
+over 10 million outcomes within 1 s.
 """
 
 import argparse
@@ -12,7 +11,6 @@ import sys
 import tempfile
 import time
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import psycopg
 
-from dashboard.window import latest
 from services.recorder.events import Maintenance
 from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.store import READER, Store, prepare
 
-PAGES = Path(__file__).resolve().parent.parent / "dashboard" / "sql"
 PIECE = 500_000  # rows of one INSERT
 INDEXES = ("query_outcomes_time", "query_outcomes_uid", "query_outcomes_buckets")
 OUTCOMES = """
@@ -38,12 +34,9 @@ OUTCOMES = """
     FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n"""
 COSTS = """
     INSERT INTO infaas.cost_events (time, seconds, worker, hardware, app, model, variant, busy_seconds, cost)
-    SELECT at, extract(epoch FROM %(every)s::interval), 'w' || n %% 4, 'cpu', CASE WHEN n < 60 THEN 'app-' || n %% 20 END, CASE WHEN n < 60 THEN 'mlp' END,
+    SELECT at, 10, 'w' || n %% 4, 'cpu', CASE WHEN n < 60 THEN 'app-' || n %% 20 END, CASE WHEN n < 60 THEN 'mlp' END,
            CASE WHEN n < 60 THEN 'mlp-v1-ort-fp32-t' || 1 + n %% 3 || '-b64' END, 4, 1e-4
-    FROM generate_series(%(begin)s::timestamptz, %(end)s::timestamptz, %(every)s::interval) AS at, generate_series(0, 63) AS n"""
-SIZES = """
-    SELECT relname, pg_total_relation_size(oid) AS size FROM pg_class
-    WHERE relkind = 'r' AND relnamespace::regnamespace::text LIKE 'infaas%' ORDER BY size DESC LIMIT 4"""
+    FROM generate_series(%(begin)s::timestamptz, %(end)s::timestamptz, interval '10 seconds') AS at, generate_series(0, 63) AS n"""
 QUESTIONS = {
     "cost by app and hour, all of it": (
         "SELECT * FROM cost_by_app_hourly",
@@ -75,7 +68,7 @@ QUESTIONS = {
 
 
 def fill(connection: psycopg.Connection[Any], rows: int, seconds: float) -> None:
-    """So many outcomes, and costs of 64 instances every 10 s (rarer beyond a week), up to now; indexes afterwards, as quicker."""
+    """So many outcomes, and costs of 64 instances every 10 s, up to now; indexes afterwards, as quicker."""
     definitions = connection.execute(
         "SELECT indexdef FROM pg_indexes WHERE schemaname = 'infaas' AND indexname = ANY (%s)", (list(INDEXES),)
     ).fetchall()
@@ -90,8 +83,7 @@ def fill(connection: psycopg.Connection[Any], rows: int, seconds: float) -> None
             OUTCOMES,
             {"begin": begin, "step": seconds / rows, "first": first, "last": min(first + PIECE, rows) - 1},
         )
-    every = timedelta(seconds=10 * max(1.0, seconds / (7 * 86400)))
-    connection.execute(COSTS, {"begin": begin, "end": psycopg.Timestamp(*time.gmtime(end)[:6]), "every": every})
+    connection.execute(COSTS, {"begin": begin, "end": psycopg.Timestamp(*time.gmtime(end)[:6])})
     for (definition,) in definitions:
         connection.execute(definition.encode())
     connection.execute("ALTER TABLE infaas.query_outcomes ENABLE TRIGGER USER")
@@ -99,45 +91,16 @@ def fill(connection: psycopg.Connection[Any], rows: int, seconds: float) -> None
     connection.execute("CHECKPOINT")
 
 
-def ask(dsn: str, query: str, times: int, parameters: dict[str, Any] | None = None) -> tuple[list[float], int]:
+def ask(dsn: str, query: str, times: int) -> tuple[list[float], int]:
     """Seconds of each time on one connection, and how many rows came."""
     took, rows = [], 0
     with closing(psycopg.connect(dsn, autocommit=True)) as connection:
         connection.execute("SET statement_timeout = 0")
         for _ in range(times):
             began = time.perf_counter()
-            rows = len(connection.execute(query.encode(), parameters).fetchall())
+            rows = len(connection.execute(query.encode()).fetchall())
             took.append(time.perf_counter() - began)
     return took, rows
-
-
-def ask_pages(dsn: str) -> list[tuple[float, float, int, str]]:
-    """The dashboard's statements over its default window, the longest that reads rows, and the longest: first and best s, rows, what; slowest first."""
-    # app-0 has an outcome in the last seconds
-    about = {
-        "app": "app-0",
-        "variant": "mlp-v1-ort-fp32-t1-b64",
-        "uid": "0" * 32,
-        "context": None,
-        "outcome": None,
-        "text": "no such text",
-    }
-    files, found = {path.stem: path for path in PAGES.glob("*.sql")}, []
-    for choice in ("15m", "6h", "30d"):
-        window = latest(choice, datetime.now(UTC))
-        for name, path in sorted(files.items()):
-            other = f"{name}_long" if not name.endswith("_long") else name.removesuffix("_long")
-            if (name.endswith("_long") and not window.long) or (
-                window.long and other in files and not name.endswith("_long")
-            ):
-                continue
-            coarse = window.at_least(3600.0) if name.endswith("cost_long") else window
-            statement = path.read_text()
-            if "%(start)s" not in statement and choice != "15m":
-                continue
-            took, rows = ask(dsn, statement, 3, {**about, **coarse.parameters, "whole": True})
-            found.append((took[0], min(took), rows, f"{name}, {choice}"))
-    return sorted(found, reverse=True)
 
 
 def maintain(dsn: str) -> tuple[float, float]:
@@ -173,16 +136,11 @@ def main() -> None:
             took, longest = maintain(server.superuser_dsn)
             print(f"rollups up to date in {took:.1f} s, longest piece {longest:.2f} s", flush=True)
             connection.execute("ANALYZE infaas_internal.cost_hours, infaas_internal.query_hours")
-            for table, size in connection.execute(SIZES):
-                print(f"{table}: {size / 2**20:,.0f} MB, {size / options.rows:.0f} bytes an outcome", flush=True)
         print(f"{'question':42} {'rows':>7} {'first s':>8} {'best s':>8} {'raw s':>8}")
         for name, (view, raw) in QUESTIONS.items():
             through, rows = ask(reader, view, 5)
             from_raw, _ = ask(reader, raw, 1)
             print(f"{name:42} {rows:7,} {through[0]:8.3f} {min(through):8.3f} {min(from_raw):8.3f}", flush=True)
-        print("statements of the dashboard, the slowest first")
-        for first, best, rows, what in ask_pages(reader)[:12]:
-            print(f"{what:42} {rows:7,} {first:8.3f} {best:8.3f}", flush=True)
 
 
 if __name__ == "__main__":
