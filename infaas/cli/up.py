@@ -214,26 +214,14 @@ def _names_nats(config: Path | None, environ: Mapping[str, str]) -> bool:
 async def _up(plan: "StackSpec", as_json: bool) -> int:
     from services.shell.host.process import ServerError  # noqa: PLC0415
     from services.shell.host.stack import Stack  # noqa: PLC0415
+    from services.shell.host.supervise import until_stopped  # noqa: PLC0415
 
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, _without_terminal)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _without_terminal)
     stack = Stack(plan)
-    starting = asyncio.create_task(_start(stack, as_json))
-    stopped = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()
-            await stopped
+        await until_stopped(_start(stack, as_json), stack.stop)
     except ServerError as error:
         fail(str(error))
-    finally:
-        starting.cancel()
-        await asyncio.wait([starting])
-        await stack.stop()
     return 0
 
 

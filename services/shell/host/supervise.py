@@ -8,9 +8,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from bus.port import BusError
 from services.shell.host.process import (
@@ -36,6 +37,23 @@ ASK = 0.5  # s between questions to a server
 SUCCEED_S = 60.0  # s that a process which is to leave waits for its successor, as long as no second signal comes
 SUCCESSION_LOOK = 0.02  # s between looks whether it is ready
 Process = subprocess.Popen[bytes] | Taken
+
+
+async def until_stopped(start: Coroutine[Any, Any, None], stop: Callable[[], Awaitable[None]]) -> None:
+    """Start something, and stop it at SIGTERM or Ctrl-C, which may come before it has started. Raises what `start` raises."""
+    asked, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    starting, stopped = loop.create_task(start), loop.create_task(asked.wait())
+    try:
+        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            await stopped
+    finally:
+        starting.cancel()
+        await asyncio.wait([starting])
+        await stop()
 
 
 class Backoff:

@@ -33,7 +33,7 @@ from services.shell.host.endpoints import PortClaims
 from services.shell.host.machine import devices_of, worker_name
 from services.shell.host.process import ServerError
 from services.shell.host.running import Running, shared
-from services.shell.host.supervise import Child, Supervisor
+from services.shell.host.supervise import Child, Supervisor, until_stopped
 from services.shell.metrics.system import SystemMetrics
 from services.shell.runtime import telemetry
 from services.shell.runtime.runtime import unix_now
@@ -57,22 +57,11 @@ def serve(settings: Settings, environ: Mapping[str, str], config: Path | None = 
 
 
 async def _main(settings: Settings, environ: Mapping[str, str], config: Path | None) -> int:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     host = WorkerHost(settings, environ, config)
-    starting, stopped = asyncio.create_task(host.start()), asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()
-            await stopped
+        await until_stopped(host.start(), host.stop)
     except ServerError as error:
         raise SystemExit(f"infaas: {error}") from error
-    finally:
-        starting.cancel()
-        await asyncio.wait([starting])
-        await host.stop()
     return 0
 
 
