@@ -21,11 +21,17 @@ CANCELLED = Error(code="cancelled", message="its client has taken it back: ask a
 _WITHOUT_ANSWER = dict.fromkeys(("deadline", "overloaded", "unsatisfiable"), "refused") | {"cancelled": "cancelled"}
 
 
+def latency_of(arrived: float, started: float, finished: float) -> float:
+    """Ms from a query's arrival to its answer. started: its batch, by another process' clock, which may be behind by more than the way there."""
+    return (finished - min(arrived, started)) * 1000.0
+
+
 def answered(
     route: Route,
     record: VariantRecord,
     *,
     worker: str,
+    started: float,
     finished: float,
     batch: int,
     cost_per_item: float,
@@ -34,12 +40,11 @@ def answered(
 ) -> OutcomeEvent:
     """The outcome of a query that an executor ended: ok or late. If `code` is set: refused, cancelled or error. items: 0: as its route says."""
     items = items or route.items
+    latency_ms = latency_of(route.arrived, started, finished)
     if code:
         outcome = _WITHOUT_ANSWER.get(code, "error")
     else:
-        late = finished > route.deadline or (
-            route.latency_ms is not None and (finished - route.arrived) * 1000.0 > route.latency_ms
-        )
+        late = finished > route.deadline or (route.latency_ms is not None and latency_ms > route.latency_ms)
         outcome = "late" if late else "ok"
     # This runs for every query. Positional arguments take a tenth of the time of keyword arguments.
     return OutcomeEvent(
@@ -53,7 +58,7 @@ def answered(
         worker,
         record.hardware,
         code or None,
-        (finished - route.arrived) * 1000.0,
+        latency_ms,
         route.latency_ms,
         record.accuracy if route.live is None else route.live[0],
         route.accuracy,

@@ -481,6 +481,7 @@ class OutcomeRecorder:
                 query.sent,
                 record,
                 worker=batch.worker,
+                started=batch.started,
                 finished=batch.finished,
                 batch=batch.batch,
                 cost_per_item=batch.cost,

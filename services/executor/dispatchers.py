@@ -368,6 +368,7 @@ class KnownDispatchers(Struct, eq=False):
                     route,
                     loaded.record,
                     worker=self.worker,
+                    started=done.started,
                     finished=done.finished,
                     batch=done.batch,
                     cost_per_item=done.cost,

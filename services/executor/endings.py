@@ -13,7 +13,16 @@ from bus.messages.public import Answer, Error, QueryCancelled, Refusal
 from bus.subjects import Subjects
 from services.core.actor import Effect, Envelope, Handler, Inlet, Publish, Undelivered
 from services.core.deadlines import EarliestDeadline
-from services.core.outcomes import CANCELLED, GRACE, PART_GRACE, SPEAKS, RecentAnswers, SentAnswer, default_at
+from services.core.outcomes import (
+    CANCELLED,
+    GRACE,
+    PART_GRACE,
+    SPEAKS,
+    RecentAnswers,
+    SentAnswer,
+    default_at,
+    latency_of,
+)
 from services.core.trace import Span, read, span_id
 from services.executor.commands import BatchResult
 from services.executor.dispatchers import KnownDispatchers
@@ -29,7 +38,7 @@ def answer_of(
     """The i-th query's answer. batch: items computed together; cost: US$ per item."""
     record = loaded.record
     route = query.route
-    latency_ms = (result.finished - route.arrived) * 1000.0
+    latency_ms = latency_of(route.arrived, result.started, result.finished)
     missed = route.missed or []
     if result.finished > route.deadline or (route.latency_ms is not None and latency_ms > route.latency_ms):
         missed = [*missed, "latency"]
@@ -49,7 +58,7 @@ def answer_of(
         worker,
         accuracy,
         latency_ms,
-        (result.started - route.arrived) * 1000.0,  # queued
+        max(0.0, result.started - route.arrived) * 1000.0,  # queued
         (result.finished - result.started) * 1000.0,  # computed
         batch,
         False,  # cached

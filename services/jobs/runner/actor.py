@@ -242,6 +242,7 @@ class Runner(TableActor):
                 route,
                 variant,
                 worker=self.worker,
+                started=now,
                 finished=now,
                 batch=answer.batch,
                 cost_per_item=answer.cost / chunk.chunk.items,

@@ -9,12 +9,15 @@ from bus.codec import encode
 from bus.messages.events import OutcomeEvent, SelectionEvent
 from bus.messages.fleet import DispatcherHeartbeat, UnloadInstance
 from bus.messages.flow import DoneBatch, HandBack, Origin, PartsEnded, Route, Withdraw
+from bus.messages.public import Answer, Tensor
 from bus.subjects import Subjects
-from services.core.actor import Effect, Envelope, Publish, Record, Stopping, Undelivered
-from services.core.outcomes import MISSING, OutcomeLog
+from services.core.actor import Done, Effect, Envelope, Publish, Record, Stopping, Undelivered
+from services.core.outcomes import MISSING, OutcomeLog, answered
 from services.core.settings import Settings
+from services.executor.commands import BatchResult
 from services.executor.dispatchers import FORGET, HEARD, KnownDispatchers
 from services.executor.instances import REPORT
+from tests.support.simulated.fleet import variant
 from tests.unit.executor.test_actor import Alone, published
 
 NOW = 1000.0
@@ -311,3 +314,20 @@ def test_a_dispatcher_that_comes_back_after_it_was_forgotten_takes_no_batch_for_
 
 def rows(effects: Iterable[Effect]) -> list[Record]:
     return [each for each in effects if isinstance(each, Record) and isinstance(each.event, OutcomeEvent)]
+
+
+def test_an_answer_takes_no_less_than_its_batch_though_clocks_differ() -> None:
+    """The dispatcher's is ahead by more than the way there: its query came after its batch had begun."""
+    alone = Alone()
+    alone.take("u", NOW + 1)
+    run = alone.begin()
+    result = BatchResult(NOW - 0.002, NOW - 0.0015, [{"y": Tensor("FP32", [1, 1], bytes(4))}])
+    effects = alone.tell(Done(run.id, result))
+    [(_, answer)] = published(effects, Answer)
+    assert (answer.queue_ms, answer.latency_ms) == (0.0, pytest.approx(0.5))
+    [(_, done)] = published(effects, DoneBatch)
+    route = run.command.queries[0].route
+    row = answered(
+        route, variant(), worker="w", started=done.started, finished=done.finished, batch=1, cost_per_item=0.0
+    )
+    assert row.latency_ms == answer.latency_ms
