@@ -2,9 +2,11 @@
 
 import functools
 import importlib
+import json
 import pkgutil
 import types
 import typing
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import msgpack  # type: ignore[import-untyped]
@@ -232,3 +234,22 @@ def test_one_array_is_what_all_elements_would_be(lengths: list[int]) -> None:
     arrays = [list(range(length)) for length in lengths]
     elements = [element for array in arrays for element in array]
     assert decode(list[int], one_array(map(encode, arrays))) == elements
+
+
+LAYOUTS = json.loads(Path(__file__).with_name("layouts.json").read_text())
+
+
+@pytest.mark.parametrize("message", message_types(), ids=lambda message: message.__name__)
+def test_both_versions_of_an_upgrade_read_a_message(message: type[Struct]) -> None:
+    """What is read by its place gains fields at its end; nothing gains a field that an older sender does not give. layouts.json has what was sent so far."""
+    array, fields = message.__struct_config__.array_like, message.__struct_fields__
+    needed = [one.name for one in msgspec.structs.fields(message) if one.required]
+    now = list(fields) if array else needed
+    known = LAYOUTS.get(message.__name__)
+    assert known is not None, f'new: add "{message.__name__}": {json.dumps(now)} to layouts.json'
+    if array:
+        assert now[: len(known)] == known, "fields keep their places: add new ones at the end, and leave unused ones"
+        assert not set(needed) & set(now[len(known) :]), "a new field needs a default"
+        assert len(now) == len(known), f"add {now[len(known) :]} to layouts.json"
+    else:
+        assert set(needed) <= set(known), "a new field needs a default"
