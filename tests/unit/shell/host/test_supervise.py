@@ -87,7 +87,7 @@ async def test_a_service_is_a_copy_of_the_fork_server_and_a_child_like_any_other
             await until(lambda: (place / "cmdline").read_bytes().rstrip(b"\0") == shown)  # noqa: B023  awaited here
             assert f"INFAAS_BUS__URL={environ['INFAAS_BUS__URL']}\0" in (place / "environ").read_text()
             assert (place / "cwd").resolve() == tmp_path
-            held = {os.path.realpath(each) for each in (place / "fd").iterdir()}  # one may be closed meanwhile
+            held = {str(each.resolve()) for each in (place / "fd").iterdir()}  # one may be closed meanwhile
             assert {str(tmp_path / "log"), "/dev/null"} <= held
             assert sum("memfd" in each for each in held) == 1, "none of the others' memory"
             assert not any(str(tmp_path / "forks.log") in each for each in held)
