@@ -145,10 +145,10 @@ class QueryChecks:
         return died and self._lost.seconds(since, now) > 0.0
 
     def _died(self, query: AskedQuery) -> bool:
-        """Whether a dispatcher died that had just ended it, before its next heartbeat could tell that."""
+        """Whether a dispatcher died that had just ended it, before its next heartbeat could tell that: it may have stood still in between."""
         since = query.said[0][0]
         died = (at for one in query.held for at in self._killed.get(_place(one), ()))
-        return any(since <= at <= since + HEARTBEAT for at in died)
+        return any(since <= at <= since + HEARTBEAT + self._stopped.seconds(since, at) for at in died)
 
     def said(self, number: str, reply: Any, now: float) -> None:
         """A process sends a reply to a client."""
