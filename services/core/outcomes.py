@@ -22,7 +22,7 @@ _WITHOUT_ANSWER = dict.fromkeys(("deadline", "overloaded", "unsatisfiable"), "re
 
 
 def latency_of(arrived: float, started: float, finished: float) -> float:
-    """Ms from a query's arrival to its answer. started: its batch, by another process' clock, which may be behind by more than the way there."""
+    """A query's latency in ms. started, finished: of its batch, by the executor's clock, which may be behind the dispatcher's by more than the way there."""
     return (finished - min(arrived, started)) * 1000.0
 
 

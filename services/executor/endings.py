@@ -363,8 +363,9 @@ class Endings:
             self._cancelled.extend((uid, order.reply) for uid in order.uids)
             return self._schedule()  # many may come together
         for uid in order.uids:  # what its dispatcher has not heard is not said to another one
-            self._handed.pop(_token(uid, order.attempt), None)
-            self._handed_before.pop(_token(uid, order.attempt), None)
+            token = _token(uid, order.attempt)
+            self._handed.pop(token, None)
+            self._handed_before.pop(token, None)
         self._dispatchers.withdrawn(order.dispatcher, order.uids)
         asked = [query for uid in order.uids if (query := self._pending.get((uid, 0))) is not None]
         effects = self.forget([query for query in asked if query.only_of(order.dispatcher, order.attempt)])

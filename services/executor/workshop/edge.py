@@ -73,8 +73,9 @@ class WorkshopEdge:
 
     async def ended(self) -> None:
         """End what works or waits."""
-        for work in self._working - {one for one in self._working if one.cancelling()}:
-            work.cancel()
+        for work in self._working:
+            if not work.cancelling():  # else it cleans up already
+                work.cancel()
         if self._working:
             await asyncio.wait(self._working)
         await self._end_kept("")

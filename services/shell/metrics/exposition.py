@@ -55,7 +55,7 @@ def system_page(
     for process, metrics in {"up": list(_metrics(families, most)), **parts}.items():
         names = {metric.name for metric in metrics}
         for metric in metrics:
-            if metric.name.removesuffix("_created") in names - {metric.name}:
+            if metric.name.endswith("_created") and metric.name.removesuffix("_created") in names:
                 continue  # the text format shows when a series began as a family of its own, which OpenMetrics cannot
             whole = found.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
             whole.samples += [
