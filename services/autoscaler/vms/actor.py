@@ -129,6 +129,7 @@ class Controller(TableActor):
         self._started_at = 0.0
         self._led_since = 0.0
         self._led = 0  # the epoch in which this controller has begun to act
+        self._late: list[Envelope] = []  # answers that came while the lead had lapsed; it may go on in the same epoch
         self._on: dict[type, Handler] = {
             WorkerHeartbeat: self._heartbeat,
             ReviewFleet: self._review_again,
@@ -294,7 +295,7 @@ class Controller(TableActor):
 
     def _begin_epoch(self, turn: Turn) -> None:
         """This controller leads in a new epoch. What it believed to be under way was an earlier leader's."""
-        self._led, self._led_since = turn.epoch, turn.now
+        self._led, self._led_since, self._late = turn.epoch, turn.now, []
         self._machines.forget(turn)
         self._planner.forget()
         self._moves.forget()
@@ -318,6 +319,7 @@ class Controller(TableActor):
             self._inventory.listed(message.result if isinstance(message, Done) else failed)
             return NOTHING
         if not turn.epoch or turn.epoch != self._led or not rest:
+            self._late += (envelope,) if rest and not turn.epoch else ()
             return NOTHING
         if what == "plan":
             return self._planned(message, turn) if rest == [str(self._led)] else NOTHING
@@ -355,9 +357,11 @@ class Controller(TableActor):
             return []
         if turn.epoch != self._led:
             self._begin_epoch(turn)
+        late, self._late = self._late, []
+        found = [effect for one in late for effect in self._edge_answered(Envelope(turn.now, one.message))]
         if turn.now - self._started_at < FIRST_REVIEW_S:
-            return []
-        found = list(self._inventory.refresh(turn))
+            return found
+        found += self._inventory.refresh(turn)
         if not self._inventory.ready:
             return found
         if self._dry_run is None:
