@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from bus.messages.flow import Echo
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, After, Effect, Envelope, Handler, Inlet, Publish
-from services.core.outcomes import ECHO_LOST
+from services.core.outcomes import CUT_OFF, ECHO_LOST
 
 ECHO_S = 0.1  # s between two echoes
 UNNOTICED_S = 0.02  # s that an echo may take; where it takes longer, what is read has waited
 OFTEN_S = 0.02  # s between two echoes then
+SILENT_S = 1.0  # s without an echo that comes back, after which the line is held up altogether
 WINDOW_S = 1.0  # of echoes, whose least lateness counts as usual; one that has become slow is known to be after two
 UNDER_WAY = 1024  # echoes that have not come back, at most
 
@@ -36,6 +37,7 @@ class Line:
     """
 
     __slots__ = (
+        "_came",
         "_from",
         "_heard",
         "_least",
@@ -57,6 +59,7 @@ class Line:
         self._publish = publish
         self._stale = stale
         self._heard = 0.0
+        self._came = 0.0  # when that came back
         self._from = 0.0  # the same, or when a rest ended: what was said before that was heard
         self._way = 0.0  # s that the last echo took
         self._sent: deque[float] = deque(maxlen=UNDER_WAY)
@@ -98,7 +101,9 @@ class Line:
             lost |= self._sent.popleft() < echo.at
             self._left.popleft()
         self.came_once = True
-        self._way = now - echo.at
+        if self._since and now - self._came > SILENT_S:
+            self._since = now
+        self._came, self._way = now, now - echo.at
         if echo.at < self._from:
             return lost  # from before a rest
         if self._from:
@@ -124,12 +129,13 @@ class Line:
 
     def waits(self, now: float) -> bool:
         """Whether what is due now waits for an echo, as what came meanwhile may be on its way and change it. It does not wait for ever: also
-        where each echo comes later than the one before.
+        where each echo comes later than the one before. While none comes at all, what it says hardly gets out either.
         """
         if not self.still(now):
             return False
         self._since = self._since or now
-        return now < self._since + ECHO_LOST
+        cut_off = self.came_once and self._came < now - SILENT_S
+        return now < self._since + (CUT_OFF if cut_off else ECHO_LOST)
 
     def next_due(self, now: float) -> After:
         """The timer of the next echo. Where they take long, more of them say how long other messages wait."""

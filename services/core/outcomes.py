@@ -255,6 +255,7 @@ class OutcomeLog:
 GRACE = 0.04  # s past its deadline in which a query is still answered, late. Then its executor refuses it
 SPEAKS = 0.02  # s past that from which an executor that comes to it only then leaves it to the dispatcher
 SILENT = 0.075  # s past it at which the dispatcher asks for an echo. If its executor is silent when that comes, the dispatcher refuses
+CUT_OFF = 60.0  # s that a process waits for an echo while none comes back: its connection is held up, or broken
 ECHO_LOST = 10.0  # s that the dispatcher waits for the echo, since the executor's answer may be on the same way
 PART_GRACE = 2.0  # s past it in which the answer to a part is still of use. The query that it belongs to ends in time all the same
 NOT_ANSWERED = "the model had not answered when the time was up"

@@ -272,11 +272,13 @@ class Endings:
             effects.append(Publish(route.reply_to, known.body))
         loaded = self._instances.get(route.instance)
         if loaded is not None:
-            batch, cost, codes = route.items, 0.0, [known.code] if known.code else None
-            if not known.code:
+            batch, cost, ended, codes = route.items, 0.0, now, [known.code] if known.code else None
+            if not known.code:  # the row says when its client was told
                 answer = _decode_answer(known.body)
                 batch, cost = answer.batch, answer.cost / route.items
-            done = self._dispatchers.report_done(route.dispatcher, loaded, [route], batch, (now, now), cost, codes, now)
+                ended = min(now, route.arrived + answer.latency_ms / 1000.0)
+            span = (ended, ended)
+            done = self._dispatchers.report_done(route.dispatcher, loaded, [route], batch, span, cost, codes, now)
             effects.extend(done)
         return effects
 

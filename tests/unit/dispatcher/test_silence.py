@@ -11,7 +11,7 @@ from bus.messages.flow import DoneBatch, HandBack
 from bus.port import ECHO
 from services.core.actor import Publish, PublishBehind
 from services.core.line import ECHO_S, WINDOW_S
-from services.core.outcomes import ECHO_LOST, SILENT
+from services.core.outcomes import CUT_OFF, ECHO_LOST, SILENT
 from services.core.settings import DispatcherSettings, Settings
 from services.dispatcher.silence import STALE
 from tests.support.simulated.fleet import Fleet, asked_for, metrics, refused
@@ -64,8 +64,8 @@ def test_a_dispatcher_that_never_hears_itself_again_refuses_in_the_end() -> None
     fall_silent(fleet)
     asked = fleet.stage.now
     label = fleet.ask(latency_ms=1000.0 * SLO, seconds=0.01)
-    fleet.stage.clog("d0", seconds=ECHO_LOST + 2.0)
-    assert reply(fleet, label)[0] - asked == pytest.approx(SLO + SILENT + ECHO_LOST, abs=0.5)
+    fleet.stage.clog("d0", seconds=CUT_OFF + 2.0)
+    assert reply(fleet, label)[0] - asked == pytest.approx(SLO + CUT_OFF, abs=0.5)
 
 
 def test_what_an_executor_says_after_its_dispatcher_has_spoken_for_it_is_counted_and_changes_nothing() -> None:
