@@ -257,6 +257,7 @@ SPEAKS = 0.02  # s past that from which an executor that comes to it only then l
 SILENT = 0.075  # s past it at which the dispatcher asks for an echo. If its executor is silent when that comes, the dispatcher refuses
 CUT_OFF = 60.0  # s that a process waits for an echo while none comes back: its connection is held up, or broken
 ECHO_LOST = 10.0  # s that the dispatcher waits for the echo, since the executor's answer may be on the same way
+LAST_WORDS = 0.01  # s until a supervisor says that an executor has ended: what that said last is read before
 PART_GRACE = 2.0  # s past it in which the answer to a part is still of use. The query that it belongs to ends in time all the same
 NOT_ANSWERED = "the model had not answered when the time was up"
 NOT_STORED = "the outputs were not in the object store when the time was up"

@@ -1,6 +1,7 @@
 """A whole simulated system: the services' own actors, made by the factories that production uses, on simulated machines."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from math import inf
 from time import perf_counter
@@ -18,6 +19,7 @@ from services.autoscaler.vms.actor import make_controller
 from services.autoscaler.vms.edge import load_forecaster
 from services.autoscaler.vms.rules import PricedKind
 from services.core.catalog import key_of
+from services.core.outcomes import LAST_WORDS
 from services.core.settings import MachineKind
 from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.commands import StoredContext
@@ -264,7 +266,9 @@ class SimulatedSystem:
             edges[name].close()
             self._empty(device)
             fact = ExecutorExited(worker=worker, device=name, at=now, reason="killed by SIGKILL", running=running)
-            self._environment.publish(self.subjects.exited(worker, name), fact, by=f"supervisor-{worker}")
+            by = f"supervisor-{worker}"
+            tell = partial(self._environment.publish, self.subjects.exited(worker, name), by=by)
+            self._environment.at(LAST_WORDS, tell, fact)
 
     def restart(self, process: str) -> None:
         """Start the actors of a process that has died, as its supervisor does. Nothing happens if its machine is gone."""

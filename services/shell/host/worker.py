@@ -26,6 +26,7 @@ from bus.messages.scaling import Drain, LeaderRecord, MachineReply, StartMachine
 from bus.port import Bus, BusError, Delivery, KeyValueEntry, Subscription
 from bus.rights import from_stream
 from bus.subjects import Subjects, valid_name
+from services.core.outcomes import LAST_WORDS
 from services.core.settings import Settings, WorkerSettings
 from services.core.settings.fields import Texts
 from services.shell.host import process
@@ -204,7 +205,9 @@ def publish_exit(
     *,
     succeeded: bool = False,
 ) -> None:
-    """Say on the bus at once, for monitors and dispatchers, that a worker's executor has ended, for all devices that it drove."""
+    """Say on the bus, for monitors and dispatchers, that a worker's executor has ended, for all devices that it drove: a moment later, since its own last
+    words come on another connection.
+    """
     uids = None
     if running is not None:
         uids = running.read()
@@ -213,10 +216,14 @@ def publish_exit(
         fact = ExecutorExited(
             worker=worker.name, device=device.name, at=unix_now(), reason=reason, running=uids, succeeded=succeeded
         )
-        try:
-            bus.publish(subjects.exited(worker.name, device.name), encode(fact))
-        except BusError as error:
-            log.warning("cannot tell that an executor ended: %s", error)
+        asyncio.get_running_loop().call_later(LAST_WORDS, _tell, bus, subjects.exited(worker.name, device.name), fact)
+
+
+def _tell(bus: Bus, subject: str, fact: ExecutorExited) -> None:
+    try:
+        bus.publish(subject, encode(fact))
+    except BusError as error:
+        log.warning("cannot tell that an executor ended: %s", error)
 
 
 # ---- draining: before its processes are stopped a worker takes nothing new, and what is queued on it is answered
