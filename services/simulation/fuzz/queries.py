@@ -95,6 +95,8 @@ class QueryChecks:
         self._begins = begins
         self._delays = [fault for fault in scenario.faults if fault.kind == "messages-delayed"]
         self._killed: dict[str, list[float]] = {}
+        cut = (one for one in scenario.faults if one.kind in ("link-clogged", "link-lost") and one.direction != "in")
+        self._cut = [(one.process, begins + one.at_s) for one in cut]
         self._usual = scenario.policies[0].settings.dispatcher.default_deadline_s
 
     def sent(self, number: str, kind: QueryTemplate, now: float) -> None:
@@ -144,11 +146,12 @@ class QueryChecks:
         died = any(since <= at <= now for one in held for at in self._killed.get(one, ()))
         return died and self._lost.seconds(since, now) > 0.0
 
-    def _died(self, query: AskedQuery) -> bool:
-        """Whether a dispatcher died that had just ended it, before its next heartbeat could tell that: it may have stood still in between."""
-        since = query.said[0][0]
-        died = (at for one in query.held for at in self._killed.get(_place(one), ()))
-        return any(since <= at <= since + HEARTBEAT + self._stopped.seconds(since, at) for at in died)
+    def _fell_silent(self, query: AskedQuery) -> bool:
+        """Whether a dispatcher that had just ended it died, or was cut off, before its next heartbeat could tell that: it may have stood still in between."""
+        since, places = query.said[0][0], {_place(one) for one in query.held}
+        died = [at for place in places for at in self._killed.get(place, ())]
+        fell = died + [at for process, at in self._cut if process in places]
+        return any(since <= at <= since + HEARTBEAT + self._stopped.seconds(since, at) for at in fell)
 
     def said(self, number: str, reply: Any, now: float) -> None:
         """A process sends a reply to a client."""
@@ -222,7 +225,7 @@ class QueryChecks:
                 return
             words = f"first {_told(first)}, then {_told(reply)} {1000 * (now - query.replies[0][0]):.1f} ms later"
             self._violations.add("one-meaning", now, words, query.number)
-        elif len(query.replies) > query.times + max(query.crossed, query.overtaken, self._died(query)) + at_once:
+        elif len(query.replies) > query.times + max(query.crossed, query.overtaken, self._fell_silent(query)) + at_once:
             words = f"{len(query.replies)} replies, {_told(reply)}, to a query that was sent {query.times} times"
             self._violations.add("one-reply", now, words, query.number)
 
