@@ -177,16 +177,13 @@ def test_an_engine_that_hangs_or_answers_garbage_costs_its_own_queries(
         stock.stop()
 
 
-def test_many_at_once_get_their_own_answers(here: Whole) -> None:
-    async def run() -> None:
-        async with await infaas.connect(here.nats) as client:
-            expected = next(iter((await client.query(APP, here.x[:64], latency_ms=60_000)).outputs.values()))
-            sent = [client.query("far", here.x[i : i + 2], latency_ms=60_000) for i in range(0, 64, 2)]
-            for i, answer in enumerate(await asyncio.gather(*sent)):
-                (found,) = answer.outputs.values()
-                assert np.allclose(found, expected[2 * i : 2 * i + 2], rtol=1e-4, atol=1e-6)
-
-    asyncio.run(run())
+async def test_many_at_once_get_their_own_answers(here: Whole) -> None:
+    async with await infaas.connect(here.nats) as client:
+        expected = next(iter((await client.query(APP, here.x[:64], latency_ms=60_000)).outputs.values()))
+        sent = [client.query("far", here.x[i : i + 2], latency_ms=60_000) for i in range(0, 64, 2)]
+        for i, answer in enumerate(await asyncio.gather(*sent)):
+            (found,) = answer.outputs.values()
+            assert np.allclose(found, expected[2 * i : 2 * i + 2], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
