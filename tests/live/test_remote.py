@@ -15,7 +15,7 @@ import pytest
 import infaas
 from infaas.demo import digits
 from infaas.errors import Refused
-from tests.support.clients.retrying import answered
+from tests.support.clients.retrying import insist
 from tests.support.models import tiny_models
 from tests.support.servers.engine import StockEngine
 from tests.support.servers.nats import free_port
@@ -237,7 +237,7 @@ def test_a_stage_of_a_pipeline_may_be_remote(here: Whole, place: Path) -> None:
     here.done("pipeline", "add", str(file))
 
     def both() -> bool:
-        answer = answered(partial(ask, here, "twice", here.x[:8], latency_ms=60_000))
+        answer = insist(partial(ask, here, "twice", here.x[:8], latency_ms=60_000))
         assert np.allclose(answer.outputs["first"], answer.outputs["second"], rtol=1e-4, atol=1e-6)
         return True
 
