@@ -111,7 +111,6 @@ class Text(NamedTuple):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """As of a number."""
         return {"pattern": f"^({self.pattern})$"}
 
 
@@ -123,7 +122,6 @@ class Length(NamedTuple):
 
     @property
     def words(self) -> str:
-        """As of a number."""
         return f"{self.least} to {self.most} characters long" if self.least else f"at most {self.most} characters long"
 
     def refuse(self, value: Any) -> str | None:
@@ -132,12 +130,10 @@ class Length(NamedTuple):
 
     @property
     def test(self) -> str:
-        """As of a number."""
         return f"{self.least} <= len(value) <= {self.most}"
 
     @property
     def schema(self) -> dict[str, Any]:
-        """As of a number."""
         return {"minLength": self.least, "maxLength": self.most} if self.least else {"maxLength": self.most}
 
 

@@ -362,6 +362,8 @@ def show_live(window: Window | None, part: Callable[[], None]) -> None:
     def show() -> None:
         try:
             part()
+        except NothingToShow as nothing:
+            show_empty(*nothing.args)
         except NoData as problem:
             if problem.away and number:
                 return
@@ -369,6 +371,16 @@ def show_live(window: Window | None, part: Callable[[], None]) -> None:
             st.markdown(problem.remedy)
 
     st.fragment(show, run_every=every or None)()
+
+
+class NothingToShow(Exception):
+    """Ends a part of a page. args: as for `show_empty`."""
+
+
+def need(rows: pd.DataFrame, what: str, remedy: str) -> None:
+    """Without rows, the part of the page that `show_live` shows ends here, and says so as `show_empty` does."""
+    if rows.empty:
+        raise NothingToShow(what, remedy)
 
 
 def show_empty(what: str, remedy: str) -> None:

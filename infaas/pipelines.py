@@ -129,7 +129,6 @@ class DriverRun:
         self.seconds = 0.0
 
     def rpc(self, app: str, x: Any, *, stage: str = "", **needs: Any) -> AskedAnswer:
-        """See Rpc."""
         frame = sys._getframe(1)
         branch, task = _branch.get(), asyncio.current_task()
         if branch is None or branch.task is not task:

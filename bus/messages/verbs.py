@@ -48,7 +48,6 @@ class AdminVerb(Checked, frozen=True, kw_only=True, omit_defaults=True, tag=spel
     taken_back: ClassVar[dict[str, str]] = {}
 
     def conflicts(self) -> Iterator[Fault]:
-        """See `Checked`."""
         if self.one_of and sum(getattr(self, name) is not None for name in self.one_of) != 1:
             yield Fault(verb_of(type(self)), f"name exactly one of {', '.join(self.one_of)}")
 
@@ -116,7 +115,6 @@ class SetApp(AppSettings, AdminVerb, frozen=True, kw_only=True):
     app: App
 
     def conflicts(self) -> Iterator[Fault]:
-        """See `Checked`."""
         if not self.given:
             yield Fault("set-app", f"give at least one of {', '.join(AppSettings.__struct_fields__)}")
 
@@ -185,7 +183,6 @@ class StartRelease(AdminVerb, frozen=True, kw_only=True):
     ] = 0.0
 
     def conflicts(self) -> Iterator[Fault]:
-        """See `Checked`."""
         if sorted(set(self.steps)) != self.steps:
             yield Fault("steps", "must grow from step to step: give shares such as 0.01,0.1,0.5")
 
@@ -227,7 +224,6 @@ class SetReplicas(AdminVerb, frozen=True, kw_only=True):
     model: ModelOrNone = None
 
     def conflicts(self) -> Iterator[Fault]:
-        """See `Checked`."""
         if self.app is None and self.model is None:
             yield Fault("app", "name the app, or the model, that keeps so many instances")
 
@@ -249,7 +245,6 @@ class SetTarget(AdminVerb, frozen=True, kw_only=True):
         return {name: value for name, value in values.items() if value is not UNSET}
 
     def conflicts(self) -> Iterator[Fault]:
-        """See `Checked`."""
         if not self.given:
             yield Fault("set-target", f"give at least one of {', '.join(TARGETS_BACK)}")
 

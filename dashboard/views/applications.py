@@ -11,7 +11,7 @@ import streamlit as st
 from bus.messages.catalog import is_error
 from dashboard import charts, formats, series, widgets
 from dashboard.store import NoData, pipelines, query, release_figures
-from dashboard.widgets import show_empty, show_live
+from dashboard.widgets import need, show_empty, show_live
 from infaas.errors import Refused
 
 REGISTER = "`infaas register MODEL.onnx --app APP --model NAME --validation FILE.npz` registers a model for an app."
@@ -53,9 +53,7 @@ def page() -> None:
         )
         return
     rows = rows_of.of(rows)
-    if rows.empty:
-        show_empty("No variant meets this search.", "Clear the search.")
-        return
+    need(rows, "No variant meets this search.", "Clear the search.")
     if not include_simulated:
         rows = rows[~rows["simulated"].astype(bool)]
     figures(rows)

@@ -7,7 +7,7 @@ import streamlit as st
 
 from dashboard import charts, formats, series, widgets
 from dashboard.store import history
-from dashboard.widgets import show_empty, show_live
+from dashboard.widgets import need, show_live
 from dashboard.window import Window
 
 EARLIER = {
@@ -51,13 +51,12 @@ def page() -> None:
     coarse, rows, left_out = chosen_rows(window)
     before = earlier(coarse)
     then = chosen_rows(before)[1] if before else None
-    if rows.empty:
-        show_empty(
-            "Nothing was spent in this range.",
-            "Each machine is charged every 10 s while it runs. `infaas workers` lists the running ones."
-            + (" There were simulated devices, which cost nothing." if left_out else ""),
-        )
-        return
+    need(
+        rows,
+        "Nothing was spent in this range.",
+        "Each machine is charged every 10 s while it runs. `infaas workers` lists the running ones."
+        + (" There were simulated devices, which cost nothing." if left_out else ""),
+    )
     _figures(rows, then, coarse)
     if left_out:
         st.caption(f"Simulated devices would have cost {formats.money(left_out)} more.")

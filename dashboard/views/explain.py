@@ -9,7 +9,7 @@ import streamlit as st
 
 from dashboard import charts, formats, widgets
 from dashboard.store import NoData, explain
-from dashboard.widgets import show_empty, show_live
+from dashboard.widgets import need, show_live
 from infaas.answers import why_chosen
 from infaas.errors import Refused
 
@@ -33,9 +33,7 @@ def decision(needs: dict[str, Any]) -> None:
         widgets.show_verdict(answer)
     if candidates.empty and "stages" in answer:
         return
-    if candidates.empty:
-        show_empty("This application has no variants.", "`infaas register` adds a model with its variants.")
-        return
+    need(candidates, "This application has no variants.", "`infaas register` adds a model with its variants.")
     qualities, accuracy = widgets.quality(candidates.assign(app=app))
     shown = candidates.assign(
         accuracy=qualities,

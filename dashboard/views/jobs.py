@@ -6,7 +6,7 @@ import streamlit as st
 from bus.messages.jobs import OVER
 from dashboard import charts, formats, series, widgets
 from dashboard.store import history
-from dashboard.widgets import show_empty, show_live
+from dashboard.widgets import need, show_live
 
 STATES = {
     "accepted": "#b3b8bf",
@@ -26,15 +26,9 @@ rows_of = widgets.choose_rows()
 def page() -> None:
     window = widgets.up_to_now(chosen)
     jobs, items = history("jobs", window), history("offline", window)
-    if jobs.empty:
-        show_empty(
-            "No offline job in this range.", "`infaas submit APP --input FILE.npy --output FILE.jsonl` submits one."
-        )
-        return
+    need(jobs, "No offline job in this range.", "`infaas submit APP --input FILE.npy --output FILE.jsonl` submits one.")
     jobs, items = rows_of.of(jobs), rows_of.of(items)
-    if jobs.empty:
-        show_empty("No job meets these filters.", "Clear the search, or choose another application.")
-        return
+    need(jobs, "No job meets these filters.", "Clear the search, or choose another application.")
     unfinished = int((~jobs["state"].isin(OVER)).sum())
     failed = int((jobs["state"] == "failed").sum())
     with st.container(horizontal=True, gap="small"):

@@ -9,7 +9,7 @@ import streamlit as st
 
 from dashboard import charts, formats, series, widgets
 from dashboard.store import NoData, explain, history, pipelines, query
-from dashboard.widgets import show_empty, show_live
+from dashboard.widgets import need, show_empty, show_live
 from dashboard.window import Window
 from infaas.errors import Refused
 
@@ -237,12 +237,11 @@ def _cost(item: dict[str, Any] | None, window: Window, marks: pd.DataFrame) -> N
 
 def _replicas(changes: pd.DataFrame, window: Window) -> None:
     st.subheader("Replicas", anchor=False)
-    if changes.empty:
-        show_empty(
-            "No plan was deployed in this range, so its stages are served like any other app.",
-            "`infaas pipeline plan FILE.toml --json > plan.json` makes one, and `infaas pipeline deploy plan.json` deploys it.",
-        )
-        return
+    need(
+        changes,
+        "No plan was deployed in this range, so its stages are served like any other app.",
+        "`infaas pipeline plan FILE.toml --json > plan.json` makes one, and `infaas pipeline deploy plan.json` deploys it.",
+    )
     end = pd.Timestamp(window.end)
     still = changes.drop_duplicates("vertex").assign(time=end, reason=None)
     shown = pd.concat([still, changes.assign(reason=changes["reason"].where(changes["changed"], None))])

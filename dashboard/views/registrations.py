@@ -5,7 +5,7 @@ import streamlit as st
 
 from dashboard import formats, widgets
 from dashboard.store import NoData, cancel_registration, query
-from dashboard.widgets import show_empty, show_live
+from dashboard.widgets import need, show_live
 from infaas.errors import Refused
 
 REGISTER = "`infaas register MODEL.onnx --app APP --model NAME --validation FILE.npz` registers a model for an app."
@@ -32,12 +32,8 @@ def cancel(registrations: list[str], done: str) -> None:
 def page() -> None:
     every = query("registrations")
     rows = rows_of.of(every)
-    if every.empty:
-        show_empty("Nothing has been registered yet.", REGISTER)
-        return
-    if rows.empty:
-        show_empty("No registration meets these filters.", "Clear the search, or choose another application.")
-        return
+    need(every, "Nothing has been registered yet.", REGISTER)
+    need(rows, "No registration meets these filters.", "Clear the search, or choose another application.")
     if told := st.session_state.get(TOLD):
         getattr(st, told[0])(told[1])
     over = rows["state"].isin(OVER)

@@ -5,7 +5,7 @@ import streamlit as st
 
 from dashboard import charts, formats, series, widgets
 from dashboard.store import history
-from dashboard.widgets import show_empty, show_live
+from dashboard.widgets import need, show_live
 from dashboard.window import Window
 from infaas.answers import would_have
 
@@ -18,12 +18,11 @@ chosen = widgets.choose_window()
 def page() -> None:
     window = widgets.up_to_now(chosen)
     found = history("shadows", window)
-    if found.empty:
-        show_empty(
-            "No policy ran beside the system in this range.",
-            "`infaas shadow POLICY` runs one on the live demand without acting, as `infaas shadow static --seconds 600`.",
-        )
-        return
+    need(
+        found,
+        "No policy ran beside the system in this range.",
+        "`infaas shadow POLICY` runs one on the live demand without acting, as `infaas shadow static --seconds 600`.",
+    )
     for one in found.replace({float("nan"): None}).to_dict("records"):
         missed = [None if each is None else 1 - each for each in (one["attainment"], one["real_attainment"])]
         st.markdown(f"**{would_have(one['policy'], one['cost_rate'], one['real_cost_rate'], *missed)}**")
@@ -71,12 +70,11 @@ def _costs(window: Window) -> None:
 def _actions(window: Window) -> None:
     ours = history("shadow_actions", window)
     st.subheader("What they would have done", anchor=False)
-    if ours.empty:
-        show_empty(
-            "They would have changed nothing in this range.",
-            "A longer range shows earlier actions; `infaas bench` changes the load.",
-        )
-        return
+    need(
+        ours,
+        "They would have changed nothing in this range.",
+        "A longer range shows earlier actions; `infaas bench` changes the load.",
+    )
     widgets.table(
         ours,
         {

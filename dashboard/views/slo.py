@@ -7,7 +7,7 @@ import streamlit as st
 
 from dashboard import charts, formats, series, widgets
 from dashboard.store import history, query
-from dashboard.widgets import show_empty, show_live
+from dashboard.widgets import need, show_live
 from dashboard.window import Window
 
 ALL = "all apps"
@@ -29,13 +29,12 @@ def of_app(rows: pd.DataFrame) -> pd.DataFrame:
 def endings() -> None:
     window = widgets.up_to_now(chosen)
     rows = of_app(series.traffic(window))
-    if rows.empty:
-        show_empty(
-            "No query arrived in this range.",
-            "`infaas bench --app APP --latency-ms 50` puts load on an app, with an objective. What pipelines ask of an app counts as queries of"
-            " the pipelines.",
-        )
-        return
+    need(
+        rows,
+        "No query arrived in this range.",
+        "`infaas bench --app APP --latency-ms 50` puts load on an app, with an objective. What pipelines ask of an app counts as queries of"
+        " the pipelines.",
+    )
     total = rows[series.ENDINGS].sum()
     shown = rows.assign(percent=100 * rows["attainment"], target=100 * rows["app"].map(targets()))
     with st.container(horizontal=True, gap="small"):
@@ -129,12 +128,11 @@ def objectives() -> None:
             charts.draw(lines, charts.lines("percent", "app", unit="%", holds=True, height=170), "budget", window)
     st.subheader("Expected load", anchor=False)
     known = shown.dropna(subset=["load"])
-    if known.empty:
-        show_empty(
-            "Nothing was expected of any app in the last ten minutes of this range.",
-            "The cluster's autoscaler notes what it expects of each app that gets queries.",
-        )
-        return
+    need(
+        known,
+        "Nothing was expected of any app in the last ten minutes of this range.",
+        "The cluster's autoscaler notes what it expects of each app that gets queries.",
+    )
     widgets.table(
         known.assign(capacity=known["capacity"].round(1)),
         {
@@ -244,9 +242,7 @@ def latencies() -> None:
         return
     st.subheader("Latency", anchor=False)
     rows = of_app(history("latency_long" if window.long else "latency", window))
-    if rows.empty:
-        show_empty("No query was answered in this range.", "The table above says why queries were refused.")
-        return
+    need(rows, "No query was answered in this range.", "The table above says why queries were refused.")
     apps = list(rows.groupby("app")["queries"].sum().sort_values(ascending=False).index[:6])
     if window.long:
         st.caption("For long ranges: means of the percentiles of each minute, and the objectives of the apps.")

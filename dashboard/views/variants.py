@@ -6,7 +6,7 @@ import streamlit as st
 
 from dashboard import charts, formats, series, widgets
 from dashboard.store import NoData, history, query
-from dashboard.widgets import show_empty, show_live
+from dashboard.widgets import need, show_empty, show_live
 
 MAX_INSTANCES = 24  # in the timeline
 MAX_CHANGES = 2000  # rows that changes.sql returns
@@ -18,16 +18,13 @@ rows_of = widgets.choose_rows()
 
 def now() -> None:
     running = query("running")
-    if running.empty:
-        show_empty(
-            "No model is loaded.",
-            "The first query of an app loads a variant that meets its needs: `infaas query --app APP ...`",
-        )
-        return
+    need(
+        running,
+        "No model is loaded.",
+        "The first query of an app loads a variant that meets its needs: `infaas query --app APP ...`",
+    )
     running = rows_of.of(running)
-    if running.empty:
-        show_empty("No instance meets these filters.", "Clear the search, or choose another application.")
-        return
+    need(running, "No instance meets these filters.", "Clear the search, or choose another application.")
     qualities, accuracy = widgets.quality(running)
     shown = running.assign(
         state=running["states"],
@@ -81,9 +78,7 @@ def timeline() -> None:
             st.caption(f"Shown: {', '.join(limits)}. A shorter range shows more of it.")
         charts.draw(shown, charts.state_timeline("instance", charts.STATES, shown), "states", window)
     st.subheader("Why", anchor=False)
-    if changes.empty:
-        show_empty("No state changed in this range.", "A longer range shows earlier changes.")
-        return
+    need(changes, "No state changed in this range.", "A longer range shows earlier changes.")
     widgets.table(
         changes.head(100).assign(change=changes["from_state"] + " → " + changes["to_state"]),
         {

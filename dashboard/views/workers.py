@@ -4,7 +4,7 @@ import streamlit as st
 
 from dashboard import charts, formats, series, widgets
 from dashboard.store import history, query
-from dashboard.widgets import show_empty, show_live
+from dashboard.widgets import need, show_live
 
 widgets.page_title(
     "Workers", "Machines and their devices: utilisation, memory and price; when they boot, drain and stop."
@@ -15,15 +15,13 @@ rows_of = widgets.choose_rows(apps=False)
 
 def now() -> None:
     devices = query("devices")
-    if devices.empty:
-        show_empty(
-            "No worker has reported in the last 15 s.", "`infaas up` starts one; `infaas doctor` says what is missing."
-        )
-        return
+    need(
+        devices,
+        "No worker has reported in the last 15 s.",
+        "`infaas up` starts one; `infaas doctor` says what is missing.",
+    )
     devices = rows_of.of(devices)
-    if devices.empty:
-        show_empty("No device meets this search.", "Clear the search.")
-        return
+    need(devices, "No device meets this search.", "Clear the search.")
     shown = devices.assign(
         state=[[state] if state else [] for state in devices["state"]],
         device=formats.marked(devices["device"], devices["simulated"]),
@@ -94,9 +92,7 @@ def life() -> None:
     heard = history("utilisation", window).groupby("worker")["time"].max()
     known = devices.drop_duplicates("worker")
     bands = series.state_spans(changes, known, window, "worker", dead=("Stopped", "None"), heard=heard)
-    if bands.empty:
-        show_empty("There was no worker in this range.", "A longer range may show some.")
-        return
+    need(bands, "There was no worker in this range.", "A longer range may show some.")
     charts.draw(bands, charts.state_timeline("worker", charts.WORKER_STATES, bands), "life", window)
     ordered = rows_of.of(history("decisions", window))
     ordered = ordered[ordered["action"].isin(["add_worker", "remove_worker"])]

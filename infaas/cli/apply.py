@@ -31,8 +31,8 @@ from infaas.errors import BadInput, RegistrationFailed
 from infaas.folders import random_samples, repository
 from infaas.registering import REMOTE
 from services.core.catalog import Catalog
-from services.simulation.scenario.pipelines import PipelineFile, pipeline_in, read_pipeline
-from services.simulation.scenario.planning import PipelineBlock
+from services.simulation.scenario.pipelines import PipelineFile
+from services.simulation.scenario.planning import PipelineBlock, file_of
 from services.simulation.scenario.toml import Location, ScenarioError, key_text, read_toml, struct_at, value_text
 
 Item = dict[str, Any]
@@ -120,7 +120,9 @@ def _apply(path: Path, dry_run: bool, data_dir: Path | None, say: Callable[[str]
     file = _of_repository(path) if path.is_dir() else struct_at(read_toml(path), Location(str(path)), SystemFile)
     place = Location(str(path))
     folder = path if path.is_dir() else path.parent
-    pipelines = [_pipeline(one, place.at("pipeline").at(i), folder) for i, one in enumerate(file.pipeline)]
+    pipelines = [
+        file_of(one, place.at("pipeline").at(i), folder, planning=False) for i, one in enumerate(file.pipeline)
+    ]
 
     async def run() -> Item:
         async with connect(data_dir=data_dir) as client:
@@ -323,16 +325,6 @@ def _digests(block: Any, at: Location, folder: Path, functions: Functions | None
     if block.sha256 not in ("", source):
         at.at("sha256").refuse(f"{file} has another one: {source}")
     return source, validation
-
-
-def _pipeline(block: PipelineBlock, at: Location, folder: Path) -> PipelineFile:
-    if block.file is not None:
-        if block != PipelineBlock(file=block.file):
-            at.at("file").refuse("says all of the pipeline: leave the other keys out, or the file")
-        return read_pipeline(folder / block.file, planning=False)
-    if block.pipeline is None:
-        at.at("pipeline").refuse("is missing: a table states name and latency_ms")
-    return pipeline_in(block, at, planning=False)
 
 
 # -- a model repository of Triton

@@ -66,11 +66,26 @@ class MetricFamily:
         self.samples.append((labels, value))
         return self
 
-    def add_all(self, values: Mapping[Any, float], *labels: str) -> Self:
+    def add_all(self, values: Mapping[Any, float | Histogram], *labels: str) -> Self:
         """A sample for each key: the value of its label, or a tuple with that of each."""
         for key, value in values.items():
             self.add(value, **dict(zip(labels, key if isinstance(key, tuple) else (key,), strict=True)))
         return self
+
+
+def counter(name: str, help: str) -> MetricFamily:
+    """What only grows."""
+    return MetricFamily(name, "counter", help)
+
+
+def gauge(name: str, help: str) -> MetricFamily:
+    """What rises and falls."""
+    return MetricFamily(name, "gauge", help)
+
+
+def histogram(name: str, help: str) -> MetricFamily:
+    """How values are distributed."""
+    return MetricFamily(name, "histogram", help)
 
 
 class Insight(Protocol):

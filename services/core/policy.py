@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from bus.messages.events import OutcomeEvent
-from services.core.metric import MetricFamily
+from services.core.metric import MetricFamily, counter
 from services.core.planning.problem import MOST, CandidateVariant, PlanningProblem, RequirementClass
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
@@ -53,10 +53,8 @@ def goal_of(own: Any) -> Any:
 
 def policy_failures(failures: Mapping[str, int]) -> MetricFamily:
     """The metric of `GuardedPolicy.failures`. No samples where no user's own policy runs."""
-    return MetricFamily(
-        "infaas_policy_failures_total",
-        "counter",
-        "Times that a user's own policy failed and the built-in one decided, by method.",
+    return counter(
+        "infaas_policy_failures_total", "Times that a user's own policy failed and the built-in one decided, by method."
     ).add_all(failures, "method")
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from services.core.metric import Histogram, MetricFamily
+from services.core.metric import Histogram, MetricFamily, counter, gauge, histogram
 from services.core.policy import policy_failures
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
@@ -61,47 +61,40 @@ class DispatcherMetrics:
         apps = [app for app in actor.view.apps if not app.startswith("_")]
         ensembles = actor.composites.ensembles
         families = (
-            MetricFamily(
+            gauge(
                 "infaas_dispatcher_queries",
-                "gauge",
                 "Queries taken and not yet ended: with an executor, waiting, retrying alone, or joining parts.",
             ).add_all(whole, "place"),
-            MetricFamily(
+            gauge(
                 "infaas_dispatcher_parts",
-                "gauge",
                 "Parts of queries under way, by where they are; not in infaas_dispatcher_queries.",
             ).add_all(parts, "place"),
-            MetricFamily("infaas_members_asked_total", "counter", "Times that a member was asked.").add_all(
+            counter("infaas_members_asked_total", "Times that a member was asked.").add_all(
                 ensembles.asked, "app", "member"
             ),
-            MetricFamily("infaas_members_missing_total", "counter", "Answers without the member's output.").add_all(
+            counter("infaas_members_missing_total", "Answers without the member's output.").add_all(
                 ensembles.missing, "app", "member"
             ),
-            MetricFamily(
-                "infaas_members_late_total", "counter", "Outputs of the member that came after their answer."
-            ).add_all(ensembles.late, "app", "member"),
-            MetricFamily(
-                "infaas_feedback_total", "counter", "Feedbacks of all apps: accepted, or the refusal's code."
-            ).add_all(actor.composites.feedback.ended, "app", "outcome"),
-            MetricFamily("infaas_dispatcher_workers", "gauge", "Workers that this dispatcher hears.").add(
-                len(actor.view.workers)
+            counter("infaas_members_late_total", "Outputs of the member that came after their answer.").add_all(
+                ensembles.late, "app", "member"
             ),
-            MetricFamily("infaas_dispatcher_instances", "gauge", "Instances that this dispatcher knows of.").add(
+            counter("infaas_feedback_total", "Feedbacks of all apps: accepted, or the refusal's code.").add_all(
+                actor.composites.feedback.ended, "app", "outcome"
+            ),
+            gauge("infaas_dispatcher_workers", "Workers that this dispatcher hears.").add(len(actor.view.workers)),
+            gauge("infaas_dispatcher_instances", "Instances that this dispatcher knows of.").add(
                 len(actor.view.instances)
             ),
-            MetricFamily(
+            counter(
                 "infaas_crossed_replies_total",
-                "counter",
                 "Replies of executors after the refusal of their dispatcher, which is recorded.",
             ).add_all(actor.silence.crossings, "app"),
-            MetricFamily(
+            counter(
                 "infaas_resent_queries_total",
-                "counter",
                 "Queries that came again: said (the same reply), had (by another process) or taken (nobody had it).",
             ).add_all(actor.resent.ends, "how"),
-            MetricFamily(
+            gauge(
                 "infaas_app_unserved",
-                "gauge",
                 "1 while no query of the app can be answered, whatever it asks for; `infaas status` says why.",
             ).add_all({app: int(bool(unserved(app, actor.apps))) for app in apps}, "app"),
             *_accuracy(actor),
@@ -111,9 +104,7 @@ class DispatcherMetrics:
         )
         if self._decisions is None:
             return families
-        seconds = MetricFamily(
-            "infaas_decision_seconds", "histogram", "Selection of one query; at most 20 a second are timed."
-        )
+        seconds = histogram("infaas_decision_seconds", "Selection of one query; at most 20 a second are timed.")
         return (*families, seconds.add(self._decisions))
 
     def missing(self, actor: Dispatcher, now: float) -> str:
@@ -127,12 +118,10 @@ class DispatcherMetrics:
 
 def _accuracy(actor: Dispatcher) -> Iterable[MetricFamily]:
     """Of the apps of whose answers labels came."""
-    promised = MetricFamily(
-        "infaas_accuracy_promised", "gauge", "Accuracy that the app's labelled answers should reach."
-    )
-    found = MetricFamily("infaas_accuracy_found", "gauge", "Share of them that are right.")
-    high = MetricFamily("infaas_accuracy_found_high", "gauge", "The upper end of its 95 % interval.")
-    labels = MetricFamily("infaas_accuracy_labels", "gauge", "Labels that it rests on.")
+    promised = gauge("infaas_accuracy_promised", "Accuracy that the app's labelled answers should reach.")
+    found = gauge("infaas_accuracy_found", "Share of them that are right.")
+    high = gauge("infaas_accuracy_found_high", "The upper end of its 95 % interval.")
+    labels = gauge("infaas_accuracy_labels", "Labels that it rests on.")
     for app in actor.apps.catalog.apps:
         known = actor.apps.catalog.quality(app.app)
         if known is not None and known.answers is not None:
@@ -145,13 +134,12 @@ def _accuracy(actor: Dispatcher) -> Iterable[MetricFamily]:
 
 def _kept(actor: Dispatcher) -> Iterable[MetricFamily]:
     """The caches of the apps that have one."""
-    lookups = MetricFamily(
+    lookups = counter(
         "infaas_cache_lookups_total",
-        "counter",
         "Parts of queries of apps with a cache: hit, coalesced (an equal one was under way) or miss.",
     )
-    size = MetricFamily("infaas_cache_bytes", "gauge", "Memory of kept answers, of one dispatcher.")
-    evictions = MetricFamily("infaas_cache_evictions_total", "counter", "Answers that went since there was no room.")
+    size = gauge("infaas_cache_bytes", "Memory of kept answers, of one dispatcher.")
+    evictions = counter("infaas_cache_evictions_total", "Answers that went since there was no room.")
     for app, cache in actor.composites.cached.caches.items():
         waited = actor.composites.cached.equal.waited[app]
         lookups.add(cache.hits, app=app, result="hit")
@@ -167,13 +155,11 @@ def _pipelines(actor: Dispatcher) -> Iterable[MetricFamily]:
     open_ = dict.fromkeys((name for name, _ in pipelines.visits), 0)
     open_ |= Counter(join.query.app for join in actor.composites.joins.open.values() if join.query.pipeline is not None)
     return (
-        MetricFamily("infaas_pipeline_visits_total", "counter", "Times that a vertex of a pipeline was asked.").add_all(
+        counter("infaas_pipeline_visits_total", "Times that a vertex of a pipeline was asked.").add_all(
             pipelines.visits, "pipeline", "vertex"
         ),
-        MetricFamily("infaas_pipeline_queries", "gauge", "Queries of pipelines taken and not yet ended.").add_all(
-            open_, "pipeline"
+        gauge("infaas_pipeline_queries", "Queries of pipelines taken and not yet ended.").add_all(open_, "pipeline"),
+        gauge("infaas_pipeline_queue_items", "Items in the queue for the instances of a planned variant.").add_all(
+            actor.central.depths(), "variant"
         ),
-        MetricFamily(
-            "infaas_pipeline_queue_items", "gauge", "Items in the queue for the instances of a planned variant."
-        ).add_all(actor.central.depths(), "variant"),
     )

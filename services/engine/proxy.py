@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import h11
 
-from services.core.metric import MetricFamily
+from services.core.metric import MetricFamily, counter
 from services.core.settings import Settings
 from services.engine.allow import (
     AllowedRequest,
@@ -309,10 +309,8 @@ def families(proxy: Proxy) -> Iterable[MetricFamily]:
     """The proxy's own metrics."""
     ended = {"passed": proxy.passed, "refused": proxy.refused, "failed": proxy.failed}
     return (
-        MetricFamily(
-            "infaas_engine_requests_total", "counter", "Requests to the engine proxy, by what became of them."
-        ).add_all(ended, "outcome"),
-        MetricFamily("infaas_engine_label_changes_total", "counter", "Nodes whose labels were changed.").add(
-            proxy.changes
+        counter("infaas_engine_requests_total", "Requests to the engine proxy, by what became of them.").add_all(
+            ended, "outcome"
         ),
+        counter("infaas_engine_label_changes_total", "Nodes whose labels were changed.").add(proxy.changes),
     )

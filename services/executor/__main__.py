@@ -16,7 +16,7 @@ from bus.messages.fleet import HeldInstances, SucceedExecutor
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
 from services.core.actor import Edge
-from services.core.metric import ITEMS, Histogram, MetricFamily
+from services.core.metric import ITEMS, Histogram, MetricFamily, counter, gauge, histogram
 from services.core.placement import REMOTE, Device
 from services.core.settings import Settings
 from services.executor.actor import Executor, make_executor
@@ -42,20 +42,14 @@ class ExecutorInsight:
     """An executor's metrics: what waits and runs on its device, sizes and times of batches."""
 
     def families(self, actor: Executor) -> Iterable[MetricFamily]:
-        waiting = MetricFamily("infaas_instance_queue_items", "gauge", "Items that wait in an instance's queue.")
-        running = MetricFamily("infaas_instance_running_items", "gauge", "Items that an instance computes now.")
-        overlapping = MetricFamily(
-            "infaas_instance_running_batches",
-            "gauge",
-            "Batches that an instance computes now, at most one for each context.",
+        waiting = gauge("infaas_instance_queue_items", "Items that wait in an instance's queue.")
+        running = gauge("infaas_instance_running_items", "Items that an instance computes now.")
+        overlapping = gauge(
+            "infaas_instance_running_batches", "Batches that an instance computes now, at most one for each context."
         )
-        factor = MetricFamily(
-            "infaas_instance_latency_factor", "gauge", "Live correction of the profiled latency; 1: as profiled."
-        )
-        limit = MetricFamily(
-            "infaas_instance_batch_limit",
-            "gauge",
-            "The most items of an instance's next batch, by its batching policy.",
+        factor = gauge("infaas_instance_latency_factor", "Live correction of the profiled latency; 1: as profiled.")
+        limit = gauge(
+            "infaas_instance_batch_limit", "The most items of an instance's next batch, by its batching policy."
         )
         for loaded in actor.instances.values():
             where = {
@@ -69,18 +63,16 @@ class ExecutorInsight:
             overlapping.add(loaded.running, **where)
             factor.add(loaded.queue.factor, **where)
             limit.add(loaded.queue.max_batch, policy=loaded.rule.policy if loaded.rule is not None else "edf", **where)
-        pending = MetricFamily(
-            "infaas_executor_queries", "gauge", "Queries that an executor has taken and not yet ended."
-        )
+        pending = gauge("infaas_executor_queries", "Queries that an executor has taken and not yet ended.")
         pending.add(len(actor.pending), worker=actor.worker, device=actor.device)
-        sizes = MetricFamily("infaas_batch_items", "histogram", "Items of the batches that were computed.")
-        busy = MetricFamily("infaas_batch_seconds_total", "counter", "Time spent computing batches.")
+        sizes = histogram("infaas_batch_items", "Items of the batches that were computed.")
+        busy = counter("infaas_batch_seconds_total", "Time spent computing batches.")
         for variant, tally in actor.tallies.items():
             where = {"worker": actor.worker, "device": actor.device, "variant": variant}
-            histogram = Histogram(ITEMS)
+            counted = Histogram(ITEMS)
             for size, batches in tally.sizes.items():
-                histogram.observe(size, batches)
-            sizes.add(histogram, **where)
+                counted.observe(size, batches)
+            sizes.add(counted, **where)
             busy.add(tally.seconds, **where)
         return waiting, running, overlapping, factor, limit, pending, sizes, busy
 

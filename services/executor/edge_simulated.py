@@ -62,7 +62,6 @@ class SimulatedEdge:
         self._changed = threading.Condition()  # a batch has begun or ended: the others' ends are others now
 
     async def perform(self, command: Any) -> Any:
-        """See services.core.actor.Edge."""
         match command:
             case RunBatch():
                 return await self._run(command)

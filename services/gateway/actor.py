@@ -30,7 +30,7 @@ from services.core.actor import (
     Watch,
 )
 from services.core.catalog import Catalog
-from services.core.metric import SECONDS, Histogram, MetricFamily
+from services.core.metric import SECONDS, Histogram, MetricFamily, counter, gauge, histogram
 from services.core.settings import Settings
 
 MISTAKES = "client errors"
@@ -185,37 +185,28 @@ class GatewayInsight:
     def families(self, actor: Gateway) -> Iterable[MetricFamily]:
         del actor
         counts = self._counts
-        requests = MetricFamily(
-            "infaas_gateway_requests_total",
-            "counter",
-            "Requests that have their reply, by protocol and status; 499: the client left before.",
+        return (
+            counter(
+                "infaas_gateway_requests_total",
+                "Requests that have their reply, by protocol and status; 499: the client left before.",
+            ).add_all(counts.requests, "protocol", "status"),
+            histogram("infaas_gateway_request_seconds", "A request's head to its reply, by protocol.").add_all(
+                counts.seconds, "protocol"
+            ),
+            counter("infaas_gateway_received_bytes_total", "Bytes of requests' bodies.").add_all(
+                counts.received, "protocol"
+            ),
+            counter("infaas_gateway_sent_bytes_total", "Bytes of replies' bodies.").add_all(counts.sent, "protocol"),
+            gauge("infaas_gateway_requests_under_way", "Requests without their reply.").add_all(
+                counts.running, "protocol"
+            ),
+            counter("infaas_gateway_queries_total", "Queries, by protocol and the refusal's code, or ok.").add_all(
+                counts.queries, "protocol", "code"
+            ),
+            counter("infaas_gateway_resent_total", "Times that a query was sent again for want of a reply.").add(
+                self._resent()
+            ),
         )
-        for (protocol, status), count in counts.requests.items():
-            requests.add(count, protocol=protocol, status=status)
-        seconds = MetricFamily(
-            "infaas_gateway_request_seconds", "histogram", "A request's head to its reply, by protocol."
-        )
-        for protocol, histogram in counts.seconds.items():
-            seconds.add(histogram, protocol=protocol)
-        received = MetricFamily("infaas_gateway_received_bytes_total", "counter", "Bytes of requests' bodies.")
-        for protocol, size in counts.received.items():
-            received.add(size, protocol=protocol)
-        sent = MetricFamily("infaas_gateway_sent_bytes_total", "counter", "Bytes of replies' bodies.")
-        for protocol, size in counts.sent.items():
-            sent.add(size, protocol=protocol)
-        running = MetricFamily("infaas_gateway_requests_under_way", "gauge", "Requests without their reply.")
-        for protocol, count in counts.running.items():
-            running.add(count, protocol=protocol)
-        queries = MetricFamily(
-            "infaas_gateway_queries_total", "counter", "Queries, by protocol and the refusal's code, or ok."
-        )
-        for (protocol, code), count in counts.queries.items():
-            queries.add(count, protocol=protocol, code=code)
-        resent = MetricFamily(
-            "infaas_gateway_resent_total", "counter", "Times that a query was sent again for want of a reply."
-        )
-        resent.add(self._resent())
-        return requests, seconds, received, sent, running, queries, resent
 
     def missing(self, actor: Gateway, now: float) -> str:
         del actor

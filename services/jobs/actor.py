@@ -45,7 +45,7 @@ from services.core.actor import (
     Watch,
 )
 from services.core.catalog import Catalog
-from services.core.metric import MetricFamily
+from services.core.metric import MetricFamily, gauge
 from services.core.requests import Commands, Retry, SyncGate, TakeOvers, answer, not_now, refuse
 from services.core.settings import JobsSettings, Settings
 from services.jobs.commands import Abandon, Accept, CancelResult, ForgetJob, Keep, MarkJobCancelled, TakeOverJob
@@ -390,11 +390,7 @@ def make_coordinator(
 
 def families(actor: Coordinator) -> Iterable[MetricFamily]:
     states = Counter(record.status.state for record in actor._records.values())
-    return (
-        MetricFamily("infaas_jobs", "gauge", "Offline jobs that are remembered, by their state.").add_all(
-            states, "state"
-        ),
-    )
+    return (gauge("infaas_jobs", "Offline jobs that are remembered, by their state.").add_all(states, "state"),)
 
 
 def missing(actor: Coordinator, now: float) -> str:

@@ -89,7 +89,6 @@ class JobsEdge:
         return cls(bus, subjects, await bus.key_value(subjects.jobs_bucket), files, chunk_bytes)
 
     async def perform(self, command: Any) -> Any:
-        """See services.core.actor.Edge."""
         return await self._commands[type(command)](command)
 
     async def _store(self) -> ObjectStore:

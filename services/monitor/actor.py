@@ -47,7 +47,7 @@ from services.core.actor import (
     TimedOut,
     Watch,
 )
-from services.core.metric import MetricFamily
+from services.core.metric import MetricFamily, gauge
 from services.core.placement import Device, quarantined_at
 from services.core.settings import MonitorSettings, Settings
 from services.monitor.devices import MonitoredDevice
@@ -336,20 +336,16 @@ def _statuses(actor: MonitorActor) -> list[DeviceStatus]:
 
 def families(actor: MonitorActor) -> Iterable[MetricFamily]:
     worker, devices = actor._worker, _statuses(actor)
-    alive = MetricFamily("infaas_device_up", "gauge", "1 while the device's executor is heard.")
-    utilisation = MetricFamily(
-        "infaas_device_utilisation_ratio", "gauge", "How busy the device is, with what foreign processes use."
+    alive = gauge("infaas_device_up", "1 while the device's executor is heard.")
+    utilisation = gauge("infaas_device_utilisation_ratio", "How busy the device is, with what foreign processes use.")
+    foreign = gauge(
+        "infaas_device_foreign_use_ratio", "The part of the utilisation that no executor of the worker used."
     )
-    foreign = MetricFamily(
-        "infaas_device_foreign_use_ratio", "gauge", "The part of the utilisation that no executor of the worker used."
+    memory = gauge("infaas_device_memory_bytes", "What the device has.")
+    promised = gauge(
+        "infaas_device_memory_promised_bytes", "What its instances have been promised, without reclaimable ones."
     )
-    memory = MetricFamily("infaas_device_memory_bytes", "gauge", "What the device has.")
-    promised = MetricFamily(
-        "infaas_device_memory_promised_bytes",
-        "gauge",
-        "What its instances have been promised, without reclaimable ones.",
-    )
-    price = MetricFamily("infaas_device_price_dollars_per_hour", "gauge", "What the device costs.")
+    price = gauge("infaas_device_price_dollars_per_hour", "What the device costs.")
     for status in devices:
         where = {
             "worker": worker,
@@ -364,13 +360,11 @@ def families(actor: MonitorActor) -> Iterable[MetricFamily]:
         promised.add(status.memory_used_mb * MB, **where)
         price.add(status.price_per_hour, **where)
     states = Counter((worker, one.device, one.record.variant, one.state) for one in actor._table.instances.values())
-    instances = MetricFamily("infaas_instances", "gauge", "Instances of a variant by their state.")
+    instances = gauge("infaas_instances", "Instances of a variant by their state.")
     instances.add_all(states, "worker", "device", "variant", "state")
-    quarantined = MetricFamily(
-        "infaas_quarantined_variants", "gauge", "Variants that are not loaded here until they are released."
-    )
+    quarantined = gauge("infaas_quarantined_variants", "Variants that are not loaded here until they are released.")
     quarantined.add(len(actor._table.failures.quarantined), worker=worker)
-    draining = MetricFamily("infaas_worker_draining", "gauge", "1 while the worker takes nothing new.")
+    draining = gauge("infaas_worker_draining", "1 while the worker takes nothing new.")
     draining.add(int(actor._orders.draining), worker=worker)
     return alive, utilisation, foreign, memory, promised, price, instances, quarantined, draining
 

@@ -59,7 +59,7 @@ from services.core.actor import (
     Watch,
 )
 from services.core.catalog import Catalog
-from services.core.metric import MetricFamily
+from services.core.metric import MetricFamily, gauge
 from services.core.placement import REMOTE
 from services.core.requests import Commands, Retry, SyncGate, TakeOvers, answer, not_now, refuse
 from services.core.settings import RegistrarSettings, Settings
@@ -478,9 +478,7 @@ def make_registrar(settings: Settings, subjects: Subjects, name: str, new_id: Ca
 
 
 def families(actor: Registrar) -> Iterable[MetricFamily]:
-    unfinished = MetricFamily(
-        "infaas_registrations_under_way", "gauge", "Registrations that have not ended, all registrars'."
-    )
+    unfinished = gauge("infaas_registrations_under_way", "Registrations that have not ended, all registrars'.")
     unfinished.add(len(actor._records))
     return (unfinished,)
 

@@ -139,7 +139,6 @@ class RegistrarEdge:
         return cls(catalog, status, control, contexts, payloads, *stored[:2])
 
     async def perform(self, command: Any) -> Any:
-        """See services.core.actor.Edge."""
         return await self._commands[type(command)](command)
 
     # -- unfinished registrations

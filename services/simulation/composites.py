@@ -372,7 +372,6 @@ class PipelineReports:
             self._pipelines[event.pipeline].changed(event, now)
 
     def sample(self, instances: Mapping[str, int]) -> None:
-        """See PipelineCounts."""
         for one in self._pipelines.values():
             one.sample(instances)
 

@@ -180,7 +180,6 @@ class Kernel:
     # -- the environment
 
     def enter(self, name: str, actor: Actor, edge: SimulatedEdge | None = None) -> None:
-        """See Environment."""
         self._entered += 1
         member = self.members[name] = self._member(name, actor, edge)
         self._subscribe(member)

@@ -122,7 +122,6 @@ class OfflineWork:
     # -- the coordinator's edge
 
     def coordinate(self, command: Any) -> tuple[float, Any]:
-        """See services.simulation.kernel.SimulatedEdge."""
         match command:
             case Accept():
                 self._keep(command.route.job, encode(command.record))

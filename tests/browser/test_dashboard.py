@@ -14,7 +14,7 @@ import pytest
 
 from infaas.blocking import connect_blocking
 from tests.support.clients.browser import DESKTOP, PHONE, TABLET, browser, shoot
-from tests.support.clients.retrying import answered
+from tests.support.clients.retrying import insist
 from tests.support.servers.nats import free_port
 from tests.support.servers.processes import program, read_line, script
 from tests.support.servers.system import APP, MODELS, Whole, with_digits
@@ -156,7 +156,7 @@ def test_members_show_what_feedback_taught(page: "playwright.Page", loaded: Whol
     loaded.done("admin", "set-selection", "team", "--policy", "exp4")
     with connect_blocking(loaded.nats) as client:
         for picture in loaded.x[:12]:
-            answer = answered(partial(client.query, "team", picture[None]))
+            answer = insist(partial(client.query, "team", picture[None]))
             client.feedback("team", int(answer.output[0].argmax()), query=answer.query)
     page.set_viewport_size(DESKTOP)
     page.goto(f"{loaded.dashboard}/members?app=team&range=5m")
@@ -198,7 +198,7 @@ def test_pipelines_show_their_graph_and_how_stages_are_visited(page: "playwright
     loaded.done("pipeline", "add", str(file))
     with connect_blocking(loaded.nats) as client:
         for picture in loaded.x[:12]:
-            answered(partial(client.query, "twice", picture[None]))
+            insist(partial(client.query, "twice", picture[None]))
     page.set_viewport_size(DESKTOP)
     page.goto(f"{loaded.dashboard}/pipelines?app=twice&range=5m")
     main = page.get_by_test_id("stMain")

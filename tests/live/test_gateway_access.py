@@ -62,81 +62,71 @@ def test_there_are_verbs_of_every_kind() -> None:
     assert len(found["operators"]) > 10
 
 
-def test_every_verb_with_every_token(gate: Gate) -> None:
+async def test_every_verb_with_every_token(gate: Gate) -> None:
     expected = {
         "open": {"nobody": 0, "guess": 0, "user": 0, "operator": 0},
         "query": {"nobody": 401, "guess": 401, "user": 0, "operator": 0},
         "operators": {"nobody": 401, "guess": 401, "user": 403, "operator": 0},
     }
     sent = {"nobody": {}, "guess": bearer("guess"), "user": bearer(USER), "operator": bearer(OPERATOR)}
-
-    async def main() -> None:
-        wrong = {}
-        for who, found in verbs().items():
-            for method, path in found:
-                for name, headers in sent.items():
-                    reply = await gate.ask(method, path, **headers)
-                    refused = reply.status if reply.status in (401, 403) else 0
-                    if refused != expected[who][name]:
-                        wrong[method, path, name] = reply
-                    elif refused == 401:
-                        assert reply.headers["www-authenticate"].startswith("Bearer")
-        assert wrong == {}
-
-    asyncio.run(main())
+    wrong = {}
+    for who, found in verbs().items():
+        for method, path in found:
+            for name, headers in sent.items():
+                reply = await gate.ask(method, path, **headers)
+                refused = reply.status if reply.status in (401, 403) else 0
+                if refused != expected[who][name]:
+                    wrong[method, path, name] = reply
+                elif refused == 401:
+                    assert reply.headers["www-authenticate"].startswith("Bearer")
+    assert wrong == {}
 
 
-def test_every_verb_from_elsewhere(gate: Gate) -> None:
-    async def main() -> None:
-        wrong = {}
-        for who, found in verbs().items():
-            for method, path in found:
-                reply = await gate.ask(method, path, Host="evil.example", **bearer(OPERATOR))
-                if reply.status != 421:
-                    wrong[method, path, "host"] = reply
-                if method == "GET":
-                    continue
-                for page in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec_Fetch_Site": "cross-site"}):
-                    reply = await gate.ask(method, path, **bearer(OPERATOR), **page)
-                    if reply.status != 403:
-                        wrong[who, method, path, str(page)] = reply
-        assert wrong == {}
-
-    asyncio.run(main())
+async def test_every_verb_from_elsewhere(gate: Gate) -> None:
+    wrong = {}
+    for who, found in verbs().items():
+        for method, path in found:
+            reply = await gate.ask(method, path, Host="evil.example", **bearer(OPERATOR))
+            if reply.status != 421:
+                wrong[method, path, "host"] = reply
+            if method == "GET":
+                continue
+            for page in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec_Fetch_Site": "cross-site"}):
+                reply = await gate.ask(method, path, **bearer(OPERATOR), **page)
+                if reply.status != 403:
+                    wrong[who, method, path, str(page)] = reply
+    assert wrong == {}
 
 
-def test_other_spellings_are_no_way_around(gate: Gate) -> None:
-    async def main() -> None:
-        for path in (
-            "/admin/../v2/health/live/../../../admin/add_app",
-            "/v2/health/../../admin/add_app",
-            "/v2/health/%2e%2e/%2e%2e/admin/add_app",
-            "//admin/add_app",
-            "/admin//add_app",
-            "/%61dmin/add_app",
-            "/ADMIN/add_app",
-            "/admin/add_app/",
-            "/admin/add_app?x=/v2/health/live",
-            "/admin%2fadd_app",
-        ):
-            for headers in ({}, bearer(USER)):
-                reply = await gate.ask("POST", path, {"name": "x"}, **headers)
-                assert reply.status in (400, 401, 403, 404), (path, reply)
-        for headers in (
-            {"X_HTTP_Method_Override": "GET"},
-            {"X_Original_URL": "/v2/health/live"},
-            {"X_Forwarded_For": "127.0.0.1", "X_Forwarded_Host": "localhost"},
-            {"Cookie": f"Authorization={OPERATOR}"},
-            {"Authorization": f"Basic {OPERATOR}"},
-            {"Authorization": OPERATOR},
-            {"Proxy_Authorization": f"Bearer {OPERATOR}"},
-        ):
-            reply = await gate.ask("POST", "/admin/add_app", {"name": "x"}, **headers)
-            assert reply.status == 401, (headers, reply)
-        reply = await gate.ask("POST", f"/admin/add_app?token={OPERATOR}", {"name": "x"})
-        assert reply.status == 401
-
-    asyncio.run(main())
+async def test_other_spellings_are_no_way_around(gate: Gate) -> None:
+    for path in (
+        "/admin/../v2/health/live/../../../admin/add_app",
+        "/v2/health/../../admin/add_app",
+        "/v2/health/%2e%2e/%2e%2e/admin/add_app",
+        "//admin/add_app",
+        "/admin//add_app",
+        "/%61dmin/add_app",
+        "/ADMIN/add_app",
+        "/admin/add_app/",
+        "/admin/add_app?x=/v2/health/live",
+        "/admin%2fadd_app",
+    ):
+        for headers in ({}, bearer(USER)):
+            reply = await gate.ask("POST", path, {"name": "x"}, **headers)
+            assert reply.status in (400, 401, 403, 404), (path, reply)
+    for headers in (
+        {"X_HTTP_Method_Override": "GET"},
+        {"X_Original_URL": "/v2/health/live"},
+        {"X_Forwarded_For": "127.0.0.1", "X_Forwarded_Host": "localhost"},
+        {"Cookie": f"Authorization={OPERATOR}"},
+        {"Authorization": f"Basic {OPERATOR}"},
+        {"Authorization": OPERATOR},
+        {"Proxy_Authorization": f"Bearer {OPERATOR}"},
+    ):
+        reply = await gate.ask("POST", "/admin/add_app", {"name": "x"}, **headers)
+        assert reply.status == 401, (headers, reply)
+    reply = await gate.ask("POST", f"/admin/add_app?token={OPERATOR}", {"name": "x"})
+    assert reply.status == 401
 
 
 def test_a_token_for_an_app_opens_no_other(system: Whole, tmp_path: Path) -> None:

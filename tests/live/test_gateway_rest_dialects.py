@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,28 +17,24 @@ SLO_MS = 600
 ROUNDS = 1_000_000  # of the poisoned model: several times the objective
 
 
-def answered(place: Place, app: str, item: list[float], version: str) -> Any:
-    """Predict until this version answers: variants are loaded by the first queries, and dispatchers hear of a change a moment later."""
+def predicted(place: Place, app: str, item: list[float], wanted: Callable[[Any], bool]) -> Any:
+    """Predict until it is so: variants are loaded by the first queries, and dispatchers hear of a change a moment later."""
     found: list[Any] = []
 
     def ask() -> bool:
         found.append(fine(place, f"/{app}/predict", {"input": item}))
-        return not found[-1]["default"] and found[-1]["version"] == version
+        return wanted(found[-1])
 
     assert eventually(ask), found[-1]
     return found[-1]
+
+
+def answered(place: Place, app: str, item: list[float], version: str) -> Any:
+    return predicted(place, app, item, lambda said: not said["default"] and said["version"] == version)
 
 
 def defaulted(place: Place, app: str, item: list[float], why: str) -> Any:
-    """Predict until the default comes for this reason: dispatchers hear of a change a moment later."""
-    found: list[Any] = []
-
-    def ask() -> bool:
-        found.append(fine(place, f"/{app}/predict", {"input": item}))
-        return found[-1]["default"] is True and why in found[-1]["default_explanation"]
-
-    assert eventually(ask), found[-1]
-    return found[-1]
+    return predicted(place, app, item, lambda said: said["default"] is True and why in said["default_explanation"])
 
 
 def test_a_session_in_clippers_words(place: Place) -> None:

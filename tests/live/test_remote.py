@@ -15,7 +15,7 @@ import pytest
 import infaas
 from infaas.demo import digits
 from infaas.errors import Refused
-from tests.support.clients.retrying import answered
+from tests.support.clients.retrying import insist
 from tests.support.models import tiny_models
 from tests.support.servers.engine import StockEngine
 from tests.support.servers.nats import free_port
@@ -177,16 +177,13 @@ def test_an_engine_that_hangs_or_answers_garbage_costs_its_own_queries(
         stock.stop()
 
 
-def test_many_at_once_get_their_own_answers(here: Whole) -> None:
-    async def run() -> None:
-        async with await infaas.connect(here.nats) as client:
-            expected = next(iter((await client.query(APP, here.x[:64], latency_ms=60_000)).outputs.values()))
-            sent = [client.query("far", here.x[i : i + 2], latency_ms=60_000) for i in range(0, 64, 2)]
-            for i, answer in enumerate(await asyncio.gather(*sent)):
-                (found,) = answer.outputs.values()
-                assert np.allclose(found, expected[2 * i : 2 * i + 2], rtol=1e-4, atol=1e-6)
-
-    asyncio.run(run())
+async def test_many_at_once_get_their_own_answers(here: Whole) -> None:
+    async with await infaas.connect(here.nats) as client:
+        expected = next(iter((await client.query(APP, here.x[:64], latency_ms=60_000)).outputs.values()))
+        sent = [client.query("far", here.x[i : i + 2], latency_ms=60_000) for i in range(0, 64, 2)]
+        for i, answer in enumerate(await asyncio.gather(*sent)):
+            (found,) = answer.outputs.values()
+            assert np.allclose(found, expected[2 * i : 2 * i + 2], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +237,7 @@ def test_a_stage_of_a_pipeline_may_be_remote(here: Whole, place: Path) -> None:
     here.done("pipeline", "add", str(file))
 
     def both() -> bool:
-        answer = answered(partial(ask, here, "twice", here.x[:8], latency_ms=60_000))
+        answer = insist(partial(ask, here, "twice", here.x[:8], latency_ms=60_000))
         assert np.allclose(answer.outputs["first"], answer.outputs["second"], rtol=1e-4, atol=1e-6)
         return True
 

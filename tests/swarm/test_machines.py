@@ -141,51 +141,45 @@ async def becomes(workers: Workers, *names: str, seconds: float = 60.0) -> float
     return time.monotonic() - began
 
 
-def test_workers_come_and_go_as_load_operator_and_fate_have_it(swarm: Swarm) -> None:
-    async def main() -> None:
-        async with autoscaled(swarm) as (workers, events):
-            took = {"minimum from nothing": await becomes(workers, "w0")}
-            await asyncio.sleep(4.0)
-            workers.used = 0.95
-            took["busy to a second worker"] = await becomes(workers, "w0", "w1")
-            await asyncio.to_thread(swarm.manager.docker, "node", "update", "--availability", "drain", "w1")
-            took["drained machine to its replacement"] = await becomes(workers, "w0", "w2")
-            assert "infaas.worker" not in swarm.labels(swarm.nodes["w1"])
-            workers.used = 0.1
-            began = time.monotonic()
-            await until(lambda: len(workers.running) == 1, 60.0)
-            took["idle to one worker"] = time.monotonic() - began
-            [left] = workers.running
-            await asyncio.to_thread(swarm.nodes[left].kill)
-            other = "w2" if left == "w0" else "w0"
-            took["killed machine to its replacement"] = await becomes(workers, other, seconds=90.0)
-            print({what: round(seconds, 1) for what, seconds in took.items()})
-            actions = [(e.action, e.worker) for e in events if e.count]
-            assert actions[:2] == [("add_worker", "w0"), ("add_worker", "w1")]
-            labelled = {name for name, node in swarm.nodes.items() if "infaas.worker" in swarm.labels(node)}
-            assert labelled <= {left, other}  # w1 is still drained
-
-    run(main())
+async def test_workers_come_and_go_as_load_operator_and_fate_have_it(swarm: Swarm) -> None:
+    async with autoscaled(swarm) as (workers, events):
+        took = {"minimum from nothing": await becomes(workers, "w0")}
+        await asyncio.sleep(4.0)
+        workers.used = 0.95
+        took["busy to a second worker"] = await becomes(workers, "w0", "w1")
+        await asyncio.to_thread(swarm.manager.docker, "node", "update", "--availability", "drain", "w1")
+        took["drained machine to its replacement"] = await becomes(workers, "w0", "w2")
+        assert "infaas.worker" not in swarm.labels(swarm.nodes["w1"])
+        workers.used = 0.1
+        began = time.monotonic()
+        await until(lambda: len(workers.running) == 1, 60.0)
+        took["idle to one worker"] = time.monotonic() - began
+        [left] = workers.running
+        await asyncio.to_thread(swarm.nodes[left].kill)
+        other = "w2" if left == "w0" else "w0"
+        took["killed machine to its replacement"] = await becomes(workers, other, seconds=90.0)
+        print({what: round(seconds, 1) for what, seconds in took.items()})
+        actions = [(e.action, e.worker) for e in events if e.count]
+        assert actions[:2] == [("add_worker", "w0"), ("add_worker", "w1")]
+        labelled = {name for name, node in swarm.nodes.items() if "infaas.worker" in swarm.labels(node)}
+        assert labelled <= {left, other}  # w1 is still drained
 
 
-def test_a_dry_run_labels_nothing_and_tells_once(swarm: Swarm) -> None:
-    async def main() -> None:
-        async with autoscaled(swarm, dry_run=True) as (workers, events):
-            swarm.label(swarm.nodes["w0"], {"infaas.worker": "cpu"})  # the operator's
-            await becomes(workers, "w0")
-            workers.used = 0.95
-            await asyncio.sleep(15.0)
-            assert workers.running == ["w0"]
-            told = [(e.action, e.worker, e.count) for e in events]
-            assert told == [("add_worker", "w1", 0)]
-        labels = {name: swarm.labels(node) for name, node in swarm.nodes.items() if name.startswith("w")}
-        assert labels == {
-            "w0": {"infaas.pool": "cpu", "infaas.worker": "cpu"},
-            "w1": {"infaas.pool": "cpu"},
-            "w2": {"infaas.pool": "cpu"},
-        }
-
-    run(main())
+async def test_a_dry_run_labels_nothing_and_tells_once(swarm: Swarm) -> None:
+    async with autoscaled(swarm, dry_run=True) as (workers, events):
+        swarm.label(swarm.nodes["w0"], {"infaas.worker": "cpu"})  # the operator's
+        await becomes(workers, "w0")
+        workers.used = 0.95
+        await asyncio.sleep(15.0)
+        assert workers.running == ["w0"]
+        told = [(e.action, e.worker, e.count) for e in events]
+        assert told == [("add_worker", "w1", 0)]
+    labels = {name: swarm.labels(node) for name, node in swarm.nodes.items() if name.startswith("w")}
+    assert labels == {
+        "w0": {"infaas.pool": "cpu", "infaas.worker": "cpu"},
+        "w1": {"infaas.pool": "cpu"},
+        "w2": {"infaas.pool": "cpu"},
+    }
 
 
 def test_the_provider_gets_on_with_what_the_engine_proxy_lets_through(swarm: Swarm) -> None:

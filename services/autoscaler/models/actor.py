@@ -39,7 +39,7 @@ from services.core.catalog import Catalog
 from services.core.cost import HANDLING_MS, PER_CORE, UnknownPrice, cores_of, instance_price_per_s, load_seconds
 from services.core.demand import Band, band, requirement_class, variants_for
 from services.core.lifecycle import COUNTED, SERVING, needed
-from services.core.metric import MetricFamily
+from services.core.metric import MetricFamily, gauge
 from services.core.placement import how_many_fit
 from services.core.planning.capacity import LatencyTables, throughput
 from services.core.planning.problem import CandidateVariant, PlanningProblem, lacking, react
@@ -332,10 +332,8 @@ def make_model_autoscaler(
 
 
 def families(actor: ModelAutoscaler) -> Iterable[MetricFamily]:
-    load = MetricFamily("infaas_autoscaler_load_items_per_second", "gauge", "Load of this worker when last looked at.")
-    barred = MetricFamily(
-        "infaas_autoscaler_barred_variants", "gauge", "Variants that were refused here, planned without for now."
-    )
+    load = gauge("infaas_autoscaler_load_items_per_second", "Load of this worker when last looked at.")
+    barred = gauge("infaas_autoscaler_barred_variants", "Variants that were refused here, planned without for now.")
     rate, worker = sum(one.rate for one in actor._demand.loads()), actor._worker
     return load.add(rate, worker=worker), barred.add(len(actor._barred), worker=worker)
 

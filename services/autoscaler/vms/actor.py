@@ -59,7 +59,7 @@ from services.core.actor import (
 )
 from services.core.catalog import Catalog
 from services.core.cost import Goal
-from services.core.metric import MetricFamily
+from services.core.metric import MetricFamily, gauge
 from services.core.policy import GuardedPolicy, baseline_of, policy_failures
 from services.core.settings import AutoscalerSettings, MonitorSettings, Settings
 
@@ -478,13 +478,11 @@ OBJECTIVES = (  # metric, field of AppObjective, help
 
 
 def families(actor: Controller) -> Iterable[MetricFamily]:
-    leads = MetricFamily("infaas_controller_leads", "gauge", "1 while this VM-autoscaler leads the cluster.")
-    leads.add(int(actor.lease.epoch > 0))
-    workers = MetricFamily("infaas_controller_workers", "gauge", "Workers that this VM-autoscaler knows.")
-    workers.add(len(actor.fleet.workers))
-    found = [leads, workers]
+    leads = gauge("infaas_controller_leads", "1 while this VM-autoscaler leads the cluster.")
+    workers = gauge("infaas_controller_workers", "Workers that this VM-autoscaler knows.")
+    found = [leads.add(int(actor.lease.epoch > 0)), workers.add(len(actor.fleet.workers))]
     for name, field, about in OBJECTIVES:
-        family = MetricFamily(name, "gauge", about)
+        family = gauge(name, about)
         for one in actor.objectives:
             value = getattr(one, field)
             if value is not None:

@@ -29,7 +29,7 @@ from services.core.drift import (
     distance,
     evidence,
 )
-from services.core.metric import MetricFamily
+from services.core.metric import MetricFamily, gauge
 
 MOST_OPEN = 32  # columns of an app; the farthest
 MOST_KEPT = 32  # distributions of an app whose tests are remembered
@@ -97,9 +97,7 @@ class DriftWatch:
         return effects
 
     def families(self) -> Iterable[MetricFamily]:
-        columns = MetricFamily(
-            "infaas_drifted_columns", "gauge", "By app: columns of its queries that differ from the validation set."
-        )
+        columns = gauge("infaas_drifted_columns", "By app: columns of its queries that differ from the validation set.")
         for app, record in self.records.items():
             columns.add(len(record.open), app=app)
         yield columns

@@ -21,7 +21,7 @@ from services.autoscaler.vms.problem import FleetProblems, Reservation
 from services.core.actor import Do, Effect, Record
 from services.core.catalog import Catalog, KeptReplicas
 from services.core.demand import variants_for
-from services.core.metric import MetricFamily
+from services.core.metric import MetricFamily, gauge
 from services.core.pipelines.planners import make_tuner
 from services.core.pipelines.tuner import TunerDecision
 
@@ -298,13 +298,11 @@ class PipelineReplication:
     # -- figures
 
     def families(self, *, leads: bool) -> Iterable[MetricFamily]:
-        wanted = MetricFamily(
-            "infaas_pipeline_replicas", "gauge", "Replicas that the leader keeps for a vertex of a deployed pipeline."
+        wanted = gauge(
+            "infaas_pipeline_replicas", "Replicas that the leader keeps for a vertex of a deployed pipeline."
         )
-        lacking = MetricFamily(
-            "infaas_pipeline_replicas_missing",
-            "gauge",
-            "Replicas of a vertex that nothing can serve, or that find no room.",
+        lacking = gauge(
+            "infaas_pipeline_replicas_missing", "Replicas of a vertex that nothing can serve, or that find no room."
         )
         for name, one in sorted(self.deployed.items()) if leads else ():
             short = self._short(one)

@@ -157,20 +157,16 @@ class Conformal:
         self._forecast(step)
 
     def seed(self, history: Sequence[tuple[float, float]], now: float) -> None:
-        """See `Forecaster`."""
         if sane(now, 0.0):
             self._rule.seed([(at, min(rate, MOST)) for at, rate in history if sane(at, rate) and at <= now], now)
 
     def point(self, ahead_s: float) -> float:
-        """See `Forecaster`."""
         return self._between(self._paths[_POINT], ahead_s)
 
     def quantile(self, ahead_s: float, share: float) -> float:
-        """See `Forecaster`."""
         return self._between(self._uppers(_POINT, share), ahead_s)
 
     def peak(self, ahead_s: float, share: float) -> float:
-        """See `Forecaster`."""
         return self._between(self._uppers(_PEAK, share), ahead_s)
 
     def _judge(self, step: int, rate: float) -> None:

@@ -269,18 +269,16 @@ class Helper:
                 continue
             self._publish(
                 "built",
-                VariantBuilt(
-                    registration=order.registration,
+                filled(
+                    VariantBuilt,
+                    scored,
+                    plan,
+                    order,
                     worker=self._order.worker,
-                    hardware=plan.hardware,
                     plan=plan,
                     artifact=key,
                     accuracy=accuracy,
-                    accuracy_low=scored.accuracy_low,
-                    accuracy_high=scored.accuracy_high,
                     contexts=result.contexts,
-                    agreement=scored.agreement,
-                    differing=scored.differing,
                     profile=profile,
                     alone=alone,
                     distribution=distribution,
@@ -473,15 +471,13 @@ def _profile_of(measured: Measured, plan: VariantPlan) -> Profile:
         raise UploadRejected("nothing could be measured")
     longest = max((row.length for row in rows if row.length is not None), default=None)
     memory = [mb for batch, mb in measured.memory_mb.items() if batch <= plan.max_batch]
-    return Profile(
+    return filled(
+        Profile,
+        measured,
         rows=rows,
-        load_ms=measured.load_ms,
         init_ms=None if measured.transfer_ms is None else max(0.0, measured.load_ms - measured.transfer_ms),
         transfer_ms=None if measured.transfer_ms is None else min(measured.load_ms, measured.transfer_ms),
-        host_mb=measured.host_mb,
         memory_mb=max(memory, default=0.0),
         saturation_qps=max(row.batch / row.p50_ms * 1000.0 for row in rows if row.length == longest),
         provenance=_provenance(measured),
-        disturbed=measured.disturbed,
-        host=measured.host,
     )

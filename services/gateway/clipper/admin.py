@@ -78,7 +78,6 @@ class NewModel(ModelFiles, Checked, frozen=True, kw_only=True):
     container_name: Annotated[Any, "Ignored."] = None
 
     def conflicts(self) -> Iterator[Fault]:
-        """See `Checked`."""
         if self.batch_size == 0:
             yield Fault("batch_size", f"must be from 1 to {LARGEST_BATCH}, or -1: as large as deadlines allow")
         if self.model is None and self.model_data_path is None:

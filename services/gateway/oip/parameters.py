@@ -89,25 +89,18 @@ def joined(names: Sequence[str]) -> str:
     return json.dumps(names, ensure_ascii=False) if any("," in name for name in names) else ",".join(names)
 
 
+_OF_ANSWER = (
+    "model", "variant", "hardware", "accuracy", "latency_ms", "queue_ms", "compute_ms", "batch", "cost", "cached", "simulated",
+)  # fmt: skip
+
+
 def parameters_of(answer: Answer, classes: Sequence[str] = ()) -> dict[str, Any]:
     """The reply's parameters; those that do not apply are left out. classes: of the app, in the order of its scores.
 
     missed, members, confidences: separated by commas; labels (each item's class), classes: as `joined`.
     """
-    found: dict[str, Any] = {
-        "model": answer.model,
-        "variant": answer.variant,
-        "hardware": answer.hardware,
-        "accuracy": answer.accuracy,
-        "latency_ms": answer.latency_ms,
-        "queue_ms": answer.queue_ms,
-        "compute_ms": answer.compute_ms,
-        "batch": answer.batch,
-        "cost": answer.cost,
-        "cached": answer.cached,
-        "simulated": answer.simulated,
-        "missed": ",".join(answer.missed),
-    }
+    found: dict[str, Any] = {name: getattr(answer, name) for name in _OF_ANSWER}
+    found["missed"] = ",".join(answer.missed)
     if answer.accuracy is None:
         del found["accuracy"]
     if answer.labels is not None:

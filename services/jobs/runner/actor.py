@@ -37,7 +37,7 @@ from services.core.actor import (
     Undelivered,
     Watch,
 )
-from services.core.metric import MetricFamily
+from services.core.metric import MetricFamily, gauge
 from services.core.outcomes import answered
 from services.core.requests import Commands, Retry
 from services.core.settings import JobsSettings, Settings
@@ -442,9 +442,7 @@ def make_runner(
 
 
 def families(actor: Runner) -> Iterable[MetricFamily]:
-    chunks = MetricFamily(
-        "infaas_offline_chunks_held", "gauge", "Chunks of offline jobs that a worker has taken, by their state."
-    )
+    chunks = gauge("infaas_offline_chunks_held", "Chunks of offline jobs that a worker has taken, by their state.")
     for state, count in Counter(chunk.state for chunk in actor._chunks.values()).items():
         chunks.add(count, worker=actor.worker, state=state)
     return (chunks,)

@@ -34,7 +34,6 @@ class RunnerEdge:
         }
 
     async def perform(self, command: Any) -> Any:
-        """See services.core.actor.Edge."""
         return await self._commands[type(command)](command)
 
     async def _take(self, _: TakeChunk) -> Chunk | None:

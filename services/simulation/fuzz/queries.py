@@ -1,6 +1,7 @@
 """What holds of every query: what its client gets, what is recorded, what it costs, and when."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -21,38 +22,24 @@ KNOWS_S = 0.005  # from one process saying something to another one knowing of i
 _SAME = 1e-9  # of US$ and s
 
 
+@dataclass(slots=True, eq=False)
 class AskedQuery:
     """A client's query. last, times: when it was last sent, and how often. replies: what its client got. row: the first of its uid that was stored. unheard: once nobody
     listened. left: when its client took it back; cancelled: what it was told of that. said: when each reply was sent, with its meaning. held: by dispatcher, when it, or each part of it, was last given to which executor.
     """
 
-    __slots__ = (
-        "cancelled",
-        "held",
-        "kind",
-        "last",
-        "left",
-        "number",
-        "replies",
-        "row",
-        "said",
-        "sent",
-        "times",
-        "unheard",
-    )
-
-    def __init__(self, number: str, kind: QueryTemplate, sent: float) -> None:
-        self.number = number
-        self.kind = kind
-        self.sent = self.last = sent
-        self.times = 1
-        self.replies: list[tuple[float, Any]] = []
-        self.row: OutcomeEvent | None = None
-        self.unheard = False
-        self.left: float | None = None
-        self.cancelled: bool | None = None
-        self.said: list[tuple[float, tuple[Any, ...]]] = []
-        self.held: dict[str, dict[bytes, tuple[float, str]]] = {}
+    number: str
+    kind: QueryTemplate
+    sent: float
+    last: float
+    times: int = 1
+    replies: list[tuple[float, Any]] = field(default_factory=list)
+    row: OutcomeEvent | None = None
+    unheard: bool = False
+    left: float | None = None
+    cancelled: bool | None = None
+    said: list[tuple[float, tuple[Any, ...]]] = field(default_factory=list)
+    held: dict[str, dict[bytes, tuple[float, str]]] = field(default_factory=dict)
 
     @property
     def crossed(self) -> bool:
@@ -105,7 +92,7 @@ class QueryChecks:
             query = self.asked[number]
             query.times, query.last = query.times + 1, now
         else:
-            self.asked[number] = AskedQuery(number, kind, now)
+            self.asked[number] = AskedQuery(number, kind, now, now)
 
     def left(self, number: str, said: object, now: float) -> None:
         """A client takes its query back (None), or hears what became of that: perhaps that nobody listens."""

@@ -301,17 +301,16 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
     if options.slo_targets:
         policies = tuple(_aiming(one, target) for one in policies for target in options.slo_targets)
         records = tuple(replace(app, slo_target=None) for app in records)
-    scenario = Scenario(
+    scenario = filled(
+        Scenario,
+        things,
         name=f"{written(head.begins)} to {written(head.ends)}",
         duration_s=head.duration_s,
         seed=0,
         objective=header.objective,
         metrics_every_s=head.every_s,
         apps=records,
-        models=things.models,
-        variants=things.variants,
         prices=prices,
-        needs=things.needs,
         policies=policies,
         loads=loads,
         jobs=_jobs(head, stated),

@@ -47,6 +47,17 @@ class PipelineBlock(PipelineTables, frozen=True, kw_only=True):
     pipeline: HeadTable | None = None  # type: ignore[assignment]  # is said there or here
 
 
+def file_of(block: PipelineBlock, at: Location, folder: Path, *, planning: bool = True) -> PipelineFile:
+    """What a block holds, or its file. planning: as of `read_pipeline`. Raises ScenarioError."""
+    if block.file is not None:
+        if block != PipelineBlock(file=block.file):
+            at.at("file").refuse("says all of the pipeline: leave the other keys out, or the file")
+        return read_pipeline(folder / block.file, planning=planning)
+    if block.pipeline is None:
+        at.at("pipeline").refuse("is missing: a [pipeline] table states name and latency_ms")
+    return pipeline_in(block, at, planning=planning)
+
+
 def pipelines_of(
     blocks: Sequence[PipelineBlock], location: Location, things: Catalogue, folder: Path
 ) -> tuple[Catalogue, tuple[PipelineFile, ...]]:
@@ -54,15 +65,9 @@ def pipelines_of(
     files: list[PipelineFile] = []
     for i, block in enumerate(blocks):
         at = location.at(i)
-        if block.file is not None:
-            if block != PipelineBlock(file=block.file):
-                at.at("file").refuse("says all of the pipeline: leave the other keys out, or the file")
-            file, named = read_pipeline(folder / block.file), at.at("file")
-        elif block.pipeline is None:
-            at.at("pipeline").refuse("is missing: a [pipeline] table states name and latency_ms")
-        else:
-            file, named = pipeline_in(block, at), at.at("pipeline")
+        file = file_of(block, at, folder)
         if file.name in things.needs or any(file.name == other.name for other in files):
+            named = at.at("pipeline" if block.file is None else "file")
             named.refuse(f"{file.name} is the name of another app, too: set another [pipeline] name there")
         check_pipeline(file)
         files.append(file)

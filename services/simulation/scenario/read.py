@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from bus.fields import SHARE, TARGET, Number
+from bus.fields import SHARE, TARGET, Number, filled
 from services.core.settings import AutoscalerSettings
 from services.shell.prices import load_prices
 from services.simulation.scenario.baseline import Peaks
@@ -131,23 +131,20 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
     from_file = chosen.listed(header.policies, at.at("policies"))
     selected = chosen.named(tuple(policies), location.at("policies")) if policies else from_file
     planning = Planning(pipelines, things, machines, prices, loads, duration)
-    return Scenario(
+    return filled(
+        Scenario,
+        things,
         name=text_at(path.stem, location) if header.name is None else header.name,
         duration_s=duration,
         seed=header.seed if seed is None else seed,
         objective=header.objective,
         metrics_every_s=every,
-        apps=things.apps,
-        models=things.models,
-        variants=things.variants,
         prices=prices,
-        needs=things.needs,
         policies=tuple(planning.planned(one, at.at("policies")) for one in selected),
         loads=loads,
         jobs=jobs,
         faults=faults_of(file, location, machines, chosen.started(), things, duration, selected),
         interference=file.interference,
-        batching=things.batching,
         cost=cost,
         checked=header.checked,
     )

@@ -12,25 +12,17 @@ T = TypeVar("T")
 NOT_YET = ("unknown_app", "unknown_model", "deadline", "overloaded")
 
 
-def insist(ask: Callable[[], T], later: Container[Any]) -> T:
-    """What Triton's client gets in the end. later: statuses after which it asks again."""
+def insist(ask: Callable[[], T], later: Container[Any] = NOT_YET) -> T:
+    """What Triton's client, or the client library, gets in the end. later: statuses, or codes, after which it asks again.
+
+    Dispatchers hear of a new app a moment later, and a variant may have to be loaded.
+    """
     give_up = time.monotonic() + 240
     while True:
         try:
             return ask()
-        except InferenceServerException as error:
-            if error.status() not in later or time.monotonic() > give_up:
-                raise
-            time.sleep(0.1)
-
-
-def answered(ask: Callable[[], T]) -> T:
-    """What the client library gets in the end: dispatchers hear of a new app a moment later, and a variant may have to be loaded."""
-    give_up = time.monotonic() + 240
-    while True:
-        try:
-            return ask()
-        except Refused as refused:
-            if refused.code not in NOT_YET or time.monotonic() > give_up:
+        except (InferenceServerException, Refused) as error:
+            said = error.code if isinstance(error, Refused) else error.status()
+            if said not in later or time.monotonic() > give_up:
                 raise
             time.sleep(0.1)

@@ -10,7 +10,7 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
-from tests.support.models.tiny_models import CLASSES, FEATURES, exact, made, tensor, weights
+from tests.support.models.tiny_models import exact, scoring, tensor, weights
 
 POISON = 77
 LEAST = -(2**63)
@@ -36,7 +36,7 @@ def _poison() -> onnx.TensorProto:
 
 
 def _model(nodes: list, constants: list) -> bytes:
-    return exact(made(nodes, [tensor("x", ["n", FEATURES])], [tensor("scores", ["n", CLASSES])], constants))
+    return exact(scoring(nodes, constants))
 
 
 def crashing(seed: int = 0, poison: int = POISON) -> bytes:

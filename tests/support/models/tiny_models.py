@@ -29,6 +29,11 @@ def made(nodes, inputs, outputs, initializers=(), *, domains=(), functions=()) -
     return model.SerializeToString()
 
 
+def scoring(nodes, constants=(), width: int = CLASSES, batch: str | int = "n", **more: Any) -> bytes:
+    """A model from x [n, 16] to scores [n, width]."""
+    return made(nodes, [tensor("x", [batch, FEATURES])], [tensor("scores", [batch, width])], constants, **more)
+
+
 def tensor(name, shape, kind=T.FLOAT):
     return h.make_tensor_value_info(name, kind, shape)
 
@@ -40,18 +45,16 @@ def weights(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def mlp(batch: str | int = "n", seed: int = 0) -> bytes:
     """From x [n, 16] to scores [n, 4]: two matrix products."""
-    first, second = weights(seed)
+    return two_layers(*weights(seed), batch)
+
+
+def two_layers(first: np.ndarray, second: np.ndarray, batch: str | int = "n") -> bytes:
     nodes = [
         h.make_node("MatMul", ["x", "w1"], ["a"]),
         h.make_node("Relu", ["a"], ["b"]),
         h.make_node("MatMul", ["b", "w2"], ["scores"]),
     ]
-    return made(
-        nodes,
-        [tensor("x", [batch, FEATURES])],
-        [tensor("scores", [batch, CLASSES])],
-        [nh.from_array(first, "w1"), nh.from_array(second, "w2")],
-    )
+    return scoring(nodes, [nh.from_array(first, "w1"), nh.from_array(second, "w2")], batch=batch)
 
 
 def exact(model: bytes) -> bytes:
@@ -107,7 +110,7 @@ def reshaping(batch: int, width: int = 4) -> bytes:
 def mixing(batch: str | int = "n") -> bytes:
     """A first axis that counts no items: every answer depends on all of them."""
     nodes = [h.make_node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1), h.make_node("Sub", ["x", "m"], ["scores"])]
-    return made(nodes, [tensor("x", [batch, FEATURES])], [tensor("scores", [batch, FEATURES])])
+    return scoring(nodes, width=FEATURES, batch=batch)
 
 
 def detecting() -> bytes:
@@ -130,12 +133,7 @@ def limiting() -> bytes:
         h.make_node("Max", ["largest", "hundred"], ["limit"]),
         h.make_node("Div", ["x", "limit"], ["scores"]),
     ]
-    return made(
-        nodes,
-        [tensor("x", ["n", FEATURES])],
-        [tensor("scores", ["n", FEATURES])],
-        [nh.from_array(np.array(100, "f4"), "hundred")],
-    )
+    return scoring(nodes, [nh.from_array(np.array(100, "f4"), "hundred")], FEATURES)
 
 
 def along_the_batch(operator: str) -> bytes:
@@ -144,7 +142,7 @@ def along_the_batch(operator: str) -> bytes:
     more = {"axis": 0} if operator == "Softmax" else {}
     constants = [] if operator == "Softmax" else [nh.from_array(np.array(0, np.int64), "axis")]
     node = h.make_node(operator, inputs, ["scores"], **more)
-    return made([node], [tensor("x", ["n", FEATURES])], [tensor("scores", ["n", FEATURES])], constants)
+    return scoring([node], constants, FEATURES)
 
 
 def spreading_nan() -> bytes:
@@ -154,12 +152,7 @@ def spreading_nan() -> bytes:
         h.make_node("Mul", ["largest", "nothing"], ["zero"]),
         h.make_node("Add", ["x", "zero"], ["scores"]),
     ]
-    return made(
-        nodes,
-        [tensor("x", ["n", FEATURES])],
-        [tensor("scores", ["n", FEATURES])],
-        [nh.from_array(np.float32(0), "nothing")],
-    )
+    return scoring(nodes, [nh.from_array(np.float32(0), "nothing")], FEATURES)
 
 
 def two_mixed() -> bytes:
@@ -197,7 +190,7 @@ def not_a_number() -> bytes:
     """Square roots of negative numbers."""
     nodes = [h.make_node("Neg", ["x"], ["a"]), h.make_node("Exp", ["x"], ["e"]), h.make_node("Neg", ["e"], ["f"])]
     nodes.append(h.make_node("Sqrt", ["f"], ["scores"]))
-    return made(nodes, [tensor("x", ["n", FEATURES])], [tensor("scores", ["n", FEATURES])])
+    return scoring(nodes, width=FEATURES)
 
 
 def endless() -> bytes:
@@ -209,12 +202,8 @@ def endless() -> bytes:
         [tensor("still", [], T.BOOL), tensor("next", None)],
         [nh.from_array(np.float32(1), "one")],
     )
-    return made(
-        [h.make_node("Loop", ["rounds", "true", "x"], ["scores"], body=body)],
-        [tensor("x", ["n", FEATURES])],
-        [tensor("scores", ["n", FEATURES])],
-        [nh.from_array(np.int64(2**60), "rounds"), nh.from_array(np.bool_(True), "true")],
-    )
+    loop = h.make_node("Loop", ["rounds", "true", "x"], ["scores"], body=body)
+    return scoring([loop], [nh.from_array(np.int64(2**60), "rounds"), nh.from_array(np.bool_(True), "true")], FEATURES)
 
 
 def greedy(elements: int = 2**33) -> bytes:
@@ -225,7 +214,7 @@ def greedy(elements: int = 2**33) -> bytes:
         h.make_node("Add", ["x", "b"], ["scores"]),
     ]
     shape = nh.from_array(np.array([elements], np.int64), "huge")
-    return made(nodes, [tensor("x", ["n", FEATURES])], [tensor("scores", ["n", FEATURES])], [shape])
+    return scoring(nodes, [shape], FEATURES)
 
 
 def slow_to_load(products: int = 16, side: int = 2048, seed: int = 0) -> bytes:
@@ -249,12 +238,12 @@ def slow_to_load(products: int = 16, side: int = 2048, seed: int = 0) -> bytes:
         nh.from_array(first, "w1"),
         nh.from_array(second, "w2"),
     ]
-    return made(nodes, [tensor("x", ["n", FEATURES])], [tensor("scores", ["n", CLASSES])], constants)
+    return scoring(nodes, constants)
 
 
 def custom_operator() -> bytes:
     node = h.make_node("RunShell", ["x"], ["scores"], domain="evil.example")
-    return made([node], [tensor("x", ["n", FEATURES])], [tensor("scores", ["n", FEATURES])], domains=["evil.example"])
+    return scoring([node], width=FEATURES, domains=["evil.example"])
 
 
 def external_data(location: str) -> bytes:

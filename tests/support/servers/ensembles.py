@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper as h
-from onnx import numpy_helper as nh
 
 import infaas
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
-from tests.support.models.tiny_models import CLASSES, FEATURES, tensor, weights
+from tests.support.models.tiny_models import FEATURES, weights
 from tests.support.servers.nats import run
 from tests.support.servers.system import Whole
 
@@ -46,18 +44,7 @@ def inputs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def file_of(model: str) -> bytes:
-    nodes = [
-        h.make_node("MatMul", ["x", "w1"], ["a"]),
-        h.make_node("Relu", ["a"], ["b"]),
-        h.make_node("MatMul", ["b", "w2"], ["scores"]),
-    ]
-    made = tiny_models.made(
-        nodes,
-        [tensor("x", ["n", FEATURES])],
-        [tensor("scores", ["n", CLASSES])],
-        [nh.from_array(weights(0)[0], "w1"), nh.from_array(second_weights(model), "w2")],
-    )
-    return tiny_models.exact(made)
+    return tiny_models.exact(tiny_models.two_layers(weights(0)[0], second_weights(model)))
 
 
 class Ensembles(Whole):

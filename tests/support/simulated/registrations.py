@@ -70,7 +70,7 @@ from services.registrar.commands import (
 from services.registrar.registration import OVER
 from services.registrar.releases import stamped
 from tests.support.data import events
-from tests.support.data.events import beat, device
+from tests.support.data.events import beat, catalog_of, device
 
 SUBJECTS = Subjects("t")
 SIGNATURE = Signature(
@@ -387,14 +387,7 @@ RECORDS: list[AppRecord | ModelRecord | VariantRecord] = [
 ]
 
 
-def catalog_of(records: Iterable[Any] = RECORDS) -> Catalog:
-    found = Catalog()
-    for record in records:
-        found.apply(key_of(record), encode(record))
-    return found
-
-
-KNOWN = catalog_of()
+KNOWN = catalog_of(*RECORDS)
 EXP4 = Ensemble(policy="exp4")
 
 
@@ -411,7 +404,7 @@ def refused(record: AppRecord | None, change: Any, catalog: Catalog = KNOWN) -> 
 
 
 BOTH = changed(None, SET)
-WITH = catalog_of([*RECORDS, BOTH])
+WITH = catalog_of(*RECORDS, BOTH)
 
 
 def stage(**changes: Any) -> PlannedStage:

@@ -45,15 +45,18 @@ def until_heard(number, behave):
     return heard, drive
 
 
-def measured(behave, drive, **options):
-    """The report of a run against a peer. drive(generator) -> report."""
+NO_NEEDS, ONE_APP = {}, {"a": [[[1.0], [2.0]]]}
+
+
+def measured(behave, drive, needs=NO_NEEDS, queries=ONE_APP, **options):
+    """The report of a run against a peer. drive(generator) -> report. queries: by app, what is sent in turn."""
 
     async def main():
         broker = Broker()
         peer = await Responder(broker.connect(), behave).listen("infaas.query.*")
         async with asking(broker) as client:
-            prepared = await client.prepare("a", [[1.0], [2.0]], **options.pop("needs", {}))
-            return await drive(Generator(client, {"a": [prepared]}, **options)), peer
+            prepared = {app: [await client.prepare(app, x, **needs) for x in sent] for app, sent in queries.items()}
+            return await drive(Generator(client, prepared, **options)), peer
 
     return run(main())
 
@@ -164,18 +167,8 @@ def test_a_connection_lost_ends_the_run():
 
 def several(behave, drive):
     """A run against apps x and y."""
-
-    async def main():
-        broker = Broker()
-        peer = await Responder(broker.connect(), behave).listen("infaas.query.*")
-        async with asking(broker) as client:
-            prepared = {
-                app: [await client.prepare(app, [[float(n)]], latency_ms=600_000) for n in range(numbers)]
-                for app, numbers in (("x", 2), ("y", 3))
-            }
-            return await drive(Generator(client, prepared)), peer
-
-    return run(main())
+    queries = {app: [[[float(n)]] for n in range(numbers)] for app, numbers in (("x", 2), ("y", 3))}
+    return measured(behave, drive, {"latency_ms": 600_000}, queries)
 
 
 def test_several_apps_are_asked_in_their_places_and_told_apart():

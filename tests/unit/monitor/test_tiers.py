@@ -225,24 +225,19 @@ def test_a_new_monitor_adopts_what_is_warm() -> None:
     here.tell(Changed(S.catalog_bucket, "variant.b", None))
 
 
-def test_a_removed_variant_leaves_host_memory() -> None:
+@pytest.mark.parametrize("tier", ["host", "device"])
+def test_a_removed_variant_leaves_host_memory_and_gives_its_room_back(tier: str) -> None:
     here = world()
     here.catalogue(model("b"))
-    here.warm = {"b.w1-3": "b"}
-    here.report()
+    if tier == "host":
+        here.warm = {"b.w1-3": "b"}
+        here.report()
+    else:
+        [name] = here.ensure(model("b")).instances
+        here.obey()
     here.tell(Changed(S.catalog_bucket, "variant.b", None))
-    assert [m for _, m in here.published if isinstance(m, UnloadInstance)] == [UnloadInstance(instance="b.w1-3")]
-    here.obey()
-    assert here.states() == {}
-
-
-def test_a_removed_variant_gives_its_room_back() -> None:
-    here = world()
-    here.catalogue(model("b"))
-    loaded = here.ensure(model("b")).instances
-    here.obey()
-    here.tell(Changed(S.catalog_bucket, "variant.b", None))
-    assert [m for _, m in here.published if isinstance(m, UnloadInstance)] == [UnloadInstance(instance=loaded[0])]
+    unloaded = "b.w1-3" if tier == "host" else name
+    assert [m for _, m in here.published if isinstance(m, UnloadInstance)] == [UnloadInstance(instance=unloaded)]
     here.obey()
     assert here.states() == {}
 

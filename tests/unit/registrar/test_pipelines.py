@@ -30,6 +30,7 @@ from bus.messages.verbs import (
 from services.registrar.changes import amend
 from services.registrar.checks import verb_asked
 from services.registrar.commands import LinkVersion
+from tests.support.data.events import catalog_of
 from tests.support.simulated.registrations import (
     BOTH,
     CHECKS,
@@ -42,7 +43,6 @@ from tests.support.simulated.registrations import (
     WITH,
     Stage,
     app_record,
-    catalog_of,
     changed,
     heartbeat,
     model_record,
@@ -142,7 +142,7 @@ def test_a_pipeline_within_another_is_changed_only_so_that_the_other_fits() -> N
         ),
         WITH,
     )
-    known = catalog_of([*RECORDS, BOTH, outer])
+    known = catalog_of(*RECORDS, BOTH, outer)
     narrow = replace(TWICE, vertices=TWICE.vertices[:1], output={"scores": "first.scores"})
     text = refused(BOTH, setting(narrow), known)
     assert text.startswith("bad_request pipeline outer, which contains both, would not fit any more: output.scores")
@@ -226,7 +226,7 @@ def test_a_floor_that_nothing_reaches_is_refused() -> None:
         "bad_request vertex[first].accuracy: no variant of app digits has 0.91; the best has 0.9;"
         " ask for less, or register a more accurate model for digits first"
     )
-    unmeasured = catalog_of([*RECORDS, variant_record("new", accuracy=None)])
+    unmeasured = catalog_of(*RECORDS, variant_record("new", accuracy=None))
     assert changed(None, setting(vertices(accuracy=0.91)), unmeasured).pipeline is not None
     whole = PipelineRecord(
         vertices=[PipelineVertex(name="inner", app="both", inputs={"image": "$.x"}, accuracy=0.94)],

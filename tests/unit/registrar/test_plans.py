@@ -19,6 +19,7 @@ from bus.messages.verbs import DeployPipeline, SetApp, SetTarget
 from services.core.catalog import key_of
 from services.registrar.changes import note_of, refusal
 from services.registrar.commands import RefitPlan
+from tests.support.data.events import catalog_of
 from tests.support.simulated.registrations import (
     BOTH,
     CHECKS,
@@ -33,7 +34,6 @@ from tests.support.simulated.registrations import (
     WITH,
     Stage,
     app_record,
-    catalog_of,
     changed,
     deploying,
     heartbeat,
@@ -65,11 +65,11 @@ def test_a_plan_gets_the_cheapest_sufficient_or_the_named_variant() -> None:
 def test_plans_take_the_variant_as_fast_as_planned_and_leave_others_to_themselves() -> None:
     profile = variant_record().profile
     slow = replace(profile, rows=[replace(row, p50_ms=10 * row.p50_ms) for row in profile.rows])
-    known = catalog_of([*RECORDS, variant_record("exact-t1", model="exact", accuracy=0.95, profile=slow)])
+    known = catalog_of(*RECORDS, variant_record("exact-t1", model="exact", accuracy=0.95, profile=slow))
     after = changed(BOTH, deploying(PLAN), known)
     assert after.plan is not None
     assert after.plan.vertices["second"].variant == "exact-t2", "exact-t1 is cheaper, but ten times slower than planned"
-    known = catalog_of([*RECORDS, replace(CHECKS, selection=Ensemble(policy="majority"))])
+    known = catalog_of(*RECORDS, replace(CHECKS, selection=Ensemble(policy="majority")))
     for planned in (PLAN, replace(PLAN, vertices={"first": stage()})):
         after = changed(BOTH, deploying(planned), known)
         assert after.plan is not None
@@ -137,7 +137,7 @@ def test_a_planned_variant_answers_as_its_model_where_the_vertex_states_no_accur
     free = replace(TWICE, vertices=[TWICE.vertices[0], replace(TWICE.vertices[1], accuracy=None)])
     record = replace(BOTH, pipeline=free)
     plan = replace(PLAN, vertices=PLAN.vertices | {"second": stage(hardware="gpu", variant=named)})
-    text = refused(record, deploying(plan), catalog_of([*RECORDS, worse]))
+    text = refused(record, deploying(plan), catalog_of(*RECORDS, worse))
     assert (
         text
         == f"bad_request plan.vertices.second.accuracy: the vertex states none, and {who} as its model does; state one, such as 0.9"
@@ -148,7 +148,7 @@ def test_only_pipelines_have_plans_and_plans_have_stages_of_their_own() -> None:
     assert refused(None, deploying(PLAN)).startswith("unknown_app")
     assert refused(CHECKS, deploying(None, "checks")).startswith("bad_request app: checks is no pipeline")
     voting = (replace(app_record(), selection=EXP4), replace(CHECKS, selection=EXP4))
-    text = refused(BOTH, deploying(PLAN), catalog_of([*RECORDS, *voting]))
+    text = refused(BOTH, deploying(PLAN), catalog_of(*RECORDS, *voting))
     assert text.startswith("bad_request plan.vertices: each stage is a pipeline or an ensemble")
 
 
@@ -208,7 +208,7 @@ def test_a_change_of_the_pipeline_drops_a_plan_that_does_not_fit_any_more() -> N
     assert changed(after, deploying(None)).plan_ended == ""
     strict = replace(TWICE, vertices=[TWICE.vertices[0], replace(TWICE.vertices[1], accuracy=0.99)])
     best = variant_record("best-gpu", model="exact", accuracy=0.99, hardware="gpu")
-    assert changed(DEPLOYED, setting(strict), catalog_of([*RECORDS, best])).plan is None
+    assert changed(DEPLOYED, setting(strict), catalog_of(*RECORDS, best)).plan is None
 
 
 def test_a_shorter_objective_drops_a_plan_that_does_not_keep_it() -> None:
@@ -251,14 +251,14 @@ def test_who_deploys_a_plan_for_much_slower_variants_is_told() -> None:
 def test_a_plan_follows_the_version_that_serves() -> None:
     newer = replace(CHECKS, links={"check": "1", "exact": "2"})
     second = [model_record("exact", "2"), variant_record("exact-2", model="exact", version="2", accuracy=0.95)]
-    after = changed(DEPLOYED, RefitPlan(app="both"), catalog_of([*RECORDS, newer, *second]))
+    after = changed(DEPLOYED, RefitPlan(app="both"), catalog_of(*RECORDS, newer, *second))
     assert after.plan is not None
     assert after.plan.vertices["second"].variant == "exact-2"
     assert after.plan.vertices["first"] == DEPLOYED.plan.vertices["first"]  # type: ignore[union-attr]
-    voting = changed(DEPLOYED, RefitPlan(app="both"), catalog_of([*RECORDS, replace(CHECKS, selection=EXP4)]))
+    voting = changed(DEPLOYED, RefitPlan(app="both"), catalog_of(*RECORDS, replace(CHECKS, selection=EXP4)))
     assert voting.plan is not None
     assert voting.plan.vertices.keys() == {"first"}
-    without = catalog_of([*RECORDS, replace(CHECKS, links={"check": "1"})])
+    without = catalog_of(*RECORDS, replace(CHECKS, links={"check": "1"}))
     assert changed(DEPLOYED, RefitPlan(app="both"), without).plan is None
     assert changed(BOTH, RefitPlan(app="both"), without) == BOTH
 
