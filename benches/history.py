@@ -21,6 +21,7 @@ import psycopg
 from services.recorder.events import Maintenance
 from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.store import READER, Store, prepare
+from services.shell.timescale import KEEP_DAYS
 
 PIECE = 500_000  # rows of one INSERT
 INDEXES = ("query_outcomes_time", "query_outcomes_uid", "query_outcomes_buckets")
@@ -36,7 +37,7 @@ COSTS = """
     INSERT INTO infaas.cost_events (time, seconds, worker, hardware, app, model, variant, busy_seconds, cost)
     SELECT at, 10, 'w' || n %% 4, 'cpu', CASE WHEN n < 60 THEN 'app-' || n %% 20 END, CASE WHEN n < 60 THEN 'mlp' END,
            CASE WHEN n < 60 THEN 'mlp-v1-ort-fp32-t' || 1 + n %% 3 || '-b64' END, 4, 1e-4
-    FROM generate_series(%(begin)s::timestamptz, %(end)s::timestamptz, interval '10 seconds') AS at, generate_series(0, 63) AS n"""
+    FROM generate_series(%(begin)s::timestamptz, %(end)s::timestamptz, %(every)s * interval '1 second') AS at, generate_series(0, 63) AS n"""
 QUESTIONS = {
     "cost by app and hour, all of it": (
         "SELECT * FROM cost_by_app_hourly",
@@ -68,7 +69,7 @@ QUESTIONS = {
 
 
 def fill(connection: psycopg.Connection[Any], rows: int, seconds: float) -> None:
-    """So many outcomes, and costs of 64 instances every 10 s, up to now; indexes afterwards, as quicker."""
+    """So many outcomes, and costs of 64 instances every 10 s or more, up to now; indexes afterwards, as quicker."""
     definitions = connection.execute(
         "SELECT indexdef FROM pg_indexes WHERE schemaname = 'infaas' AND indexname = ANY (%s)", (list(INDEXES),)
     ).fetchall()
@@ -83,7 +84,8 @@ def fill(connection: psycopg.Connection[Any], rows: int, seconds: float) -> None
             OUTCOMES,
             {"begin": begin, "step": seconds / rows, "first": first, "last": min(first + PIECE, rows) - 1},
         )
-    connection.execute(COSTS, {"begin": begin, "end": psycopg.Timestamp(*time.gmtime(end)[:6])})
+    every = max(10.0, 64 * seconds / rows)  # no more costs than outcomes
+    connection.execute(COSTS, {"begin": begin, "end": psycopg.Timestamp(*time.gmtime(end)[:6]), "every": every})
     for (definition,) in definitions:
         connection.execute(definition.encode())
     connection.execute("ALTER TABLE infaas.query_outcomes ENABLE TRIGGER USER")
@@ -124,7 +126,7 @@ def main() -> None:
     options = parser.parse_args()
     seconds = options.hours * 3600 if options.hours else options.days * 86400
     with tempfile.TemporaryDirectory() as directory, EmbeddedPostgres(Path(directory)) as server:
-        prepare(server.superuser_dsn, writer_password="w", reader_password="r")
+        prepare(server.superuser_dsn, writer_password="w", reader_password="r", keep_days=dict.fromkeys(KEEP_DAYS, 0.0))
         reader = role_dsn(server.superuser_dsn, READER, "r")
         with closing(psycopg.connect(server.superuser_dsn, autocommit=True)) as connection:
             began = time.perf_counter()

@@ -254,8 +254,10 @@ class NatsObjectStore:
         info = await self._find(key)
         if info is None or info.deleted:
             return
-        await self._describe(_Info(name=key, bucket=self._bucket, nuid=info.nuid, deleted=True))
+        mark = await self._describe(_Info(name=key, bucket=self._bucket, nuid=info.nuid, deleted=True))
         await self._purge(info.nuid)
+        # The mark has told who watches; left, each chunk of each job ever computed would stay as one. Of an object made since nothing goes.
+        await self._jet.call(f"STREAM.PURGE.{self._stream}", {"filter": self._meta(key), "seq": mark + 1})
 
     async def keys(self) -> list[str]:
         return [*await self.sizes()]
@@ -276,8 +278,8 @@ class NatsObjectStore:
     def _meta(self, key: str) -> str:
         return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(key.encode()).decode()}"
 
-    async def _describe(self, info: _Info) -> None:
-        await self._jet.publish(self._meta(info.name), msgspec.json.encode(info), {"Nats-Rollup": "sub"})
+    async def _describe(self, info: _Info) -> int:
+        return await self._jet.publish(self._meta(info.name), msgspec.json.encode(info), {"Nats-Rollup": "sub"})
 
     async def _purge(self, nuid: str) -> None:
         await self._jet.call(f"STREAM.PURGE.{self._stream}", {"filter": f"$O.{self._bucket}.C.{nuid}"})

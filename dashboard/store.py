@@ -146,7 +146,9 @@ def statement(name: str) -> bytes:
 def _pool(dsn: str) -> ConnectionPool:
     """The connections of all visitors. Raises OperationalError at once if none can be made."""
     psycopg.connect(dsn, connect_timeout=2).close()
-    limits = f"-c default_transaction_read_only=on -c statement_timeout={MAX_STATEMENT_MS} -c timezone=UTC"
+    limits = (
+        f"-c default_transaction_read_only=on -c statement_timeout={MAX_STATEMENT_MS} -c timezone=UTC -c work_mem=32MB"
+    )
     return ConnectionPool(
         dsn,
         min_size=1,

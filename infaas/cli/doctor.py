@@ -62,7 +62,8 @@ def status(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False) 
 
     told: dict[str, Any] = {"ready": not missing, "missing": missing, "lacks": _lacks(data_dir)}
     try:
-        told |= asyncio.run(work())
+        found = asyncio.run(work())
+        told |= found | {"lacks": told["lacks"] | found["lacks"]}
     except (InfaasError, TimeoutError):
         if not (missing and json):
             raise

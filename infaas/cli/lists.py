@@ -48,7 +48,7 @@ def apps(app: str | None = None, *, data_dir: DataDir = None, wide: Wide = False
 
     """
     empty = _none("apps", app) if app else "no apps yet: `infaas register` makes the first"
-    return _list(data_dir, json, wide, _APPS, empty, lambda c: _with_history(c.apps(app=app), data_dir))
+    return _list(data_dir, json, wide, _APPS, empty, lambda c: _with_history(c.apps(app=app), data_dir, {}))
 
 
 def models(
@@ -227,14 +227,14 @@ _SYNC_S = 5.0  # within which the last statuses of all registrations arrive
 
 
 async def overview(client: Client, data_dir: Path | None = None) -> Item:
-    """The lists of apps, variants, workers and registrations. Raises what the client's lists raise."""
-    apps, variants, workers = await asyncio.gather(
-        _with_history(client.apps(), data_dir), client.variants(), client.workers()
-    )
+    """The lists of apps, variants, workers and registrations, and what of the history they lack. Raises what the client's lists raise."""
+    lacks: dict[str, str] = {}
+    shown = _with_history(client.apps(), data_dir, lacks)
+    apps, variants, workers = await asyncio.gather(shown, client.variants(), client.workers())
     registrations = []
     with suppress(Refused):  # who may list apps need not see registrations
         registrations = await _registrations(client)
-    return {"apps": apps, "variants": variants, "workers": workers, "registrations": registrations}
+    return {"apps": apps, "variants": variants, "workers": workers, "registrations": registrations, "lacks": lacks}
 
 
 def render_overview(found: Item, *, wide: bool = False) -> None:
@@ -449,11 +449,9 @@ SELECT app, json_agg(json_build_object('column', column_name, 'distance', distan
 FROM infaas.drift_events WHERE ended IS NULL GROUP BY app"""
 
 
-async def _with_history(asked: Awaitable[list[Item]], data_dir: Path | None) -> list[Item]:
-    """The apps, each with the shares answered in time (1 h, 5 minutes), the forecast (items/s) and the headroom; None: unknown; and the columns
-    that have drifted.
-    """
-    history = asyncio.create_task(asyncio.to_thread(_history, data_dir))
+async def _with_history(asked: Awaitable[list[Item]], data_dir: Path | None, lacks: dict[str, str]) -> list[Item]:
+    """The apps with what the history says of them (None: unknown). lacks: gets what of it the database cannot tell, and why."""
+    history = asyncio.create_task(asyncio.to_thread(_history, data_dir, lacks))
     apps = await asked
     reached, expected, drift = await history
     for app in apps:
@@ -463,19 +461,23 @@ async def _with_history(asked: Awaitable[list[Item]], data_dir: Path | None) -> 
     return apps
 
 
-def _history(data_dir: Path | None) -> tuple[dict[str, list[Any]], ...]:
-    """By app what the queries say. Empty if the database cannot be asked; the lists do not depend on it."""
+def _history(data_dir: Path | None, lacks: dict[str, str]) -> list[dict[str, list[Any]]]:
+    """By app what each query says. One that the database cannot answer is empty; the lists do not depend on it."""
     import psycopg  # noqa: PLC0415  (the command line starts without it)
 
     limits = f"-c statement_timeout={1000 * _HISTORY_S}"
-    try:
-        with psycopg.connect(find_sql(data_dir), connect_timeout=_HISTORY_S, options=limits) as connection:
-            connection.read_only = True
-            return tuple(
-                {app: rest for app, *rest in connection.execute(query)} for query in (_REACHED, _EXPECTED, DRIFT)
-            )
-    except psycopg.Error:
-        return {}, {}, {}  # `infaas doctor` tells what is wrong with the database
+    told: dict[str, dict[str, list[Any]]] = {"attainment": {}, "forecast": {}, "drift": {}}
+    with (
+        suppress(psycopg.Error),  # `infaas doctor` tells what is wrong with the database
+        psycopg.connect(find_sql(data_dir), connect_timeout=_HISTORY_S, options=limits) as connection,
+    ):
+        connection.read_only = connection.autocommit = True  # a query that fails leaves the others alone
+        for name, query in zip(told, (_REACHED, _EXPECTED, DRIFT), strict=True):
+            try:
+                told[name] = {app: rest for app, *rest in connection.execute(query)}
+            except psycopg.ProgrammingError as error:
+                lacks[name] = f"{error.diag.message_primary}: python -m services.shell.store prepare makes it"
+    return list(told.values())
 
 
 async def _registrations(client: Client) -> list[Item]:

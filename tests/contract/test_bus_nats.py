@@ -457,6 +457,20 @@ async def test_a_watch_whose_consumer_is_deleted_goes_on(nats_url: str, prefix: 
     await bus.close()
 
 
+async def test_a_deleted_object_leaves_nothing_in_the_stream(nats_url: str, prefix: str) -> None:
+    async with await nats.connect(nats_url) as client:
+        bus = await connected(nats_url, [])
+        store = await bus.object_store(f"{prefix}-o")
+        for key in ("kept", "1", "2"):
+            await store.put(key, b"x")
+        kept = (await client.jetstream().stream_info(f"OBJ_{prefix}-o")).state.messages // 3
+        await store.delete("1")
+        await store.delete("2")
+        assert (await client.jetstream().stream_info(f"OBJ_{prefix}-o")).state.messages == kept
+        assert await store.get("kept") == b"x"
+        await bus.close()
+
+
 async def test_an_object_with_wrong_bytes_is_not_handed_out(nats_url: str, prefix: str, tmp_path: Path) -> None:
     bus, stock = await joined(nats_url), await nats.connect(nats_url)
     store = await bus.object_store(f"{prefix}-o")

@@ -133,6 +133,27 @@ def test_writers_and_the_watermark_do_not_miss_each_other(db: Recorder, database
     assert shown(db.owner) == truth(db.owner)
 
 
+def test_few_rows_over_a_long_time_are_added_and_go_in_few_pieces(db: Recorder) -> None:
+    """A year's rows took a piece for every five minutes."""
+    rng = random.Random(7)
+    now = time.time()
+    db.owner.execute(
+        "ALTER TABLE infaas.query_outcomes DISABLE TRIGGER USER; ALTER TABLE infaas.cost_events DISABLE TRIGGER USER"
+    )
+    db.ledger.write(some(rng, 300, now - 25 * DAY, now))  # none of them is late
+    db.ledger.write(some(rng, 300, now - 300 * DAY, now - 40 * DAY))
+    db.owner.execute(
+        "ALTER TABLE infaas.query_outcomes ENABLE TRIGGER USER; ALTER TABLE infaas.cost_events ENABLE TRIGGER USER"
+    )
+    expected = truth(db.owner)
+    calls = 1
+    while db.maintenance.maintain():
+        calls += 1
+    assert calls <= 3
+    assert db.one("SELECT count(*) FROM infaas.query_outcomes WHERE time < now() - interval '31 days'") == 0
+    assert shown(db.owner)["cost_by_app_hourly"] == expected["cost_by_app_hourly"]
+
+
 # ---- raw rows go
 
 

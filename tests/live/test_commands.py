@@ -8,6 +8,7 @@ import time
 from contextlib import AbstractAsyncContextManager
 
 import numpy as np
+import psycopg
 import pytest
 
 from bus.messages.events import AppObjective
@@ -204,7 +205,7 @@ async def test_status_is_one_page(infaas, prefix):
 
 
 async def test_targets_stand_beside_what_was_reached_and_is_expected(
-    tmp_path, nats_url, prefix, database_dsn, reader_dsn
+    tmp_path, nats_url, prefix, database_dsn, reader_dsn, superuser_dsn
 ):
     now = time.time()
     store = Store(database_dsn, "test")
@@ -228,6 +229,16 @@ async def test_targets_stand_beside_what_was_reached_and_is_expected(
             code, out, err = await infaas(command, "--wide")
             assert (code, err) == (0, "")
             assert [part for part in shown if part not in out] == [], out
+
+        with psycopg.connect(superuser_dsn) as owner:  # as an older version's database has it
+            owner.execute("DROP VIEW infaas.drift_events")
+        _, out, _ = await infaas("status", "--json")
+        shown = json.loads(out)
+        assert (shown["apps"][0]["attainment_5m"], shown["apps"][0]["headroom"]) == (0.5, 1.75)
+        assert list(shown["lacks"]) == ["drift"]
+        _, out, _ = await infaas("status", "--wide")
+        assert 'no drift: relation "infaas.drift_events" does not exist: python -m services.shell.store prepare' in out
+        assert "1,234" in out
 
 
 async def test_explain_names_the_chosen_and_why_not_the_others(infaas):

@@ -96,7 +96,22 @@ REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION infaas_intern
 CREATE OR REPLACE TRIGGER late AFTER INSERT ON infaas.query_outcomes
 REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION infaas_internal.late_query_outcomes();
 
--- ---- moving the watermark: at most five minutes of rows at a time, while writers wait; true: there is more
+-- ---- moving the watermark: a piece at a time, while writers wait; true: there is more
+
+-- Where a piece ends that begins with the first row from a time on: five minutes later, or with 20,000 rows if that is later still. So few
+-- rows over a long time, as a year that is imported, are few pieces. At most `aim`, also without rows.
+CREATE OR REPLACE FUNCTION infaas_internal.piece(of text, since timestamptz, aim timestamptz) RETURNS timestamptz
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  until timestamptz;
+BEGIN
+  EXECUTE format('SELECT min(time) + interval ''5 minutes'' FROM infaas.%I WHERE time >= $1', of) INTO until USING since;
+  IF until < aim THEN
+    EXECUTE format('SELECT greatest($2, max(time)) FROM (SELECT time FROM infaas.%I WHERE time >= $1 ORDER BY time LIMIT 20000) rows', of)
+    INTO until USING since, until;
+  END IF;
+  RETURN least(until, aim);
+END $$;
 
 -- Only as far as rows have come: after a time without any, what was held back meanwhile is not late.
 CREATE OR REPLACE FUNCTION infaas_internal.refresh_cost_events() RETURNS boolean
@@ -104,13 +119,11 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   mark timestamptz;
   aim timestamptz;
-  first timestamptz;
   until timestamptz;
 BEGIN
   SELECT upto INTO mark FROM infaas_internal.watermarks WHERE source = 'cost_events' FOR UPDATE;
   SELECT date_bin('1 minute', least(max(time), now()) - interval '2 minutes', '2000-01-03 00:00:00+00') INTO aim FROM infaas.cost_events;
-  SELECT min(time) INTO first FROM infaas.cost_events WHERE time >= mark;
-  until := least(aim, date_bin('1 minute', first + interval '5 minutes', '2000-01-03 00:00:00+00'));
+  until := date_bin('1 minute', infaas_internal.piece('cost_events', mark, aim), '2000-01-03 00:00:00+00');
   IF until IS NULL OR until <= mark THEN
     RETURN false;
   END IF;
@@ -131,7 +144,6 @@ DECLARE
   mark timestamptz;
   least_raw timestamptz;
   aim timestamptz;
-  first timestamptz;
   until timestamptz;
   stale_minute timestamptz;
 BEGIN
@@ -153,8 +165,7 @@ BEGIN
   END LOOP;
   UPDATE infaas_internal.slo_minutes SET stale = false WHERE stale AND minute < least_raw;  -- as good as it gets
   SELECT date_bin('1 minute', least(max(time), now()) - interval '2 minutes', '2000-01-03 00:00:00+00') INTO aim FROM infaas.query_outcomes;
-  SELECT min(time) INTO first FROM infaas.query_outcomes WHERE time >= mark;
-  until := least(aim, date_bin('1 minute', first + interval '5 minutes', '2000-01-03 00:00:00+00'));
+  until := date_bin('1 minute', infaas_internal.piece('query_outcomes', mark, aim), '2000-01-03 00:00:00+00');
   IF until IS NULL OR until <= mark THEN
     RETURN EXISTS (SELECT FROM infaas_internal.slo_minutes WHERE stale);
   END IF;
@@ -182,7 +193,7 @@ BEGIN
   RETURN until < aim;
 END $$;
 
--- ---- raw rows that are old enough go, five minutes of a relation at a time, and only once they are in the stores
+-- ---- raw rows that are old enough go, a piece of a relation at a time, and only once they are in the stores
 
 -- Until when raw rows of a relation may go now: by whole hours, and a source's no further than its floor, which moves there.
 -- NULL: none may. Minutes of SLOs, which are no raw rows, are gone with this.
@@ -211,14 +222,12 @@ CREATE OR REPLACE FUNCTION infaas_internal.expire(of text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   cutoff timestamptz := infaas_internal.cutoff(of);
-  first timestamptz;
+  until timestamptz;
 BEGIN
   IF cutoff IS NULL THEN
     RETURN false;
   END IF;
-  EXECUTE format('SELECT min(time) FROM infaas.%I', of) INTO first;
-  IF first < cutoff THEN
-    EXECUTE format('DELETE FROM infaas.%I WHERE time < $1', of) USING least(cutoff, first + interval '5 minutes');
-  END IF;
-  RETURN coalesce(first + interval '5 minutes' < cutoff, false);
+  until := infaas_internal.piece(of, '-infinity', cutoff);
+  EXECUTE format('DELETE FROM infaas.%I WHERE time < $1', of) USING until;
+  RETURN until < cutoff;
 END $$;
