@@ -224,7 +224,7 @@ class Dispatcher(TableActor):
         orders = () if decision.load is None else self._loads.order(query, decision.load, now)
         if decision.refusal is not None:
             self.view.had_no_time(query.ask, now)
-            return (*orders, *self._end(query, decision.refusal, now))
+            return (*orders, *self.composites.unreached(query, now), *self._end(query, decision.refusal, now))
         query.why = why = not_loaded(query.ask, self.view) if decision.load is None else None
         if why is not None and why.retry_after_ms is UNSET and now >= query.arrived + STRANDED_S:
             return self._end(query, why, now)
@@ -322,7 +322,7 @@ class Dispatcher(TableActor):
         if gone.succeeded:
             return NOTHING  # its successor may have all
         self.in_flight.told(gone.worker, gone.device)
-        self.composites.exited(gone)
+        self.composites.exited(gone, envelope.now)
         return self.silence.exited(gone, self.view.lose_device(gone.worker, gone.device), envelope.now)
 
     def _handed_back(self, envelope: Envelope) -> Iterable[Effect]:

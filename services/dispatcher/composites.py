@@ -26,7 +26,7 @@ from services.dispatcher.join import JOIN, RESULTS, EndsDue, Joins
 from services.dispatcher.pipelines import Pipelines
 from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Composite, PartReply, Query, QueryPart
-from services.dispatcher.references import References
+from services.dispatcher.references import Probe, References
 from services.dispatcher.releases import Mirrored, Releases
 
 
@@ -90,7 +90,7 @@ class Composites:
         self.answered = AnsweredQueries()
         self.copies = Copies(name, subjects)
         self.releases = outcomes.releases = Releases(name, subjects, apps.view, self.copies)
-        known = (self.contexts, self.predictions, outcomes.log, new_uid, self.answered, self.releases)
+        known = (self.contexts, self.predictions, outcomes.log, new_uid, self.answered, self.releases, self.copies)
         self.feedback = Feedbacks(name, subjects, apps, *known)
         told = (apps.view, apps.catalog, self.copies, self.feedback.learning)
         self.references = References(*told, quality, jobs)
@@ -124,19 +124,33 @@ class Composites:
         """A batch is done: what it said may be compared. Before its outcomes count as recorded."""
         if batch.said is not None:
             self.answered.ended(batch, queries)
-        for one in self.copies.done(batch, self._apps.view.records):
-            self._copied(one)
-        return [*self.releases.done(batch, queries, now), *self.references.done(batch, queries, now)]
+        copied = [
+            effect for one in self.copies.done(batch, self._apps.view.records) for effect in self._copied(one, now)
+        ]
+        return [*copied, *self.releases.done(batch, queries, now), *self.references.done(batch, queries, now)]
 
-    def exited(self, gone: ExecutorExited) -> None:
-        """An executor has ended, and copies with it."""
+    def exited(self, gone: ExecutorExited, now: float) -> None:
+        """An executor has ended, and copies with it: none has been answered."""
         for one in self.copies.exited(gone):
-            self._copied(one)
+            self._copied(one, now)
 
-    def _copied(self, one: Copied) -> None:
-        """A copy has ended: labels score what it said, too."""
+    def unreached(self, query: Query, now: float) -> list[Effect]:
+        """A query is about to be refused."""
+        copies = self.references.refused(query, now)
+        if copies:
+            self.answered.refused(query)
+        return copies
+
+    def _copied(self, one: Copied, now: float) -> list[Effect]:
+        """A copy has ended: labels score what it said, too, whether they come later or have come."""
         self.answered.copied(one.uid, one.record.variant, one.said)
+        effects = self.feedback.copied(one, now)
+        if isinstance(one.about, Probe):
+            return effects + (
+                self.references.ask(one.about.query, one.said, one.record.variant, now) if one.said else []
+            )
         (self.releases if isinstance(one.about, Mirrored) else self.references).copied(one)
+        return effects
 
     def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
         """A part was refused by its own dispatcher."""

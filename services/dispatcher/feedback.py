@@ -45,6 +45,7 @@ from services.dispatcher.answered import (
 )
 from services.dispatcher.apps import Apps
 from services.dispatcher.contexts import COUNTS, Contexts
+from services.dispatcher.copies import Copied, Copies
 from services.dispatcher.counted import mark_of_bytes
 from services.dispatcher.feedback_names import (
     FeedbackLists,
@@ -104,12 +105,14 @@ class Feedbacks:
         new_uid: Callable[[], bytes],
         answered: AnsweredQueries,
         releases: Releases,
+        copies: Copies,
     ) -> None:
         self._name = name
         self._subjects = subjects
         self._apps = apps
         self._predictions = predictions
         self._answered = answered
+        self._copies = copies
         self.publisher = Publisher(apps.catalog)
         self.learning = Learning(contexts, log, self.publisher, releases)
         self._new_uid = new_uid
@@ -267,11 +270,24 @@ class Feedbacks:
             marks = (one.mark, mark_of_item(of.app, of.uid, item))
             record = self._apps.catalog.variant(of.variant)
             scored = score_answered(one.feedback.label, item, of, self._apps.catalog.variant)
-            event, arm, right = scored_event(event, scored, of.variant), of.arm, scored.of(record)
+            event, arm, right = scored_event(event, scored, of.variant or None), of.arm, scored.of(record)
+            self._copies.labelled(of.uid, item, one.feedback.label)
         update = FeedbackUpdate(
             None, item, one.feedback.label, marks, event, one.sender, scored=scored, arm=arm, right=right
         )
         return self._after(self.learning.apply(update, COUNTS))
+
+    def copied(self, one: Copied, now: float) -> list[Effect]:
+        """A copy has ended. Labels of its query that came before it score it now."""
+        of = self._answered.find(one.about.app, one.uid, None) if one.labels and one.said is not None else None
+        if of is None:
+            return []
+        alone = msgspec.structs.replace(of, variant="", copies=((one.record.variant, one.said),))
+        found = [score_answered(label, item, alone, self._apps.catalog.variant) for item, label in one.labels.items()]
+        for scored in found:
+            self.learning.releases.labelled(of.app, of.arm, None, scored.copy)
+        found = [scored for scored in found if scored.variants]
+        return self._after(self.learning.compared(of.app, found, now)) if found else []
 
     def _no_item(self, one: OpenFeedback, items: int) -> list[Effect]:
         text = f"item {one.feedback.item} is none of the query's: they are 0 to {items - 1}"
@@ -414,7 +430,7 @@ class Feedbacks:
             return self.learning.record(one.event, [one.mark], one.sender)
         app = one.event.app
         if self._is_plain(app):
-            return self._count(one)
+            return self._count(one, self._answered.find(app, one.query, one.feedback.id))
         if one.by_id and one.latest is not None:
             one.is_about(one.latest)
             known = self.learning.known((one.mark,), one.sender)

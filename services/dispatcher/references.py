@@ -29,6 +29,7 @@ from services.dispatcher.learning import Learning
 from services.dispatcher.query import Query
 
 COUNT_S = 2.0  # between two times that what references said is stored
+PROBED = 10  # times as large a share of what is refused: nothing else is computed for it, and some 100 labels show that the world went back
 
 
 class Asked(NamedTuple):
@@ -41,6 +42,15 @@ class Asked(NamedTuple):
     by: VariantRecord
     first: Sequence[Any]
     by_first: bool
+
+
+class Probe(NamedTuple):
+    """A query that is refused, since no variant reaches its accuracy any more: one that was registered with it answers for nobody, so that labels and
+    references show when it does again.
+    """
+
+    app: str
+    query: Query
 
 
 class References:
@@ -65,7 +75,7 @@ class References:
         if self._below and batch.said is not None:
             for query, words in zip(queries, batch.said, strict=False):
                 if query is not None and words and crc32(query.uid) < self._below:
-                    effects.extend(self._ask(query, words, batch.variant, now))
+                    effects.extend(self.ask(query, words, batch.variant, now))
         return effects
 
     def check(self, now: float) -> list[Effect]:
@@ -81,7 +91,24 @@ class References:
             for effect in self._learning.compared(app, scores, now)
         ]
 
-    def _ask(self, query: Query, words: Sequence[Any], variant: str, now: float) -> list[Effect]:
+    def refused(self, query: Query, now: float) -> list[Effect]:
+        """A query finds no variant: have one answer it for nobody, if its app refuses what labels or references show to be promised no more."""
+        ask, view = query.ask, self._view.apps.get(query.ask.app)
+        if view is None or view.app.quality_act != "refuse" or not view.left or query.why is not None:
+            return []
+        if crc32(query.uid) >= PROBED * self._below:
+            return []
+        left = [
+            one
+            for group, able in zip(view.groups, view.able(ask).tolist(), strict=True)
+            if able and group.record.hardware != REMOTE and (group.record.registered or 0.0) >= ask.accuracy
+            for one in group.active
+            if self._is_calm(one)
+        ]
+        on = self._copies.idle(left[crc32(query.uid, 1) % len(left) :] + left) if left else None
+        return [] if on is None else self._copies.send(query, on, Probe(ask.app, query), "probe", now)
+
+    def ask(self, query: Query, words: Sequence[Any], variant: str, now: float) -> list[Effect]:
         """Have a query answered once more, if it can be."""
         ask, view = query.ask, self._view.apps.get(query.ask.app)
         if view is None or view.app.app == WITHOUT_APP:

@@ -439,9 +439,9 @@ class AppView:
 
     def eligible(self, ask: Ask) -> NDArray[np.bool_]:
         """Which variants meet accuracy, latency (inference alone, and the way to it), cost and what was pinned."""
-        return self.accurate(ask) & self._able(ask)
+        return self.accurate(ask) & self.able(ask)
 
-    def _able(self, ask: Ask) -> NDArray[np.bool_]:
+    def able(self, ask: Ask) -> NDArray[np.bool_]:
         """Which variants meet all of it but the accuracy."""
         mask: NDArray[np.bool_] = self.latency(ask.items, ask.length) + self.way <= ask.latency_s
         if ask.cost < INFINITE:
@@ -455,7 +455,7 @@ class AppView:
     def accurate(self, ask: Ask) -> NDArray[np.bool_]:
         """Which variants meet the query's accuracy. Without one, those that answer as their model does (`services.core.demand`), or the named one."""
         if ask.accuracy > 0.0 and self.left:
-            return reaching(self.records, ask.accuracy, self.app, self._able(ask))
+            return reaching(self.records, ask.accuracy, self.app, self.able(ask))
         if ask.accuracy > 0.0:
             return np.asarray(self.accuracy >= ask.accuracy)
         return self.default.copy() if ask.variant is None else np.ones(len(self.records), dtype=bool)
