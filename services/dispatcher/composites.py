@@ -134,12 +134,14 @@ class Composites:
         for one in self.copies.exited(gone):
             self._copied(one, now)
 
-    def unreached(self, query: Query, now: float) -> list[Effect]:
-        """A query is about to be refused."""
-        copies = self.references.refused(query, now)
-        if copies:
-            self.answered.refused(query)
-        return copies
+    def unreached(self, query: Query, now: float) -> tuple[list[Effect], str | None]:
+        """A query is about to be refused, since no variant is able to answer it. Labels may come for it all the same. Returns copies, and a variant
+        that is to be loaded for those of others.
+        """
+        if not self.references.refuses(query):
+            return [], None
+        self.answered.refused(query)
+        return self.references.refused(query, now)
 
     def _copied(self, one: Copied, now: float) -> list[Effect]:
         """A copy has ended: labels score what it said, too, whether they come later or have come."""

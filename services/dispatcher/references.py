@@ -91,22 +91,27 @@ class References:
             for effect in self._learning.compared(app, scores, now)
         ]
 
-    def refused(self, query: Query, now: float) -> list[Effect]:
-        """A query finds no variant: have one answer it for nobody, if its app refuses what labels or references show to be promised no more."""
+    def refuses(self, query: Query) -> bool:
+        """Whether a query that finds no variant is refused for what labels or references show, as far as its app goes."""
+        view = self._view.apps.get(query.ask.app)
+        return view is not None and view.app.quality_act == "refuse" and view.left and query.why is None
+
+    def refused(self, query: Query, now: float) -> tuple[list[Effect], str | None]:
+        """Have a variant answer it for nobody, whatever else its device does: answering it was its work before. Else the variant that should be loaded."""
         ask, view = query.ask, self._view.apps.get(query.ask.app)
-        if view is None or view.app.quality_act != "refuse" or not view.left or query.why is not None:
-            return []
-        if crc32(query.uid) >= PROBED * self._below:
-            return []
+        if view is None or crc32(query.uid) >= PROBED * self._below:
+            return [], None
         left = [
-            one
+            group
             for group, able in zip(view.groups, view.able(ask).tolist(), strict=True)
             if able and group.record.hardware != REMOTE and (group.record.registered or 0.0) >= ask.accuracy
-            for one in group.active
-            if self._is_calm(one)
         ]
-        on = self._copies.idle(left[crc32(query.uid, 1) % len(left) :] + left) if left else None
-        return [] if on is None else self._copies.send(query, on, Probe(ask.app, query), "probe", now)
+        loaded = [one for group in left for one in group.active]
+        if not loaded:
+            absent = min(left, key=lambda group: view.cost[view.index[group.record.variant]], default=None)
+            return [], None if absent is None else absent.record.variant
+        on = self._copies.idle(loaded[crc32(query.uid, 1) % len(loaded) :] + loaded)
+        return [] if on is None else self._copies.send(query, on, Probe(ask.app, query), "probe", now), None
 
     def ask(self, query: Query, words: Sequence[Any], variant: str, now: float) -> list[Effect]:
         """Have a query answered once more, if it can be."""

@@ -167,6 +167,8 @@ def test_an_app_that_refuses_comes_back_and_answers_nobody_before(shown_by: str)
     refused(fleet.reply(fleet.ask(**FLOOR), 0.05), "unsatisfiable", "accuracy")
     before, rows = len(fleet.copies()), len(fleet.outcomes())
     fleet.behave(says={})
+    fleet.end_executor("w0", seconds=0.1)  # nothing is loaded any more, and nobody else asks for it
+    fleet.start_executor("w0", seconds=3.0)
     answered = 0
     for number in range(150):
         name = fleet.ask(id=f"r{number}", seconds=0.0005, **FLOOR)
