@@ -18,7 +18,7 @@ from services.core.actor import Effect
 from services.core.catalog import Catalog
 from services.core.ensemble.outputs import score
 from services.core.placement import REMOTE
-from services.core.quality import COMPARED, compared, least_agreement
+from services.core.quality import CLOSER, COMPARED, Pace, compared, least_agreement
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView
 from services.core.selection.instances import Instance
@@ -65,6 +65,8 @@ class References:
         self._copies = copies
         self._learning = learning
         self._below = int(quality.reference_share * 2**32)
+        self._closer = CLOSER * self._below
+        self._paces: defaultdict[str, Pace] = defaultdict(Pace)  # by app
         self._calm = jobs.utilisation_below
         self._found: defaultdict[str, list[Scored]] = defaultdict(list)
         self._count_at = 0.0
@@ -74,7 +76,9 @@ class References:
         effects: list[Effect] = []
         if self._below and batch.said is not None:
             for query, words in zip(queries, batch.said, strict=False):
-                if query is not None and words and crc32(query.uid) < self._below:
+                if query is None or not words or (place := crc32(query.uid)) >= self._closer:
+                    continue
+                if self._paces[query.ask.app].asks(place / self._below):
                     effects.extend(self.ask(query, words, batch.variant, now))
         return effects
 
@@ -172,6 +176,7 @@ class References:
         if known:  # one observation: the items of a query may be alike
             name = compared(of, by)
             mean = sum(known) / len(known)
+            self._paces[asked.app].said(mean)
             self._found[asked.app].append(Scored({name: mean}, aims={name: least_agreement(of, by)}))
 
 

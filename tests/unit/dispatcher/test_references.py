@@ -1,6 +1,7 @@
 """A variant that alone went wrong is found without labels: a share of the queries is answered once more."""
 
 from typing import Any
+from zlib import crc32
 
 import pytest
 from msgspec.structs import replace
@@ -11,6 +12,7 @@ from bus.messages.jobs import OFFLINE, SYSTEM
 from bus.messages.public import ListRequest, Requirements
 from bus.messages.quality import AppQuality
 from infaas.cli.output import missed_words
+from services.core.quality import SPARE
 from services.core.settings import QualitySettings, Settings
 from tests.support.simulated.fleet import Fleet, refused, variant
 from tests.unit.dispatcher.test_quality import CHEAP, FLOOR, WRONG, known, labelled, serving
@@ -131,6 +133,18 @@ def test_as_large_a_share_as_the_settings_say() -> None:
     fleet = referred(share=0.2, says={})
     asked(fleet, 400)
     assert 50 <= len(fleet.copies()) <= 110
+
+
+def test_more_are_asked_for_after_one_that_disagrees_and_no_more_than_twice_the_share_in_the_long_run() -> None:
+    fleet = referred(share=0.02)
+    assert asked(fleet, 150, **FLOOR)["variant"] == "sure-1"
+    assert sum(crc32(one.uid) < 0.02 * 2**32 for one in fleet.outcomes()) < 10, "by the share alone it is not found yet"
+    fleet = referred(
+        replace(CHEAP, accuracy=0.6), replace(SURE, accuracy=0.61), share=0.02
+    )  # disagreeing shows nothing
+    asked(fleet, 3000)
+    by_share = sum(crc32(one.uid) < 0.02 * 2**32 for one in fleet.outcomes())
+    assert by_share + 20 < len(fleet.copies()) <= 2 * by_share + SPARE
 
 
 @pytest.mark.parametrize("right", ["labels", "reference"])
