@@ -98,7 +98,12 @@ class References:
     def refuses(self, query: Query) -> bool:
         """Whether a query that finds no variant is refused for what labels or references show, as far as its app goes."""
         view = self._view.apps.get(query.ask.app)
-        return view is not None and view.app.quality_act == "refuse" and view.left and query.why is None
+        return (
+            view is not None
+            and view.app.quality_act == "refuse"
+            and query.why is None
+            and bool(view.promised(query.ask).any())
+        )
 
     def refused(self, query: Query, now: float) -> tuple[list[Effect], str | None]:
         """Have a variant answer it for nobody, whatever else its device does: answering it was its work before. Else the variant that should be loaded."""
@@ -107,8 +112,8 @@ class References:
             return [], None
         left = [
             group
-            for group, able in zip(view.groups, view.able(ask).tolist(), strict=True)
-            if able and group.record.hardware != REMOTE and (group.record.registered or 0.0) >= ask.accuracy
+            for group, promised in zip(view.groups, view.promised(ask).tolist(), strict=True)
+            if promised and group.record.hardware != REMOTE
         ]
         loaded = [one for group in left for one in group.active]
         if not loaded:

@@ -452,6 +452,12 @@ class AppView:
             mask &= self.serving[_new(ask)]
         return mask
 
+    def promised(self, ask: Ask) -> NDArray[np.bool_]:
+        """Which of those were registered with the query's accuracy, where another one counts now for some variant."""
+        if not (self.left and ask.accuracy > 0.0):
+            return np.zeros(len(self.records), dtype=bool)
+        return self.able(ask) & np.array([(r.registered or 0.0) >= ask.accuracy for r in self.records], dtype=np.bool_)
+
     def accurate(self, ask: Ask) -> NDArray[np.bool_]:
         """Which variants meet the query's accuracy. Without one, those that answer as their model does (`services.core.demand`), or the named one."""
         if ask.accuracy > 0.0 and self.left:
