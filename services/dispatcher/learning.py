@@ -30,7 +30,7 @@ from services.dispatcher.predictions import Prediction
 from services.dispatcher.releases import Releases
 
 WRITE_S = 5.0  # s for one write; the sender of a feedback may then ask again
-TOGETHER = 128  # feedbacks in one write
+TOGETHER = 32  # feedbacks in one write
 APPLIED = 20_000  # feedbacks that are remembered, each 100 bytes, so that one that comes again is accepted when the first one is
 
 
