@@ -4,6 +4,8 @@ pipeline (InferLine, paper 004). Pure.
 
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec.structs import replace
+
 from bus.messages.fleet import ExecutorExited
 from bus.messages.flow import ContextChanged, DoneBatch
 from bus.messages.public import Error, ListRequest
@@ -12,7 +14,7 @@ from services.core.actor import Done, Effect, Envelope, Failed, Handler, Inlet, 
 from services.core.ensemble.policies import make_policy
 from services.core.outcomes import PART_GRACE
 from services.core.settings import DispatcherSettings, EnsembleSettings, JobsSettings, QualitySettings
-from services.dispatcher.answered import AnsweredQueries
+from services.dispatcher.answered import AnsweredQueries, score_answered
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import Budgets
 from services.dispatcher.cache import CachedParts
@@ -146,13 +148,25 @@ class Composites:
     def _copied(self, one: Copied, now: float) -> list[Effect]:
         """A copy has ended: labels score what it said, too, whether they come later or have come."""
         self.answered.copied(one.uid, one.record.variant, one.said)
-        effects = self.feedback.copied(one, now)
+        effects = self._labelled(one, now) if one.labels and one.said is not None else []
         if isinstance(one.about, Probe):
             return effects + (
                 self.references.ask(one.about.query, one.said, one.record.variant, now) if one.said else []
             )
         (self.releases if isinstance(one.about, Mirrored) else self.references).copied(one)
         return effects
+
+    def _labelled(self, one: Copied, now: float) -> list[Effect]:
+        """Labels of its query came before the copy was answered: they score it now."""
+        of = self.answered.find(one.about.app, one.uid, None)
+        if of is None:
+            return []
+        alone, known = replace(of, variant="", copies=((one.record.variant, one.said),)), self._apps.catalog.variant
+        found = [score_answered(label, item, alone, known) for item, label in one.labels.items()]
+        for scored in found:
+            self.releases.labelled(of.app, of.arm, None, scored.copy)
+        found = [scored for scored in found if scored.variants]
+        return self.feedback.learning.compared(of.app, found, now) if found else []
 
     def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
         """A part was refused by its own dispatcher."""

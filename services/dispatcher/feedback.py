@@ -45,7 +45,7 @@ from services.dispatcher.answered import (
 )
 from services.dispatcher.apps import Apps
 from services.dispatcher.contexts import COUNTS, Contexts
-from services.dispatcher.copies import Copied, Copies
+from services.dispatcher.copies import Copies
 from services.dispatcher.counted import mark_of_bytes
 from services.dispatcher.feedback_names import (
     FeedbackLists,
@@ -65,7 +65,6 @@ MOST_OPEN = 10_000  # feedbacks that are not applied yet: at most 1 MB each, usu
 PATIENCE = 0.25  # s in which another dispatcher says that it has a prediction; a message takes less than a thousandth
 _NO_INPUTS = (b"", b"\xc0")
 _encode = msgspec.json.Encoder().encode
-
 
 DEAF = (
     "app: {} is a pipeline, and no policy makes its answers, so nothing learns: send feedback to the app of a stage, with"
@@ -276,18 +275,6 @@ class Feedbacks:
             None, item, one.feedback.label, marks, event, one.sender, scored=scored, arm=arm, right=right
         )
         return self._after(self.learning.apply(update, COUNTS))
-
-    def copied(self, one: Copied, now: float) -> list[Effect]:
-        """A copy has ended. Labels of its query that came before it score it now."""
-        of = self._answered.find(one.about.app, one.uid, None) if one.labels and one.said is not None else None
-        if of is None:
-            return []
-        alone = msgspec.structs.replace(of, variant="", copies=((one.record.variant, one.said),))
-        found = [score_answered(label, item, alone, self._apps.catalog.variant) for item, label in one.labels.items()]
-        for scored in found:
-            self.learning.releases.labelled(of.app, of.arm, None, scored.copy)
-        found = [scored for scored in found if scored.variants]
-        return self._after(self.learning.compared(of.app, found, now)) if found else []
 
     def _no_item(self, one: OpenFeedback, items: int) -> list[Effect]:
         text = f"item {one.feedback.item} is none of the query's: they are 0 to {items - 1}"
