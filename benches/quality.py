@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from services.core.quality import Score, by_reference, least_agreement
+from services.core.quality import CLOSER, Pace, Score, by_reference, least_agreement
 from tests.support.simulated.fleet import variant
 
 CHECKED = 8  # labels between two looks
@@ -57,14 +57,20 @@ def holds(truth: Callable[[int], float], luck: random.Random) -> bool:
 def queries_until_found(accuracy: float, sure: float, after: float, before: int, most: int, luck: random.Random) -> int:
     """Queries from when the variant is right in this share of its answers until its references show it; `most` references: they never do."""
     of, by = variant(accuracy=accuracy), variant(model="sure", accuracy=sure)
-    one = Score(aim=least_agreement(of, by))
-    for count in range(-before, most):
+    one, pace = Score(aim=least_agreement(of, by)), Pace()
+    queries, count = 0.0, -before
+    while count < most:
+        closer = CLOSER if pace.close and pace.spare else 1
+        queries += (luck.expovariate(SHARE * closer)) if count >= 0 else 0.0
+        pace.asks(closer * luck.random())
         right, true = (luck.random() < share for share in (after if count >= 0 else accuracy, sure))
         one.add(float(right and true), 0.0)  # two that are wrong say different things
+        pace.said(float(right and true))
         if count >= 0 or count == -1:
             low, high = by_reference(one, of, sure, 0.0)[1:]
             if not low <= accuracy <= high:
-                return round(count / SHARE)
+                return round(queries)
+        count += 1
     return round(most / SHARE)
 
 

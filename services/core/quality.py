@@ -18,6 +18,7 @@ from services.core.ensemble.outputs import aim_of, reached
 LEVEL = 0.05
 BIN = 16  # labels of a new bin: windows begin at multiples of it
 COMPARED = ("top1", "mae", "rmse")  # metrics whose error is a distance of answers
+CLOSER, AGREED, SPARE = 10, 3, 50  # of `Pace`
 AGED = 0.25  # two bins become one that is at most this share of all labels after it
 
 
@@ -109,6 +110,28 @@ def _likelihood(one: Sampled) -> float:
 # -- A variant beside a more accurate one, its reference, without labels. Errors that are distances (COMPARED) keep the triangle inequality: where both
 # answer the same queries at a mean distance d, and the reference has the error r, the variant's own lies between |d - r| and d + r, whatever the
 # queries. More is not known: two variants may be wrong together or apart.
+
+
+class Pace(Struct):
+    """Which queries of an app have references: a share, and CLOSER times as many after one that disagrees, until AGREED in a row agree. That depends on
+    what came before alone, so intervals hold as they do. spare: how many more there may be beyond the share: as many as by the share in the long run.
+    """
+
+    close: int = 0
+    spare: int = SPARE
+
+    def asks(self, place: float) -> bool:
+        """place: of a query, at random; below 1 for the share."""
+        if place < 1.0:
+            self.spare = min(SPARE, self.spare + 1)
+            return True
+        more = place < CLOSER and self.close > 0 and self.spare > 0
+        self.spare -= more
+        return more
+
+    def said(self, alike: float) -> None:
+        """A reference has come. alike: its score."""
+        self.close = AGREED if alike < 0.5 else max(0, self.close - 1)
 
 
 def compared(of: VariantRecord, by: VariantRecord) -> str:

@@ -88,9 +88,8 @@ class Dispatcher(TableActor):
         self._policy = policy
         self._admission = Admission(self.apps, new_uid, settings.default_deadline_s, settings.max_inline)
         self._settings = settings
-        self._loads = LoadsOnDemand(name, subjects)
         self._outcomes = OutcomeRecorder(name, policy.name, new_uid, policy.observe, self.view.took)
-        self._demand = DemandCounter(name, subjects)
+        self._loads, self._demand = LoadsOnDemand(name, subjects), DemandCounter(name, subjects)
         self._wait, self._waiting, self._earliest = self.in_flight.wait, self.in_flight.waiting, self.in_flight.earliest
         self._retries = Retries(self.in_flight, settings.max_attempts, self._decide, self._refuse)
         ways = (self._retries, settings.failure_timeout_s, self._refuse, self._select, self._dispatch, self.handle)
@@ -137,8 +136,7 @@ class Dispatcher(TableActor):
         self.inlets = (
             Inlet(subject=subjects.worker_heartbeat(), message=WorkerHeartbeat),
             Inlet(subject=subjects.exited(), message=ExecutorExited),
-            Inlet(subject=subjects.done(name), message=DoneBatch),
-            Inlet(subject=subjects.undelivered(name), message=DoneBatch),
+            *(Inlet(subject=one, message=DoneBatch) for one in (subjects.done(name), subjects.undelivered(name))),
             Inlet(subject=subjects.trying(name), message=Trying),
             *self.silence.inlets,
             *self.resent.inlets,
@@ -209,8 +207,7 @@ class Dispatcher(TableActor):
         if query.why is CANCELLED:
             return self._end(query, CANCELLED, now)
         if query.ask.arm is not None and lacks_new(query.ask, self.view):
-            load = self._select(query.ask, now).load
-            ordered = () if load is None else self._loads.order(query, load, now)
+            ordered = self._load(query, query.ask, now)
             query.ask = msgspec.structs.replace(query.ask, arm=None, version=None)
             return (*ordered, *self._decide(query, now))
         if query.planned is not None and not query.crashes and self.central.serves(query.planned, query.ask):
@@ -224,7 +221,10 @@ class Dispatcher(TableActor):
         orders = () if decision.load is None else self._loads.order(query, decision.load, now)
         if decision.refusal is not None:
             self.view.had_no_time(query.ask, now)
-            return (*orders, *self._end(query, decision.refusal, now))
+            copies, absent = self.composites.unreached(query, now)
+            if absent is not None:
+                orders = self._load(query, msgspec.structs.replace(query.ask, accuracy=0.0, variant=absent), now)
+            return (*orders, *copies, *self._end(query, decision.refusal, now))
         query.why = why = not_loaded(query.ask, self.view) if decision.load is None else None
         if why is not None and why.retry_after_ms is UNSET and now >= query.arrived + STRANDED_S:
             return self._end(query, why, now)
@@ -235,6 +235,11 @@ class Dispatcher(TableActor):
         decision = self._policy.select(ask, now, self.view)
         note(ask, decision, now, self.view)
         return decision
+
+    def _load(self, query: Query, ask: Ask, now: float) -> tuple[Effect, ...]:
+        """Order what would serve these needs, if nothing does."""
+        load = self._select(ask, now).load
+        return () if load is None else (*self._loads.order(query, load, now),)
 
     def _make_wait(self, query: Query, now: float, wait: Callable[[Query], Iterable[Effect]]) -> Iterable[Effect]:
         """It waits. Where there is no room among the waiting queries, one of lower priority is refused, or it is."""
@@ -322,7 +327,7 @@ class Dispatcher(TableActor):
         if gone.succeeded:
             return NOTHING  # its successor may have all
         self.in_flight.told(gone.worker, gone.device)
-        self.composites.exited(gone)
+        self.composites.exited(gone, envelope.now)
         return self.silence.exited(gone, self.view.lose_device(gone.worker, gone.device), envelope.now)
 
     def _handed_back(self, envelope: Envelope) -> Iterable[Effect]:
@@ -488,13 +493,8 @@ class Dispatcher(TableActor):
 
 
 def make_dispatcher(
-    settings: Settings,
-    subjects: Subjects,
-    name: str,
-    policy: SelectionPolicy,
-    prices: Mapping[str, float],
-    new_uid: Callable[[], bytes],
-) -> Dispatcher:
+    settings: Settings, subjects: Subjects, name: str, policy: SelectionPolicy, prices: Mapping[str, float], new_uid: Callable[[], bytes],
+) -> Dispatcher:  # fmt: skip
     """A dispatcher. Parameters as for `Dispatcher`."""
     target, more = settings.autoscaler.slo_target, (settings.selection, settings.quality, settings.jobs)
     return Dispatcher(name, subjects, policy, prices, new_uid, settings.dispatcher, target, *more)

@@ -28,7 +28,8 @@ ANSWERS = ""  # in place of a variant: the app's answers, whoever made them
 
 
 class Answered(msgspec.Struct, gc=False):
-    """A query of an app without a policy, or a stage's. floor: the accuracy that it stated. said: of each item (`services.core.ensemble.outputs.said`).
+    """A query of an app without a policy, or a stage's. variant: "" if it was refused, and copies alone are answered. floor: the accuracy that it stated.
+    said: of each item (`services.core.ensemble.outputs.said`).
     arm: of the release. id: its client's; None for a stage's. copies: other variants that have answered it, too, and what those said.
     """
 
@@ -84,6 +85,11 @@ class AnsweredQueries:
         if len(kept) >= KEPT:
             self._old, self._young = self._young, Generation()
 
+    def refused(self, query: Query) -> None:
+        """A query has been refused, and is copied all the same."""
+        name, ask = query.head.id if query.part is None else None, query.ask
+        self._young.queries.append(Answered(query.uid, ask.app, "", None, [None] * ask.items, None, name))
+
     def copied(self, uid: bytes, variant: str, words: list[Any] | None) -> None:
         """Another variant has answered this query, too."""
         if words is not None:
@@ -116,23 +122,21 @@ class Scored(NamedTuple):
 
 
 def score_answered(label: Any, item: int, of: Answered, record_of: Callable[[str], VariantRecord | None]) -> Scored:
-    """By the answer of the one variant that was asked, and of those that answered copies. record_of: variants as they were registered."""
-    record, found = record_of(of.variant), None
-    if record is None or (found := _score(label, of.said[item], record)) is None:
-        return Scored()
-    one = {record.twins: found}
-    aims = {record.twins: aim_of(record.metric, record.accuracy)}
-    copy = None
-    for variant, words in of.copies:
-        other = record_of(variant)
-        if other is None or (score_of := _score(label, words[item], other)) is None:
+    """By the answer of the one variant that was asked, if there is one, and of those that answered copies. record_of: variants as they were registered."""
+    one: dict[str, float] = {}
+    aims: dict[str, float] = {}
+    answer = promised = copy = None
+    for variant, words in ((of.variant, of.said), *of.copies):
+        record = record_of(variant)
+        if record is None or (found := _score(label, words[item], record)) is None:
             continue
-        one[other.twins], aims[other.twins] = score_of, aim_of(other.metric, other.accuracy)
-        if of.arm is not None and (other.model, other.version) == (of.arm.model, of.arm.version):
-            copy = score_of
-    if record.metric in TARGETS:
-        return Scored(one, aims=aims, copy=copy)
-    return Scored(one, found, of.floor or record.accuracy, aims, copy)
+        one[record.twins], aims[record.twins] = found, aim_of(record.metric, record.accuracy)
+        if words is of.said:
+            if record.metric not in TARGETS:
+                answer, promised = found, of.floor or record.accuracy
+        elif of.arm is not None and (record.model, record.version) == (of.arm.model, of.arm.version):
+            copy = found
+    return Scored(one, answer, promised, aims, copy)
 
 
 def score_prediction(label: Any, item: int, of: Prediction, record_of: Callable[[str], VariantRecord | None]) -> Scored:

@@ -4,6 +4,8 @@ pipeline (InferLine, paper 004). Pure.
 
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec.structs import replace
+
 from bus.messages.fleet import ExecutorExited
 from bus.messages.flow import ContextChanged, DoneBatch
 from bus.messages.public import Error, ListRequest
@@ -12,7 +14,7 @@ from services.core.actor import Done, Effect, Envelope, Failed, Handler, Inlet, 
 from services.core.ensemble.policies import make_policy
 from services.core.outcomes import PART_GRACE
 from services.core.settings import DispatcherSettings, EnsembleSettings, JobsSettings, QualitySettings
-from services.dispatcher.answered import AnsweredQueries
+from services.dispatcher.answered import AnsweredQueries, score_answered
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import Budgets
 from services.dispatcher.cache import CachedParts
@@ -26,7 +28,7 @@ from services.dispatcher.join import JOIN, RESULTS, EndsDue, Joins
 from services.dispatcher.pipelines import Pipelines
 from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Composite, PartReply, Query, QueryPart
-from services.dispatcher.references import References
+from services.dispatcher.references import Probe, References
 from services.dispatcher.releases import Mirrored, Releases
 
 
@@ -90,7 +92,7 @@ class Composites:
         self.answered = AnsweredQueries()
         self.copies = Copies(name, subjects)
         self.releases = outcomes.releases = Releases(name, subjects, apps.view, self.copies)
-        known = (self.contexts, self.predictions, outcomes.log, new_uid, self.answered, self.releases)
+        known = (self.contexts, self.predictions, outcomes.log, new_uid, self.answered, self.releases, self.copies)
         self.feedback = Feedbacks(name, subjects, apps, *known)
         told = (apps.view, apps.catalog, self.copies, self.feedback.learning)
         self.references = References(*told, quality, jobs)
@@ -124,19 +126,47 @@ class Composites:
         """A batch is done: what it said may be compared. Before its outcomes count as recorded."""
         if batch.said is not None:
             self.answered.ended(batch, queries)
-        for one in self.copies.done(batch, self._apps.view.records):
-            self._copied(one)
-        return [*self.releases.done(batch, queries, now), *self.references.done(batch, queries, now)]
+        copied = [
+            effect for one in self.copies.done(batch, self._apps.view.records) for effect in self._copied(one, now)
+        ]
+        return [*copied, *self.releases.done(batch, queries, now), *self.references.done(batch, queries, now)]
 
-    def exited(self, gone: ExecutorExited) -> None:
-        """An executor has ended, and copies with it."""
+    def exited(self, gone: ExecutorExited, now: float) -> None:
+        """An executor has ended, and copies with it: none has been answered."""
         for one in self.copies.exited(gone):
-            self._copied(one)
+            self._copied(one, now)
 
-    def _copied(self, one: Copied) -> None:
-        """A copy has ended: labels score what it said, too."""
+    def unreached(self, query: Query, now: float) -> tuple[list[Effect], str | None]:
+        """A query is about to be refused, since no variant is able to answer it. Labels may come for it all the same. Returns copies, and a variant
+        that is to be loaded for those of others.
+        """
+        if not self.references.refuses(query):
+            return [], None
+        self.answered.refused(query)
+        return self.references.refused(query, now)
+
+    def _copied(self, one: Copied, now: float) -> list[Effect]:
+        """A copy has ended: labels score what it said, too, whether they come later or have come."""
         self.answered.copied(one.uid, one.record.variant, one.said)
+        effects = self._labelled(one, now) if one.labels and one.said is not None else []
+        if isinstance(one.about, Probe):
+            return effects + (
+                self.references.ask(one.about.query, one.said, one.record.variant, now) if one.said else []
+            )
         (self.releases if isinstance(one.about, Mirrored) else self.references).copied(one)
+        return effects
+
+    def _labelled(self, one: Copied, now: float) -> list[Effect]:
+        """Labels of its query came before the copy was answered: they score it now."""
+        of = self.answered.find(one.about.app, one.uid, None)
+        if of is None:
+            return []
+        alone, known = replace(of, variant="", copies=((one.record.variant, one.said),)), self._apps.catalog.variant
+        found = [score_answered(label, item, alone, known) for item, label in one.labels.items()]
+        for scored in found:
+            self.releases.labelled(of.app, of.arm, None, scored.copy)
+        found = [scored for scored in found if scored.variants]
+        return self.feedback.learning.compared(of.app, found, now) if found else []
 
     def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
         """A part was refused by its own dispatcher."""

@@ -24,16 +24,19 @@ LOST_S = 60.0
 
 
 class Copy(NamedTuple):
-    """One under way. uid: of the query. about: whatever its sender keeps here."""
+    """One under way. uid: of the query. about: whatever its sender keeps here. labels: of items of the query, that came meanwhile."""
 
     uid: bytes
     route: Route
     on: Instance
     about: Any
+    labels: dict[int, Any]
 
 
 class Copied(NamedTuple):
-    """One that has ended. said: of each item, as in `DoneBatch`; None: it is not known. code: "", or why there is no answer. seconds: of computing."""
+    """One that has ended. said: of each item, as in `DoneBatch`; None: it is not known. code: "", or why there is no answer. seconds: of computing. labels: as
+    in `Copy`.
+    """
 
     uid: bytes
     about: Any
@@ -41,6 +44,7 @@ class Copied(NamedTuple):
     said: list[Any] | None
     code: str
     seconds: float
+    labels: dict[int, Any]
 
 
 class Copies:
@@ -67,8 +71,14 @@ class Copies:
             None, None, None, 9, None, None, OFFLINE, None, record.model, record.version, record.variant, False, True,
             ask.length, payer=SYSTEM,
         )  # fmt: skip
-        self._open[uid] = Copy(query.uid, route, on, about)
+        self._open[uid] = Copy(query.uid, route, on, about, {})
         return [Publish(self._subjects.execute(on.worker.name, on.device), Execute(route, query.raw))]
+
+    def labelled(self, uid: bytes, item: int, label: Any) -> None:
+        """A label of a query counts: copies of it that are under way are scored when they come."""
+        for one in self._open.values():
+            if one.uid == uid:
+                one.labels.setdefault(item, label)
 
     def done(self, batch: DoneBatch, records: Mapping[str, VariantRecord]) -> list[Copied]:
         """Those of a batch."""
@@ -80,7 +90,7 @@ class Copies:
                 continue
             code = batch.codes[i] if batch.codes is not None else ""
             said = None if batch.said is None else batch.said[i]
-            found.append(Copied(one.uid, one.about, record, said, code, batch.finished - batch.started))
+            found.append(Copied(one.uid, one.about, record, said, code, batch.finished - batch.started, one.labels))
         return found
 
     def exited(self, gone: ExecutorExited) -> list[Copied]:
@@ -91,7 +101,7 @@ class Copies:
                 continue
             del self._open[uid]
             if gone.running and uid in gone.running:
-                found.append(Copied(one.uid, one.about, one.on.record, None, "model_error", 0.0))
+                found.append(Copied(one.uid, one.about, one.on.record, None, "model_error", 0.0, {}))
         return found
 
     def lost(self, route: Route) -> bool:

@@ -45,6 +45,7 @@ from services.dispatcher.answered import (
 )
 from services.dispatcher.apps import Apps
 from services.dispatcher.contexts import COUNTS, Contexts
+from services.dispatcher.copies import Copies
 from services.dispatcher.counted import mark_of_bytes
 from services.dispatcher.feedback_names import (
     FeedbackLists,
@@ -64,7 +65,6 @@ MOST_OPEN = 10_000  # feedbacks that are not applied yet: at most 1 MB each, usu
 PATIENCE = 0.25  # s in which another dispatcher says that it has a prediction; a message takes less than a thousandth
 _NO_INPUTS = (b"", b"\xc0")
 _encode = msgspec.json.Encoder().encode
-
 
 DEAF = (
     "app: {} is a pipeline, and no policy makes its answers, so nothing learns: send feedback to the app of a stage, with"
@@ -104,12 +104,14 @@ class Feedbacks:
         new_uid: Callable[[], bytes],
         answered: AnsweredQueries,
         releases: Releases,
+        copies: Copies,
     ) -> None:
         self._name = name
         self._subjects = subjects
         self._apps = apps
         self._predictions = predictions
         self._answered = answered
+        self._copies = copies
         self.publisher = Publisher(apps.catalog)
         self.learning = Learning(contexts, log, self.publisher, releases)
         self._new_uid = new_uid
@@ -267,7 +269,8 @@ class Feedbacks:
             marks = (one.mark, mark_of_item(of.app, of.uid, item))
             record = self._apps.catalog.variant(of.variant)
             scored = score_answered(one.feedback.label, item, of, self._apps.catalog.variant)
-            event, arm, right = scored_event(event, scored, of.variant), of.arm, scored.of(record)
+            event, arm, right = scored_event(event, scored, of.variant or None), of.arm, scored.of(record)
+            self._copies.labelled(of.uid, item, one.feedback.label)
         update = FeedbackUpdate(
             None, item, one.feedback.label, marks, event, one.sender, scored=scored, arm=arm, right=right
         )
@@ -414,7 +417,7 @@ class Feedbacks:
             return self.learning.record(one.event, [one.mark], one.sender)
         app = one.event.app
         if self._is_plain(app):
-            return self._count(one)
+            return self._count(one, self._answered.find(app, one.query, one.feedback.id))
         if one.by_id and one.latest is not None:
             one.is_about(one.latest)
             known = self.learning.known((one.mark,), one.sender)

@@ -18,7 +18,7 @@ from services.core.actor import Effect
 from services.core.catalog import Catalog
 from services.core.ensemble.outputs import score
 from services.core.placement import REMOTE
-from services.core.quality import COMPARED, compared, least_agreement
+from services.core.quality import CLOSER, COMPARED, Pace, compared, least_agreement
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView
 from services.core.selection.instances import Instance
@@ -29,6 +29,7 @@ from services.dispatcher.learning import Learning
 from services.dispatcher.query import Query
 
 COUNT_S = 2.0  # between two times that what references said is stored
+PROBED = 10  # times as large a share of what is refused: nothing else is computed for it, and some 100 labels show that the world went back
 
 
 class Asked(NamedTuple):
@@ -43,6 +44,15 @@ class Asked(NamedTuple):
     by_first: bool
 
 
+class Probe(NamedTuple):
+    """A query that is refused, since no variant reaches its accuracy any more: one that was registered with it answers for nobody, so that labels and
+    references show when it does again.
+    """
+
+    app: str
+    query: Query
+
+
 class References:
     """The second answers under way, and what those said that have come."""
 
@@ -55,6 +65,8 @@ class References:
         self._copies = copies
         self._learning = learning
         self._below = int(quality.reference_share * 2**32)
+        self._closer = CLOSER * self._below
+        self._paces: defaultdict[str, Pace] = defaultdict(Pace)  # by app
         self._calm = jobs.utilisation_below
         self._found: defaultdict[str, list[Scored]] = defaultdict(list)
         self._count_at = 0.0
@@ -64,8 +76,10 @@ class References:
         effects: list[Effect] = []
         if self._below and batch.said is not None:
             for query, words in zip(queries, batch.said, strict=False):
-                if query is not None and words and crc32(query.uid) < self._below:
-                    effects.extend(self._ask(query, words, batch.variant, now))
+                if query is None or not words or (place := crc32(query.uid)) >= self._closer:
+                    continue
+                if self._paces[query.ask.app].asks(place / self._below):
+                    effects.extend(self.ask(query, words, batch.variant, now))
         return effects
 
     def check(self, now: float) -> list[Effect]:
@@ -81,7 +95,34 @@ class References:
             for effect in self._learning.compared(app, scores, now)
         ]
 
-    def _ask(self, query: Query, words: Sequence[Any], variant: str, now: float) -> list[Effect]:
+    def refuses(self, query: Query) -> bool:
+        """Whether a query that finds no variant is refused for what labels or references show, as far as its app goes."""
+        view = self._view.apps.get(query.ask.app)
+        return (
+            view is not None
+            and view.app.quality_act == "refuse"
+            and query.why is None
+            and bool(view.promised(query.ask).any())
+        )
+
+    def refused(self, query: Query, now: float) -> tuple[list[Effect], str | None]:
+        """Have a variant answer it for nobody, whatever else its device does: answering it was its work before. Else the variant that should be loaded."""
+        ask, view = query.ask, self._view.apps.get(query.ask.app)
+        if view is None or crc32(query.uid) >= PROBED * self._below:
+            return [], None
+        left = [
+            group
+            for group, promised in zip(view.groups, view.promised(ask).tolist(), strict=True)
+            if promised and group.record.hardware != REMOTE
+        ]
+        loaded = [one for group in left for one in group.active]
+        if not loaded:
+            absent = min(left, key=lambda group: view.cost[view.index[group.record.variant]], default=None)
+            return [], None if absent is None else absent.record.variant
+        on = self._copies.idle(loaded[crc32(query.uid, 1) % len(loaded) :] + loaded)
+        return [] if on is None else self._copies.send(query, on, Probe(ask.app, query), "probe", now), None
+
+    def ask(self, query: Query, words: Sequence[Any], variant: str, now: float) -> list[Effect]:
         """Have a query answered once more, if it can be."""
         ask, view = query.ask, self._view.apps.get(query.ask.app)
         if view is None or view.app.app == WITHOUT_APP:
@@ -140,6 +181,7 @@ class References:
         if known:  # one observation: the items of a query may be alike
             name = compared(of, by)
             mean = sum(known) / len(known)
+            self._paces[asked.app].said(mean)
             self._found[asked.app].append(Scored({name: mean}, aims={name: least_agreement(of, by)}))
 
 

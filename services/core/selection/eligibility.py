@@ -439,9 +439,9 @@ class AppView:
 
     def eligible(self, ask: Ask) -> NDArray[np.bool_]:
         """Which variants meet accuracy, latency (inference alone, and the way to it), cost and what was pinned."""
-        return self.accurate(ask) & self._able(ask)
+        return self.accurate(ask) & self.able(ask)
 
-    def _able(self, ask: Ask) -> NDArray[np.bool_]:
+    def able(self, ask: Ask) -> NDArray[np.bool_]:
         """Which variants meet all of it but the accuracy."""
         mask: NDArray[np.bool_] = self.latency(ask.items, ask.length) + self.way <= ask.latency_s
         if ask.cost < INFINITE:
@@ -452,10 +452,16 @@ class AppView:
             mask &= self.serving[_new(ask)]
         return mask
 
+    def promised(self, ask: Ask) -> NDArray[np.bool_]:
+        """Which of those were registered with the query's accuracy, where another one counts now for some variant."""
+        if not (self.left and ask.accuracy > 0.0):
+            return np.zeros(len(self.records), dtype=bool)
+        return self.able(ask) & np.array([(r.registered or 0.0) >= ask.accuracy for r in self.records], dtype=np.bool_)
+
     def accurate(self, ask: Ask) -> NDArray[np.bool_]:
         """Which variants meet the query's accuracy. Without one, those that answer as their model does (`services.core.demand`), or the named one."""
         if ask.accuracy > 0.0 and self.left:
-            return reaching(self.records, ask.accuracy, self.app, self._able(ask))
+            return reaching(self.records, ask.accuracy, self.app, self.able(ask))
         if ask.accuracy > 0.0:
             return np.asarray(self.accuracy >= ask.accuracy)
         return self.default.copy() if ask.variant is None else np.ones(len(self.records), dtype=bool)

@@ -164,7 +164,8 @@ def unsatisfiable(ask: Ask, app: AppView, view: ClusterView) -> Error:
         what = "an accuracy" if record.metric in ACCURACIES else f"a {record.metric}"
         text += f", or state {what}: {record.variant} has {value_of(kept(record.accuracy, record.metric), record.metric):.4g}"
     offered = group if is_servable(group, view) else None
-    return Error(code="unsatisfiable", message=text, closest=_offer(ask, app, offered), field=NEEDS)
+    field = UNSET if app.promised(ask).any() else NEEDS  # what was promised is no mistake of who asks for it
+    return Error(code="unsatisfiable", message=text, closest=_offer(ask, app, offered), field=field)
 
 
 def nearest(ask: Ask, app: AppView, view: ClusterView, *, servable: bool = False) -> VariantInstances | None:

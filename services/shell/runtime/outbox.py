@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 ROWS = 1024  # a batch is sent when it is this long; keeps one encode well below a millisecond
 LATEST = 0.2  # s; or when its first row is this old
-SOON = 0.002  # s; or so soon, if somebody waits for one of its rows and no batch is on its way
+SOON = 0.0005  # s; or so soon, if somebody waits for one of its rows and no batch is on its way
 LONGEST_PAUSE = 2.0  # s between two tries to publish
 HELD = 2_000_000  # rows; beyond this the oldest batches are dropped, which is logged as an error
 

@@ -27,7 +27,7 @@ from tests.unit.dispatcher.test_join import Several, members
 
 def test_it_is_accepted_on_disk_with_inputs_as_their_digest() -> None:
     system = Dispatchers()
-    reply = system.tell("plain", seconds=PATIENCE + 0.003, id="q1", label=7, context="user")
+    reply = system.tell("plain", seconds=PATIENCE + 0.0021, id="q1", label=7, context="user")
     [event] = system.events(FeedbackEvent)
     assert (event.app, event.id, event.context, event.label) == ("plain", "q1", "user", "7")
     assert not system.said(reply)

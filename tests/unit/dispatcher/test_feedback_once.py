@@ -316,7 +316,7 @@ def test_it_is_not_accepted_before_it_is_durable() -> None:
     reply = system.tell(query=query, seconds=2.0)  # read, and the write has begun
     assert not system.said(reply)
     assert not system.stage.records
-    system.stage.run(0.001)
+    system.stage.run(0.0003)
     assert len(system.events(SelectionEvent)) == 2
     assert not system.said(reply)
     system.stage.run(DURABLE)
@@ -327,7 +327,7 @@ def test_a_dispatcher_killed_before_it_has_accepted_counts_once() -> None:
     """Trap 13 and 15: killed when the weights are stored and their rows are not; it is sent again to one that knows nothing."""
     system = Dispatchers()
     query = system.predicted()
-    reply = system.tell(query=query, retry_key=b"k" * 16, seconds=0.003)
+    reply = system.tell(query=query, retry_key=b"k" * 16, seconds=0.0022)
     assert system.store.writes == 1
     system.stage.kill("d0", seconds=DURABLE)
     assert not system.said(reply)

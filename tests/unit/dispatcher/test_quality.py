@@ -8,6 +8,7 @@ from bus.messages.catalog import Ensemble
 from bus.messages.events import FeedbackEvent
 from bus.messages.public import ListRequest, Requirements
 from bus.messages.quality import AppQuality
+from services.core.outcomes import is_client_error
 from services.dispatcher.contexts import FORGOTTEN_S
 from services.dispatcher.metrics import DispatcherMetrics
 from tests.support.simulated.fleet import Fleet, refused, variant
@@ -69,6 +70,7 @@ def test_where_no_variant_reaches_it_the_app_says_what_happens(act: str) -> None
     if act == "refuse":
         closest = refused(reply, "unsatisfiable", "accuracy")["closest"]
         assert (closest["variant"], closest["accuracy"]) == ("weak-1", 0.5)
+        assert not is_client_error(fleet.outcomes()[-1]), "it counts against the app: its promise is broken"
         return
     assert reply["missed"] == ["accuracy"]
     expected = ("cheap-1", live, "labels") if act == "report" else ("weak-1", 0.5, "registered")

@@ -1,6 +1,7 @@
 """A variant that alone went wrong is found without labels: a share of the queries is answered once more."""
 
 from typing import Any
+from zlib import crc32
 
 import pytest
 from msgspec.structs import replace
@@ -11,8 +12,9 @@ from bus.messages.jobs import OFFLINE, SYSTEM
 from bus.messages.public import ListRequest, Requirements
 from bus.messages.quality import AppQuality
 from infaas.cli.output import missed_words
+from services.core.quality import SPARE
 from services.core.settings import QualitySettings, Settings
-from tests.support.simulated.fleet import Fleet, variant
+from tests.support.simulated.fleet import Fleet, refused, variant
 from tests.unit.dispatcher.test_quality import CHEAP, FLOOR, WRONG, known, labelled, serving
 
 SURE = variant("sure-1", model="sure", accuracy=0.99, base_ms=6.0, per_item_ms=2.0)
@@ -133,6 +135,18 @@ def test_as_large_a_share_as_the_settings_say() -> None:
     assert 50 <= len(fleet.copies()) <= 110
 
 
+def test_more_are_asked_for_after_one_that_disagrees_and_no_more_than_twice_the_share_in_the_long_run() -> None:
+    fleet = referred(share=0.02)
+    assert asked(fleet, 150, **FLOOR)["variant"] == "sure-1"
+    assert sum(crc32(one.uid) < 0.02 * 2**32 for one in fleet.outcomes()) < 10, "by the share alone it is not found yet"
+    fleet = referred(
+        replace(CHEAP, accuracy=0.6), replace(SURE, accuracy=0.61), share=0.02
+    )  # disagreeing shows nothing
+    asked(fleet, 3000)
+    by_share = sum(crc32(one.uid) < 0.02 * 2**32 for one in fleet.outcomes())
+    assert by_share + 20 < len(fleet.copies()) <= 2 * by_share + SPARE
+
+
 @pytest.mark.parametrize("right", ["labels", "reference"])
 def test_labels_win_over_references(right: str) -> None:
     fleet = referred(says={"sure": 1.0} if right == "labels" else WRONG)
@@ -156,3 +170,43 @@ def test_a_kept_answer_and_two_dispatchers() -> None:
     fleet.stage.kill("d0")
     fleet.start_dispatcher("next", seconds=1.0)
     assert {fleet.reply(fleet.ask(**FLOOR), 0.05)["variant"] for _ in range(6)} == {"sure-1"}
+
+
+@pytest.mark.parametrize("shown_by", ["labels", "labels that are early", "references"])
+def test_an_app_that_refuses_comes_back_and_answers_nobody_before(shown_by: str) -> None:
+    sure = replace(SURE, accuracy=0.94)
+    fleet = referred(CHEAP, sure, share=0.1)
+    fleet.change(quality_act="refuse")
+    labelled(fleet, 30, **FLOOR)
+    refused(fleet.reply(fleet.ask(**FLOOR), 0.05), "unsatisfiable", "accuracy")
+    before, rows = len(fleet.copies()), len(fleet.outcomes())
+    fleet.behave(says={})
+    fleet.end_executor("w0", seconds=0.1)  # nothing is loaded any more, and nobody else asks for it
+    fleet.start_executor("w0", seconds=3.0)
+    answered = 0
+    for number in range(150):
+        name = fleet.ask(id=f"r{number}", seconds=0.0005, **FLOOR)
+        if shown_by == "labels":
+            fleet.stage.run(0.1)
+        if shown_by != "references":
+            fleet.stage.publish(fleet.subjects.feedback("app"), {"id": name, "label": 0}, "", 0.0)
+        answered += "error" not in fleet.reply(name, 0.5)
+    fleet.stage.run(3.0)
+    assert len(fleet.copies()) > before + 50
+    assert len(fleet.outcomes()) == rows + 150, "a copy has no row"
+    live = known(fleet).variants["cheap-1"]
+    if shown_by == "references":
+        assert answered == 0, "labels have said that it is wrong, and none say otherwise"
+        return
+    assert live.accuracy > 0.9
+    assert 1 < answered < 120
+    answer = fleet.reply(fleet.ask(**FLOOR), 0.05)
+    assert (answer["variant"], answer["accuracy_source"], answer["missed"]) == ("cheap-1", "registered", [])
+
+
+def test_an_app_does_not_compute_what_it_refuses_where_references_are_off() -> None:
+    fleet = referred(CHEAP, share=0.0)
+    fleet.change(quality_act="refuse")
+    labelled(fleet, 30, **FLOOR)
+    asked(fleet, 20, **FLOOR)
+    assert fleet.copies() == []

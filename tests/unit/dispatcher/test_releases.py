@@ -10,6 +10,7 @@ from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, Ensemble, PipelineRecord, PipelineVertex
 from bus.messages.events import ReleaseEvent
 from bus.messages.jobs import OFFLINE
+from bus.messages.quality import AppQuality
 from bus.messages.verbs import Prune
 from services.core.actor import Changed, Synced
 from services.core.settings import Settings
@@ -323,6 +324,20 @@ def test_a_label_counts_for_both_versions_of_a_mirror() -> None:
     accuracy = next(one for one in fleet.shown()["figures"] if one["measure"] == "accuracy")
     assert (accuracy["old"], accuracy["old_n"], accuracy["new"]) == (1.0, 10, 0.0)
     assert accuracy["new_n"] >= 8
+
+
+def test_a_label_that_comes_before_the_copy_scores_it_once() -> None:
+    fleet = Releasing(says={"m@2": 1.0}, late={"m@2": 200.0})
+    fleet.start(mirror=1.0, least=3600.0)
+    for count in (1, 2):
+        reply = fleet.reply(fleet.ask(), 0.02)
+        for _ in range(2):  # at once, and again after the copy's answer
+            word = {"query": reply["query"], "label": 0}
+            fleet.stage.publish(fleet.subjects.feedback("app"), word, "_INBOX.f", 2.0)
+            accuracy = next(one for one in fleet.shown()["figures"] if one["measure"] == "accuracy")
+            assert [accuracy[name] for name in ("old", "old_n", "new", "new_n")] == [1.0, count, 0.0, count]
+    quality = next(one for one in fleet.records if isinstance(one, AppQuality))
+    assert {name: one.labels for name, one in quality.variants.items()} == {"m-v1-ort-fp32-t1-b8": 2, NEW.variant: 2}
 
 
 def test_classes_are_compared_by_their_names() -> None:
