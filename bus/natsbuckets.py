@@ -27,6 +27,8 @@ from bus.subjects import check_key
 
 _OPERATION = "KV-Operation"
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+_TTL_DISABLED = 10166
+MARK_S = 86_400  # s for which the mark of a deleted key stays: whoever watches again within it hears of the deletion
 
 
 class NatsKeyValue:
@@ -56,8 +58,10 @@ class NatsKeyValue:
             "allow_rollup_hdrs": True,
             "deny_delete": True,
             "allow_direct": True,
+            "allow_msg_ttl": True,
         }
-        await self._jet.create_stream(config, ("max_age", "max_bytes", "duplicate_window") if max_age_s else ())
+        limits = ("max_age", "max_bytes", "duplicate_window") if max_age_s else ()
+        await self._jet.create_stream(config, ("allow_msg_ttl", *limits))
 
     async def put(self, key: str, value: bytes) -> int:
         return await self._jet.publish(self._subject(key), value)
@@ -86,7 +90,13 @@ class NatsKeyValue:
             raise
 
     async def delete(self, key: str) -> None:
-        await self._jet.publish(self._subject(key), b"", {_OPERATION: "DEL"})
+        mark = {_OPERATION: "DEL"}
+        try:
+            await self._jet.publish(self._subject(key), b"", mark | {"Nats-TTL": str(MARK_S)})
+        except JetError as error:  # made by an older version, and its owner has not started since
+            if error.code != _TTL_DISABLED:
+                raise
+            await self._jet.publish(self._subject(key), b"", mark)
 
     async def keys(self, under: str = "") -> list[str]:
         found: dict[str, None] = {}

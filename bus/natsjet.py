@@ -9,6 +9,7 @@ Not nats-py's: it takes 140 µs of CPU for a durable message (80 µs here). Its 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -122,7 +123,8 @@ class Streams:
         present = info["config"]
         if any(present.get(key) != config.get(key) for key in update):
             present |= {key: config[key] for key in update}
-            await self._jet.call(f"STREAM.UPDATE.{name}", present)
+            with suppress(Forbidden):  # it belongs to another service
+                await self._jet.call(f"STREAM.UPDATE.{name}", present)
         await self._copy(name, present)
 
     async def _create(self, config: dict[str, Any]) -> dict[str, Any]:

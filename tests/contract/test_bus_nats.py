@@ -471,6 +471,16 @@ async def test_a_deleted_object_leaves_nothing_in_the_stream(nats_url: str, pref
         await bus.close()
 
 
+async def test_the_mark_of_a_deleted_key_goes(nats_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bus.natsbuckets.MARK_S", 1)
+    async with await nats.connect(nats_url) as stock:
+        kept = await (bus := await joined(nats_url)).key_value(f"{prefix}-k")
+        await kept.delete("a")
+        while (await stock.jetstream().stream_info(f"KV_{prefix}-k")).state.messages:
+            await asyncio.sleep(0.1)
+        await bus.close()
+
+
 async def test_an_object_with_wrong_bytes_is_not_handed_out(nats_url: str, prefix: str, tmp_path: Path) -> None:
     bus, stock = await joined(nats_url), await nats.connect(nats_url)
     store = await bus.object_store(f"{prefix}-o")
