@@ -240,16 +240,15 @@ class InFlight:
         return expired, ask
 
     def ask_again(self, now: float) -> dict[tuple[str, str], str]:
-        """Speak for no executor before another echo has come back. Returns the devices that have queries, each with an instance of its own."""
+        """Speak for no executor before another echo has come back. Returns the devices that have queries, or had what waits now, each with an instance."""
         for query in self._asked.values():
             query.asked = now
-        instances = (query.instance for query in self.dispatched.values() if query.instance is not None)
-        return {(on.worker.name, on.device): on.id for on in instances}
+        queries = chain(self.dispatched.values(), self.waiting.values(), self.retries.values())
+        instances = (query.instance or (query.lent and query.lent[0]) for query in queries)
+        return {(on.worker.name, on.device): on.id for on in instances if on is not None}
 
     def remove_silent(self, echoed: float) -> list[Query]:
         """An echo of this time came back: remove the queries for which it was asked for, and whose executors have said nothing before it."""
-        if not self._asked:
-            return []
         silent = [query for query in self._asked.values() if 0.0 < query.asked <= echoed]
         self._asked = {query.uid: query for query in self._asked.values() if query.asked > echoed}
         return [query for query in silent if self.find(query.uid) is query and self.forget(query.uid)]

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, BatchingRule, ModelRecord, VariantRecord
+from bus.messages.quality import VersionRelease
 from services.core.batching import batching_key
 from services.core.catalog import app_key, key_of
 from services.shell.host.watch import HUNG, LOOK
@@ -36,6 +37,7 @@ OF_CONNECTIONS: frozenset[FaultKind] = frozenset(
 )  # fmt: skip  (kinds that only services.simulation.connections can have)
 AT_ONCE: frozenset[FaultKind] = frozenset(("worker-dies", "worker-joins", "process-dies"))  # they do not end
 STANDBY = 0.05  # s until a stand-by executor has taken over
+MIRRORED = 0.5  # share of the queries that are copied to a version in the mirror
 NEWER = "-next"  # after a version's name, and those of its variants
 
 Entries = dict[tuple[str, str], bytes]  # by bucket and key
@@ -260,6 +262,8 @@ class Faults:
             _delete(fault.model, entries, catalog)
         elif fault.what == "version":
             _renew(fault.model, entries, catalog)
+        elif fault.what in ("release", "mirror"):
+            _renew(fault.model, entries, catalog, fault.factor if fault.what == "release" else 0.0)
         elif fault.what == "app-deleted":
             entries.pop(at, None)
         elif at in entries:
@@ -296,8 +300,10 @@ def _delete(model: str, entries: Entries, bucket: str) -> None:
             del entries[bucket, key_of(record)]
 
 
-def _renew(model: str, entries: Entries, bucket: str) -> None:
-    """Register another version of a model beside each that there is, and link it in its place. Its variants are as fast."""
+def _renew(model: str, entries: Entries, bucket: str, share: float | None = None) -> None:
+    """Register another version of a model beside each that there is, and link it in its place. Its variants are as fast. share: of the queries that
+    a release gives it instead; 0: it answers copies.
+    """
     for record in (*_records(entries, bucket, ModelRecord), *_records(entries, bucket, VariantRecord)):
         if record.model == model:
             newer = replace(record, version=f"{record.version}{NEWER}")
@@ -306,8 +312,18 @@ def _renew(model: str, entries: Entries, bucket: str) -> None:
             entries[bucket, key_of(newer)] = encode(newer)
     for app in _records(entries, bucket, AppRecord):
         if model in app.links:
-            links = app.links | {model: f"{app.links[model]}{NEWER}"}
-            entries[bucket, key_of(app)] = encode(replace(app, links=links))
+            newer = f"{app.links[model]}{NEWER}"
+            changed = replace(app, links=app.links | {model: newer})
+            if share is not None:
+                changed = replace(app, release=_release(model, app.links[model], newer, share))
+            entries[bucket, key_of(app)] = encode(changed)
+
+
+def _release(model: str, old: str, new: str, share: float) -> VersionRelease:
+    found = VersionRelease(
+        model=model, version=new, old_version=old, steps=[share], least=0.0, margin=0.005, release=f"{model}-{new}"
+    )
+    return found if share else replace(found, state="mirror", step=-1, mirror=MIRRORED)
 
 
 def _concerns(fault: FaultSpec, record: VariantRecord) -> bool:

@@ -34,6 +34,14 @@ def cancels_of(draw: Random, system: Document, faulty_s: float) -> Document:
     return _fault(draw, "query-cancelled", kind, system, faulty_s)
 
 
+def release_of(draw: Random, system: Document, faulty_s: float) -> Document:
+    """A release that ends without another one in its place: a share of the queries gets the new version, or copies of them do."""
+    model = draw.choice(system["variant"])["model"]
+    share = draw.choice([0.0, 0.1, 0.5])
+    fields = {"what": "release", "model": model, "factor": share} if share else {"what": "mirror", "model": model}
+    return _fault(draw, "change", KindDrawn(1.0, lambda _draw, _system: fields), system, faulty_s)
+
+
 def _fault(draw: Random, kind: str, drawn: "KindDrawn", system: Document, faulty_s: float) -> Document:
     lasts = min(round(draw.choice([0.3, 0.7, 1.5, 3.0, 6.0]) * draw.uniform(0.8, 1.2), 2), faulty_s - 1.0)
     at = round(draw.uniform(0.5, faulty_s - lasts), 2)
@@ -173,6 +181,7 @@ BESIDE: dict[str, KindDrawn] = {
 RECOVERS_S = 20.0  # after the last fault until all is well
 SERVED_S = 8.0  # then, in which queries must be answered in time
 CANCELS = 0.4  # share of the systems whose clients take queries back
+RELEASES = 0.3  # and of those in which a version is brought out in steps, or in the mirror
 BUSY = 0.3  # of a system's cores that the load takes, at most
 
 _SPEED = {"cpu": 1.0, "gpu": 0.15}  # ms against a CPU's
@@ -220,6 +229,9 @@ def document_of(seed: int) -> Document:
     apart = Random(f"{seed} cancels")  # noqa: S311
     if apart.random() < CANCELS:
         document["fault"].append(cancels_of(apart, document, faulty_s))
+    apart = Random(f"{seed} releases")  # noqa: S311
+    if apart.random() < RELEASES:
+        document["fault"].append(release_of(apart, document, faulty_s))
     last = max(one.get("until_s", one["at_s"]) + max(0.0, one.get("delay_s", 0.0)) for one in document["fault"])
     document["scenario"]["duration_s"] = round(max(faulty_s, last) + RECOVERS_S + SERVED_S, 1)
     return {key: value for key, value in document.items() if value}

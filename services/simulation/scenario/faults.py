@@ -6,7 +6,7 @@ from typing import Annotated, Any, get_args
 
 from msgspec.structs import replace
 
-from bus.fields import Number
+from bus.fields import SHARE, Number
 from services.simulation.scenario.catalogue import Catalogue
 from services.simulation.scenario.machines import MachineBlock, devices_of
 from services.simulation.scenario.model import Change, FaultKind, FaultSpec, PolicySpec
@@ -60,6 +60,8 @@ _CHANGES: Mapping[str, tuple[str, ...]] = {  # what each change needs
     "app-deleted": ("app",),
     "model-deleted": ("model",),
     "version": ("model",),
+    "release": ("model", "factor"),
+    "mirror": ("model",),
     "target": ("app", "factor"),
     "plan": ("app",),
     "setting": ("app", "factor"),
@@ -173,5 +175,7 @@ def _check_change(fault: FaultSpec, block: dict[str, Any], at: Location, things:
     _keys(block.keys() - {"what"}, at, what, _CHANGES[what], _CHANGES[what])
     if what == "target":
         within(fault.factor, at.at("factor"), Number(above=0, most=0.999))
+    if what == "release":
+        within(fault.factor, at.at("factor"), SHARE)
     if "model" in block:
         one_of(fault.model, at.at("model"), {record.model for record in things.models}, "model")

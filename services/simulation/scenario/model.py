@@ -23,7 +23,7 @@ FaultKind = Literal[
     "query-cancelled", "change",
 ]  # fmt: skip
 Direction = Literal["in", "out", "both"]
-Change = Literal["app-deleted", "model-deleted", "version", "target", "plan", "setting"]
+Change = Literal["app-deleted", "model-deleted", "version", "release", "mirror", "target", "plan", "setting"]
 Objective = Literal["cost", "accuracy"]
 Times = NDArray[np.float64]
 
@@ -111,8 +111,9 @@ class FaultSpec(Struct, frozen=True, kw_only=True):
     stream-down: they are not stored before until_s.
     lease-late: its claims of the lease are answered at until_s.
     query-resent: clients send each query (of `app`, if named) again after delay_s, with the same key. query-cancelled: they take it back then.
-    change: `what` happens to `app` or `model` in the catalogue, until until_s: it is deleted, another version of it is linked ("version"), its
-    slo_target ("target") or its largest batch ("setting") becomes `factor`, its plan is withdrawn ("plan").
+    change: `what` happens to `app` or `model` in the catalogue, until until_s: it is deleted, another version of it is linked ("version"), or
+    gets the share `factor` of the queries ("release") or copies of them ("mirror"), its slo_target ("target") or its largest batch ("setting") becomes
+    `factor`, its plan is withdrawn ("plan").
     """
 
     kind: Annotated[FaultKind, "kind of fault"]
