@@ -164,6 +164,8 @@ def test_killed_servers_come_back_at_the_same_address(system: System, server: st
     wanted = r"(?s)up +WARNING \w+ ended \(killed by SIGKILL\)\n.* up +WARNING \w+ was started again \("
     name = server.removeprefix("bin/")[:4]
     assert eventually(lambda: re.search(wanted, infaas("logs", name, "--data-dir", str(system.directory)).stdout))
+    said = (system.directory / "logs" / "registrar.log").read_text()
+    assert "Traceback" not in said, "what is outside fails in a line"
 
 
 def _zombies(parent: int) -> list[int]:
