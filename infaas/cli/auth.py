@@ -141,7 +141,7 @@ def auth(
                 f"it is not shown again; gateways know it from {store.directory / TOKENS}, which gateway.tokens names"
             )
         case _ if store.revoke_token(name):
-            progress(f"gateways refuse the token {name} from now on")
+            progress(f"gateways refuse the token {name} within a second")
         case _:
             _print_users(store, [store.revoke(name, wholly=wholly)], json, changed=True)
     return 0

@@ -132,7 +132,8 @@ def catalog(
     /,
     *,
     missing: Annotated[
-        bool, Parameter(negative="", help="Also into a catalogue that is not empty: only what is not there.")
+        bool,
+        Parameter(negative="", help="Also into a catalogue that is not empty: only what is not there or is damaged."),
     ] = False,
     data_dir: DataDir = None,
     json: Json = False,
@@ -332,7 +333,7 @@ async def _size(client: Client) -> int:
 async def _write_back(
     client: Client, records: list[LastingRecord], copy: Callable[[str], AbstractContextManager[Path | None]]
 ) -> tuple[int, int, set[str]]:
-    """Write records and files that are not there. If that fails, the records go again.
+    """Write records and files that are not there, or are damaged. If that fails, the records go again.
 
     Files come behind the records that name them, else the registrar's pruning might delete them, and apps last. copy: of a file, by its digest; None:
     it is damaged. Returns how many records and files were written, and the digests of damaged files.
@@ -359,10 +360,10 @@ async def _write_back(
         needed = sorted(_needed(wanted))
         for number, digest in enumerate(needed, 1):
             progress(f"file {number} of {len(needed)}")
-            with copy(digest) as path:
+            with copy(digest) as path, TemporaryDirectory(prefix="infaas-") as place:
                 if path is None:
                     lost.add(digest)
-                elif not await store.exists(digest):
+                elif not (await store.exists(digest) and await fetch(store, digest, Path(place) / "there")):
                     await store.put(digest, path)
                     done += 1
         await write_all(wanted[len(models) :])

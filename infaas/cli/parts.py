@@ -54,8 +54,8 @@ def logs(
     if least is None:
         fail(f"--level {level}: is no level: use debug, info, warning or error", 2)
     directory = data_place(data_dir) / LOGS
-    supervisor = directory / "up.log"
-    told = {supervisor: LogFile(supervisor, about=service)} if service and supervisor.exists() else {}
+    supervisors = [*directory.glob("up.log"), *directory.glob("worker-*.log")] if service else []
+    told = {path: LogFile(path, about=service or "") for path in supervisors}
     files = told | {path: LogFile(path) for path in _files(directory, service)}
     found = sorted((line for file in files.values() for line in file.last(lines, least)), key=_time_of)
     _print(found[-lines:] if lines else [])

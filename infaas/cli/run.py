@@ -132,7 +132,8 @@ def settings_to_join(config: Path | None, data_dir: Path | None, environ: Mappin
         if settings.bus.url != type(settings.bus)().url:
             return settings
         system = locate(data_dir, environ)
-        more = {
+        more = {"INFAAS_DATA_DIR": str(data_dir)} if data_dir else {}
+        more |= {
             "INFAAS_BUS__URL": system.nats,
             "INFAAS_PREFIX": system.prefix,
             "INFAAS_BUS__TLS_CA": system.login.tls_ca,

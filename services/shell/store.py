@@ -44,8 +44,8 @@ _PATIENCE = {
 }
 
 
-class StoreError(Exception):
-    """The database cannot be used. The text says why and what to do."""
+class StoreError(OSError):
+    """The database cannot be used, which is a failure outside. The text says why and what to do."""
 
 
 # ---- prepare

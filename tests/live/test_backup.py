@@ -153,3 +153,32 @@ def test_a_nats_that_lost_its_disk_gets_back_all_that_was_registered(
         assert system.told("catalog", "restore")["damaged"] == []
         assert _variants(system) == variants
         assert talk(system, _ask) == answers
+
+
+def test_a_file_that_the_disk_changed_is_mended_from_its_copy(
+    place: Path, settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    directory = tmp_path / "data"
+    with running(directory, *settings) as system:
+        system.register("first", MODELS["first"])
+        answered = talk(system, _one)
+        with psycopg.connect(json.loads((directory / "endpoints.json").read_text())["writer"], autocommit=True) as db:
+            copied = "SELECT count(DISTINCT digest) >= 2 FROM infaas_internal.files"
+            assert eventually(lambda: db.execute(copied.encode()).fetchone() == (True,))
+    shutil.rmtree(directory / "workers")
+    blocks = directory.glob("nats/jetstream/*/streams/OBJ_infaas-artifacts/msgs/*.blk")
+    block = max(blocks, key=lambda path: path.stat().st_size)
+    body = bytearray(block.read_bytes())
+    body[len(body) // 2] ^= 1
+    block.write_bytes(body)
+    with running(directory, *settings) as system:
+        mended = system.command("catalog", "restore", "--missing", "--json")
+        assert mended.returncode == 0, mended.stderr
+        assert json.loads(mended.stdout) == {"records": 0, "files": 1, "damaged": []}
+        assert "cannot be read" in mended.stderr
+        assert talk(system, _one) == answered
+
+
+async def _one(client: Any) -> tuple[str, Any]:
+    answer = await client.query("first", X[:3], latency_ms=20_000)
+    return answer.variant, answer.output.tolist()

@@ -65,6 +65,20 @@ def test_it_is_utf8_and_small_and_on_loopback_only(server: EmbeddedPostgres) -> 
     assert int(settings["shared_buffers"]) * 8192 == 32 * 2**20
 
 
+def test_what_a_large_file_has_taken_is_given_back(directory: Path, server: EmbeddedPostgres) -> None:
+    def taken() -> int:
+        return sum(path.stat().st_size for path in (directory / "postgres" / "pg_wal").iterdir())
+
+    with psycopg.connect(server.superuser_dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE files (body bytea STORAGE EXTERNAL)")
+        for _ in range(100):
+            connection.execute("INSERT INTO files VALUES (%s)", (os.urandom(2**20),))
+        assert taken() > 100 * 2**20
+        connection.execute("TRUNCATE files")
+        connection.execute("CHECKPOINT")
+        assert taken() <= 3 * 16 * 2**20  # segments that are written, or made ready
+
+
 def test_without_the_password_nobody_gets_in(server: EmbeddedPostgres) -> None:
     for password in ("", "wrong"):
         with pytest.raises(psycopg.OperationalError):

@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -163,6 +164,8 @@ def test_killed_servers_come_back_at_the_same_address(system: System, server: st
     wanted = r"(?s)up +WARNING \w+ ended \(killed by SIGKILL\)\n.* up +WARNING \w+ was started again \("
     name = server.removeprefix("bin/")[:4]
     assert eventually(lambda: re.search(wanted, infaas("logs", name, "--data-dir", str(system.directory)).stdout))
+    said = (system.directory / "logs" / "registrar.log").read_text()
+    assert "Traceback" not in said, "what is outside fails in a line"
 
 
 def _zombies(parent: int) -> list[int]:
@@ -241,6 +244,33 @@ def test_a_worker_is_drained_and_takes_work_again(system: System) -> None:
     assert eventually(lambda: not drains())
     wrong = infaas("admin", "drain", "--worker", "w00", *where)
     assert (wrong.returncode, "no worker w00 runs: there are w0; did you mean w0?" in wrong.stderr) == (1, True)
+
+
+def test_a_worker_that_is_added_is_in_the_logs_and_on_the_page_of_metrics(system: System) -> None:
+    where, err = ("--data-dir", str(system.directory)), system.directory.parent / "added.err"
+    url = json.loads((system.directory / "endpoints.json").read_text())["metrics"]
+
+    def shown() -> set[str]:
+        page = urllib.request.urlopen(url).read().decode()
+        return set(re.findall(r'infaas_part_up\{part="(\w+-added)",process="up"\} 1', page)) & set(
+            re.findall(r'infaas_process_info\{process="(\S+)",', page)
+        )
+
+    with program("infaas.cli", "run", "worker", *where, errors=err, INFAAS_WORKER__NAME="added") as process:
+        assert eventually(lambda: shown() == {"executor-added", "monitor-added"})
+        [executor] = [pid for pid in system.pids("infaas.cli.run executor") if "NAME=added\0" in about(pid, "environ")]
+        os.kill(executor, signal.SIGKILL)
+
+        def told() -> bool:
+            said = infaas("logs", "executor-added", *where).stdout
+            return "executor-added ended (killed by SIGKILL)" in said and "executor-added was started again" in said
+
+        assert eventually(told)
+        assert "executor runs" in infaas("logs", "executor-added", *where).stdout
+        process.terminate()
+        assert process.wait(60) == 0
+    assert shown() == set()
+    assert eventually(lambda: live_workers(system.urls["nats"]) == ["w0"])
 
 
 async def killed_amid_answers(process: "subprocess.Popen[str]", directory: Path) -> set[str]:

@@ -212,6 +212,7 @@ _OPTIONS = {
     "max_connections": "40",
     "shared_buffers": "32MB",
     "max_wal_size": "1GB",
+    "wal_recycle": "off",  # what a large file has taken goes at the next checkpoint
     "max_worker_processes": "2",
     "max_parallel_workers": "0",
     "max_parallel_workers_per_gather": "0",

@@ -158,15 +158,15 @@ class Stack:
         )
         ours += ["metrics"] * spec.settings.metrics.enabled
         preferred = preferred_ports(spec.settings)
-        chosen = choose_ports(ours, spec.port_base, kept, self._claims.take, self._claims.take_any, preferred)
+        take, take_any = self._claims.take, self._claims.take_any
+        chosen = choose_ports(ours, spec.port_base, kept, take, take_any, preferred)
         self.notices = moved_ports(chosen, spec.port_base, kept, preferred)
         if spec.config is None and (before := recorded(spec.data_dir, "config")):
             self.notices.append(
                 f"the last start had --config {before}, this one has none: its settings are the defaults"
             )
-        claims = self._claims
         self._metrics = SystemMetrics(
-            spec.settings.metrics, chosen.get("metrics", 0), self._supervisor, claims.take, claims.take_any
+            spec.settings.metrics, chosen.get("metrics", 0), self._supervisor, take, take_any, spec.data_dir
         )
         if sys.platform == "linux":
             services = [*SHARED, *["gateway"] * spec.gateway]

@@ -1,7 +1,8 @@
 """One worker as one process to start and stop: `infaas run worker`, what a container of a worker runs (docs/swarm.md).
 
 It keeps two processes running, as `infaas up` does: the executor, and the monitor with the model-autoscaler and the runner of offline
-jobs. It shows their metrics as one page, and says on the bus when the executor has ended. On SIGTERM the worker drains, then stops.
+jobs. It shows their metrics as one page, and says on the bus when the executor has ended. On SIGTERM the worker drains, then stops. Beside a system
+of `infaas up`, its logs are with that one's, and that one's page of metrics has its own.
 
 An order to start or stop a worker of this machine carries the epoch of its controller. An order with a smaller epoch than an earlier order's,
 or than the leader record's, is refused: a controller that has lost its lease can no longer act.
@@ -30,18 +31,19 @@ from services.core.outcomes import LAST_WORDS
 from services.core.settings import Settings, WorkerSettings
 from services.core.settings.fields import Texts
 from services.shell.host import process
-from services.shell.host.endpoints import PortClaims
+from services.shell.host.endpoints import PortClaims, recorded
 from services.shell.host.machine import devices_of, worker_name
 from services.shell.host.process import ServerError
 from services.shell.host.running import Running, shared
 from services.shell.host.supervise import Child, Supervisor, until_stopped
-from services.shell.metrics.system import SystemMetrics
+from services.shell.metrics.system import WORKERS, SystemMetrics, show_pages
 from services.shell.runtime import telemetry
 from services.shell.runtime.runtime import unix_now
 from services.shell.settings import login_of
 
 log = logging.getLogger(__name__)
 
+LOGS = "logs"  # below the data directory, as `infaas.logfiles` reads them
 MONITORS = ["monitor", "model-autoscaler", "offline"]
 EXECUTOR, MONITOR = 1, 2  # stages: the monitor stops first and says that it leaves, so that nobody sends anything more
 STEPS: process.Steps = ((signal.SIGTERM, 8.0), (signal.SIGKILL, 5.0))
@@ -77,8 +79,13 @@ class WorkerHost:
             "INFAAS_WORKER__NAME": self.name,
             "INFAAS_BUS__URL": settings.bus.url,
             "INFAAS_PREFIX": settings.prefix,
+            "INFAAS_DATA_DIR": settings.data_dir,
         }
         self._environ = {**environ, **found}
+        self._data_dir = Path(settings.data_dir)
+        self._place = self._data_dir / WORKERS / self.name
+        self._beside = recorded(self._data_dir, "nats") == settings.bus.url  # a system of this machine
+        self._pages: dict[str, int] = {}
         self._subjects = Subjects(settings.prefix)
         self._supervisor = Supervisor()
         self._claims = PortClaims()
@@ -91,6 +98,8 @@ class WorkerHost:
     async def start(self) -> None:
         """Start the processes, as soon as no other worker of this name has the data directory; raises ServerError."""
         await self._take_turn()
+        if self._beside:
+            telemetry.to_file(self._log_of("worker"), "worker")
         asked = self._settings.metrics
         if asked.enabled and asked.port:
             if not self._claims.take(asked.port):
@@ -107,10 +116,13 @@ class WorkerHost:
         self._start("monitor", MONITORS, MONITOR, ours.monitor_nkey)
         if self._metrics is not None:
             self._metrics.started = True
+        if self._beside:
+            show_pages(self._place, self._pages)
         log.info("the worker %s runs", self.name)
 
     async def stop(self) -> None:
         """Drain, then stop everything; returns when nothing is left."""
+        show_pages(self._place, {})
         if self._metrics is not None:
             self._metrics.started = False
         if self._bus is not None and self._supervisor.pids:
@@ -134,13 +146,12 @@ class WorkerHost:
 
     async def _take_turn(self) -> None:
         """Wait until no other worker of this name runs: Swarm may start a machine's next one before the last one has ended."""
-        place = Path(self._settings.data_dir) / "workers" / self.name
-        place.mkdir(parents=True, exist_ok=True)
+        self._place.mkdir(parents=True, exist_ok=True)
         end = asyncio.get_running_loop().time() + LOCK_S
         logged = False
         while True:
             try:
-                self._lock = process.Lock(place / LOCK)
+                self._lock = process.Lock(self._place / LOCK)
             except ServerError:
                 if asyncio.get_running_loop().time() > end:
                     raise
@@ -151,9 +162,20 @@ class WorkerHost:
                 logged = True
             await asyncio.sleep(RETRY_S)
 
+    def _log_of(self, name: str) -> Path:
+        return self._data_dir / LOGS / f"{name}-{self.name}.log"
+
     def _start(self, name: str, services: list[str], stage: int, seed: str) -> None:
         command = process.service_command(services, self._config)
-        port = self._metrics.port_for(name) if self._metrics is not None else 0
+        file = None
+        if self._beside:
+            file = self._log_of(name)
+            name = file.stem
+        if self._metrics is not None:
+            port = self._metrics.port_for(name)
+        else:
+            port = self._claims.take_any() if self._beside and self._settings.metrics.enabled else 0
+        self._pages[name] = port
         environ = {**self._environ, "INFAAS_METRICS__PORT": str(port)}
         if seed:
             environ = {key: value for key, value in environ.items() if key not in SEED} | {SEED[0]: seed}
@@ -163,7 +185,7 @@ class WorkerHost:
 
         def launch() -> subprocess.Popen[bytes] | process.Taken:
             return process.start_service(
-                command, log=None, environ=environ, cwd=Path.cwd(), running=running, forks=self._forks
+                command, log=file, environ=environ, cwd=Path.cwd(), running=running, forks=self._forks
             )
 
         if stage != EXECUTOR:

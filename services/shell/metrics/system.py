@@ -1,11 +1,14 @@
 """The metrics and health of a whole system at one address: one page for all its processes.
 
-Under `infaas up` every service process has a port of its own. When this is asked, it asks them.
+Under `infaas up` every service process has a port of its own. When this is asked, it asks them, and those of workers that were added to the system.
 """
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
@@ -22,11 +25,37 @@ NEAR = 200  # ports after the first one that processes may get
 GRACE = 0.2  # s that a page under way has when the system stops
 PATIENCE = 1.5  # s that a process has to answer
 PAGE = "INFAAS_SYSTEM_PAGE"  # the variable that tells a gateway where its system's page of readiness is
+WORKERS, JOINED = (
+    "workers",
+    "metrics.json",
+)  # below the data directory, for each worker; where one that was added says its ports
 RECENT = 0.25  # s for which an answer of that page is good for those who ask next
 
 
+def show_pages(place: Path, ports: Mapping[str, int]) -> None:
+    """Say where the processes of a worker that was added to the system show their metrics; none: it stops. place: the worker's directory."""
+    if ports:
+        (place / JOINED).write_text(json.dumps({"pid": os.getpid(), "ports": ports}))
+    else:
+        (place / JOINED).unlink(missing_ok=True)
+
+
+def _joined(data_dir: Path | None) -> dict[str, int]:
+    """The ports of workers that were added, and run."""
+    found: dict[str, int] = {}
+    for file in [] if data_dir is None else data_dir.glob(f"{WORKERS}/*/{JOINED}"):
+        with suppress(OSError, ValueError):
+            said = json.loads(file.read_text())
+            os.kill(said["pid"], 0)
+            found |= said["ports"]
+    return found
+
+
 class SystemMetrics:
-    """port: of the page, claimed already; 0 if metrics are switched off. take: claims a port if it is free; take_any: claims a free one."""
+    """port: of the page, claimed already; 0 if metrics are switched off. take: claims a port if it is free; take_any: claims a free one.
+
+    data_dir: the system's, where workers that are added say their ports.
+    """
 
     def __init__(
         self,
@@ -35,7 +64,9 @@ class SystemMetrics:
         supervisor: Supervisor,
         take: Callable[[int], bool],
         take_any: Callable[[], int],
+        data_dir: Path | None = None,
     ) -> None:
+        self._data_dir = data_dir
         self.started = False  # everything that belongs to the system has been started
         self._settings = settings
         self._supervisor = supervisor
@@ -97,13 +128,14 @@ class SystemMetrics:
     # -- pages
 
     async def metrics(self, accept: str = "") -> Reply:
-        found, lacking = await asyncio.gather(self._ask("/metrics"), self.missing())
+        joined = _joined(self._data_dir)
+        found, lacking = await asyncio.gather(self._ask("/metrics", joined), self.missing())
         heard = {name: page.text for name, page in found.items() if page is not None and page.status == 200}
         return await asyncio.to_thread(
-            _system_page, list(self._families(heard, lacking)), heard, self._settings.series, accept
+            _system_page, list(self._families(heard, lacking, joined)), heard, self._settings.series, accept
         )
 
-    def _families(self, heard: Iterable[str], lacking: list[Missing]) -> Iterable[MetricFamily]:
+    def _families(self, heard: Iterable[str], lacking: list[Missing], joined: Iterable[str]) -> Iterable[MetricFamily]:
         ready = MetricFamily("infaas_ready", "gauge", "1 while nothing is missing: what /readyz says.")
         ready.add(int(not lacking))
         up = MetricFamily(
@@ -121,6 +153,8 @@ class SystemMetrics:
             up.add(int(well), part=name)
             restarts.add(self._supervisor.restarts[name], part=name)
             hangs.add(self._supervisor.hangs[name], part=name)
+        for name in joined:
+            up.add(int(name in heard), part=name)
         return (ready, up, restarts, hangs, *process_families())
 
     async def health(self) -> Reply:
@@ -152,8 +186,8 @@ class SystemMetrics:
         missing += [f"{name}: is not up" for name, page in found.items() if page is None or page.status != 200]
         return state_page("up", missing)
 
-    async def _ask(self, path: str) -> dict[str, Reply | None]:
-        """What each process answers; None: nothing. Nobody waits for one that the supervisor finds silent."""
+    async def _ask(self, path: str, joined: Mapping[str, int] | None = None) -> dict[str, Reply | None]:
+        """What each process answers, and each of those that joined; None: nothing. Nobody waits for one that the supervisor finds silent."""
 
         async def ask(port: int) -> Reply | None:
             try:
@@ -161,7 +195,7 @@ class SystemMetrics:
             except (OSError, ValueError):
                 return None
 
-        asked = {name: asyncio.create_task(ask(port)) for name, port in self._ports.items()}
+        asked = {name: asyncio.create_task(ask(port)) for name, port in (self._ports | dict(joined or {})).items()}
         try:
             while under_way := [task for name, task in asked.items() if not task.done() and name not in self._silent()]:
                 await asyncio.wait(under_way, timeout=LOOK, return_when=asyncio.FIRST_COMPLETED)
