@@ -245,7 +245,7 @@ def check_finite(array: "Array", where: str) -> None:
     what = "NaN" if np.isnan(array[at]) else "an infinite value"
     raise BadTensor(
         f"field `{where}` holds {what} at index {[int(one) for one in at]}: fill or drop it; models registered with "
-        "--allow-nan take it"
+        "allow_nan=True (--allow-nan) take it"
     )
 
 

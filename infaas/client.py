@@ -443,7 +443,9 @@ class Client:
         try:
             rows = await (self.models(model=model) if app is None else self.apps(app=app))
         except (Refused, Timeout):  # not every client may read lists; what does not fit is then refused
-            rows = []
+            rows = None
+        if app is not None and rows == []:
+            raise await self._no_app(app)
         return as_inputs(opened(x), msgspec.convert(rows[-1].get("inputs", []) if rows else [], list[TensorSpec]))
 
     async def _list(self, what: str, **about: str | None) -> list[dict[str, Any]]:
@@ -451,9 +453,13 @@ class Client:
         if not isinstance(items, list):
             raise InfaasError(f"the list of {what} has no items")
         app = about.get("app") if not items and what in ("models", "variants") else None
-        if app is not None and app not in (known := [one["app"] for one in await self.apps()]):
-            raise Refused("unknown_app", f"no app {app!r}: see infaas.list.apps{meant(app, known)}")
+        if app is not None and not await self.apps(app=app):
+            raise await self._no_app(app)
         return items
+
+    async def _no_app(self, app: str) -> Refused:
+        known = [one["app"] for one in await self.apps()]
+        return Refused("unknown_app", f"no app {app!r}: see infaas.list.apps{meant(app, known)}")
 
     async def _request(
         self, subject: str, fields: Mapping[str, Any], *, timeout: float = LIST_TIMEOUT, nulls: bool = False

@@ -347,6 +347,7 @@ def validation_file(
         note = f"{model.name}, {request.format}"
         for line in understood(note, inputs, labels, request.labels, metric, trial, model.stat().st_size, request.task):
             say(line)
+    texts = texts and labels is not given  # as a function of the owner takes them
     if texts or more or isinstance(validation, tuple):
         path = directory / path.name
         kept = {} if given is None else {request.labels_key: labels if texts else given}

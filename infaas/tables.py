@@ -22,7 +22,9 @@ def is_plain(x: Any) -> bool:
         return {"datatype", "shape", "data"} <= x.keys() or (bool(x) and all(map(_is_plain_column, x.values())))
     if isinstance(x, (list, tuple)):
         first = x[0] if x else []
-        return isinstance(first, (list, tuple, bool, int, float)) or hasattr(first, "shape")
+        if isinstance(first, (list, tuple)):
+            return not any(isinstance(one, str) or one is None for one in first)
+        return isinstance(first, (bool, int, float)) or hasattr(first, "shape")
     return hasattr(x, "shape") and not hasattr(x, "columns") and len(x.shape) != 1
 
 

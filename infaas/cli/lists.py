@@ -20,6 +20,7 @@ from infaas.cli.output import (
     drifted,
     found_words,
     hardware_of,
+    in_words,
     missed_words,
     number,
     print_table,
@@ -319,7 +320,7 @@ _APP_COLUMNS = (
     Column("models", "models"),
     Column("variants", "variants", rank=3),
     Column("states", "states", rank=2),
-    Column("accuracy", quality_of),
+    Column("accuracy", "accuracy"),
     Column("compute ms", "latency"),
     Column(COMPUTED, "cost"),
     *_OBJECTIVE,
@@ -336,7 +337,7 @@ def _app(app: Item, variants: list[Item]) -> Item:
         "models": len(app["models"]),
         "variants": len(own),
         "states": ", ".join(f"{count} {state}" for state, count in states.most_common()),
-        "accuracy": _range(own, "accuracy"),
+        "accuracy": _qualities(own),
         "latency": _range(own, "latency_ms"),
         "cost": _range(own, "cost_per_1000"),
     }
@@ -364,6 +365,14 @@ def _selection(selection: Item | None) -> str | None:
         return None
     words = [selection["policy"]] if selection["policy"] else []
     return ", ".join([*words, f"cache {selection['cache_mb']:g} MB"] if selection["cache_mb"] else words)
+
+
+def _qualities(items: list[Item]) -> str | None:
+    """The range of variants' accuracy, in their metric and unit."""
+    known = [item for item in items if item.get("accuracy") is not None]
+    metric = str(known[0].get("metric") or "top1") if known else ""
+    found = _range([{"value": value_of(item["accuracy"], metric)} for item in known], "value")
+    return found and in_words(found, known[0])
 
 
 def _range(items: list[Item], name: str) -> str | None:

@@ -296,8 +296,14 @@ def quality_of(item: Mapping[str, Any]) -> Any:
     accuracy, metric = item.get("accuracy"), str(item.get("metric") or "top1")
     if accuracy is None or metric in ("top1", "top5"):
         return accuracy
+    return in_words(number(value_of(accuracy, metric)), item)
+
+
+def in_words(value: str, item: Mapping[str, Any]) -> str:
+    """A listed variant's value of its metric, with the metric's name unless that is top1 or top5, and the unit of an error."""
+    metric = str(item.get("metric") or "top1")
     unit = f" {item['unit']}" if item.get("unit") and is_error(metric) else ""
-    return f"{metric} {number(value_of(accuracy, metric))}{unit}"
+    return value if metric in ("top1", "top5") else f"{metric} {value}{unit}"
 
 
 def sure_of(item: Mapping[str, Any]) -> Any:

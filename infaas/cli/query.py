@@ -145,7 +145,8 @@ def read_labels(file: Path) -> list[dict[str, Any]]:
         with file.open(newline="", encoding="utf-8-sig") as opened:
             rows = list(csv.DictReader(opened, restkey="", strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"{file}: cannot be read as CSV: {error}") from None
+        said = getattr(error, "strerror", None) or error
+        raise BadInput(f"{file}: cannot be read as CSV: {said}") from None
     columns = set(rows[0]) if rows else set()
     if "label" not in columns or not columns & {"query", "id"}:
         raise BadInput(f"{file}: the first line must name the columns label, and query or id, and labels must follow")

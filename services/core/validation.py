@@ -167,6 +167,8 @@ def _check_list(value: list[object], spec: TensorSpec | None, where: str) -> int
         raise WrongField(f"{where} must hold numbers only, not {wrong}")
     if not all(shape):
         raise WrongField(f"{where} holds an empty list")
+    if spec is not None and spec.datatype == "BYTES":
+        raise WrongField(f"{where} holds numbers: the model takes BYTES, so give texts")
     if spec is not None and not takes(spec.shape, shape[1:]):
         raise WrongField(str(wrong_shape(shape, spec, where)))
     return len(value)

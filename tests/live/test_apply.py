@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from onnx import helper
 
@@ -35,7 +36,7 @@ validation = "validation.npz"
 name = "rated"
 app = "rated"
 file = "first.onnx"
-validation = "validation.npz"
+validation = "worded.npz"
 metric = "score.py:near"
 [[model]]
 name = "priced"
@@ -60,7 +61,8 @@ def file(tmp_path: Path) -> Path:
     mean = [helper.make_node("ReduceMean", ["x"], ["price"], axes=[1], keepdims=1)]
     (tmp_path / "priced.onnx").write_bytes(made(mean, [tensor("x", ["n", 16])], [tensor("price", ["n", 1])]))
     (tmp_path / "priced.npz").write_bytes(npz(x=x, y=x.mean(axis=1)))
-    score = "def near(y, outputs):\n    return float((outputs['scores'].argmax(axis=1) == y).mean())\n"
+    (tmp_path / "worded.npz").write_bytes(npz(x=x, y=np.array([f"class {one}" for one in y])))
+    score = "def near(y, outputs):\n    return float((outputs['scores'].argmax(axis=1) == [int(one[6:]) for one in y]).mean())\n"
     (tmp_path / "score.py").write_text(score)
     (tmp_path / "system.toml").write_text(FILE)
     return tmp_path / "system.toml"

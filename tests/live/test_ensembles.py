@@ -135,6 +135,9 @@ def test_labels_come_in_a_file_and_count_once(ensembles: Ensembles, tmp_path: Pa
         bad = send(text)
         assert bad.returncode == 1
         assert why in bad.stderr
+    file.unlink()
+    bad = ensembles.command("feedback", "labelled", str(file))
+    assert bad.stderr == f"infaas: {file}: cannot be read as CSV: No such file or directory\n"
 
 
 def test_an_app_whose_models_are_unlinked_gives_its_default_output(ensembles: Ensembles) -> None:

@@ -110,11 +110,16 @@ def torch() -> Any:
 
 
 def network(_: Path) -> Foreign:
-    """A torch module."""
+    """A torch module that names what it returns."""
     nn = torch().nn
-    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Flatten(), nn.Linear(48, 4)).eval()
+
+    class Named(nn.Sequential):  # type: ignore[misc,name-defined]
+        def forward(self, input: Any) -> Any:
+            return {"kind": super().forward(input)}
+
+    model = Named(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Flatten(), nn.Linear(48, 4)).eval()
     x = RNG.normal(size=(30, 6, 8)).astype("f4")
-    expected = model(torch().from_numpy(x)).detach().numpy()
+    expected = model(torch().from_numpy(x))["kind"].detach().numpy()
     said = ("exported by torch.export", "input input: FP32[n, 6, 8]")
     return Foreign(model, x, expected.argmax(axis=1), x[:3], expected[:3], said)
 
@@ -242,6 +247,7 @@ def test_it_serves_and_answers_as_the_original(
     assert document["variants"], document
     variant = next(one["variant"] for one in document["variants"] if "fp32" in one["variant"])
     answer = client.query(name, foreign.asked, variant=variant, timeout=60.0)
+    assert make is not network or list(answer.outputs) == ["kind"]
     if isinstance(foreign.expected, list):
         names = answer.labels if answer.labels is not None else [str(one) for one in answer.output.argmax(axis=1)]
         assert names == foreign.expected
@@ -324,6 +330,8 @@ def test_every_door_takes_rows_and_speaks_the_owners_words(
     assert repr(answer).startswith("Answer: price ")
     assert " EUR\nby prices-" in repr(answer)
     told = posted(f"{system.gateway}/v2/models/prices/infer", {"rows": priced.x[:1].tolist()})["parameters"]
+    assert (told["target"], told["unit"]) == ("price", "EUR")
+    told = posted(f"{system.gateway}/prices/predict", {"input": priced.x[0].tolist()})
     assert (told["target"], told["unit"]) == ("price", "EUR")
     with pytest.raises(BadInput, match="unit: is of a regressor's number"):
         client.register(foreign.model, foreign.x, foreign.y, app="no", unit="EUR")

@@ -202,6 +202,8 @@ class ClipperPrediction(Struct, frozen=True, kw_only=True, omit_defaults=True):
     default: bool
     label: Annotated[str | UnsetType, "The name of its class, where the model has such names."] = UNSET
     default_explanation: Annotated[str | UnsetType, "Why the output is the default."] = UNSET
+    target: Annotated[str | UnsetType, "What a regressor's number is called, if its owner has said it."] = UNSET
+    unit: Annotated[str | UnsetType, "Its unit."] = UNSET
     model: str | UnsetType = UNSET
     version: str | UnsetType = UNSET
     variant: str | UnsetType = UNSET

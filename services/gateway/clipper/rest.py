@@ -169,7 +169,8 @@ def _explanation(answer: Answer) -> dict[str, Any]:
     """The fields beside an answer's output: Clipper's own, and the model that answered."""
     if answer.default:
         return {"default": True, "default_explanation": answer.reason or "no answer came in time"}
-    return {"default": False, "model": answer.model, "version": answer.version, "variant": answer.variant}
+    words = {name: said for name in ("target", "unit") if (said := getattr(answer, name))}
+    return {"default": False, "model": answer.model, "version": answer.version, "variant": answer.variant, **words}
 
 
 def _outputs(answer: Answer, app: AppRecord, items: int) -> list[Any]:

@@ -96,6 +96,12 @@ def test_references_that_can_name_nothing(bucket: str, key: str, names: str) -> 
         count_items(head(inputs_ref={**there, "items": -1}), app())
 
 
+@pytest.mark.parametrize("inputs", [[3, 4], [[3], [4]], {"x": [3, 4]}])
+def test_numbers_for_a_model_of_texts_are_refused_as_numbers(inputs: object) -> None:
+    with pytest.raises(WrongField, match=r"inputs(\.x)? holds numbers: the model takes BYTES, so give texts"):
+        count_items(head(inputs=inputs), app(TensorSpec(name="x", datatype="BYTES", shape=[1])))
+
+
 def test_inputs_are_named_and_hold_as_many_items() -> None:
     with pytest.raises(WrongField, match="`inputs` is missing"):
         count_items(head(), app())

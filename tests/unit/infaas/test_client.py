@@ -80,6 +80,7 @@ def given(kind):
         (TEXT, "series", {"text": "here"}),
         (TEXT, ["here"], {"text": "here"}),
         (TABLE, [{"b": 2, "a": 1}], {"x": [1.0, 2.0]}),
+        (TWO, [[3, "here"]], {"age": [3.0], "town": "here"}),
         (TABLE, np.array([1, 2]), {"x": [1.0, 2.0]}),
         (PICTURE, "picture", {"x": [1.0] * 12}),
     ],
@@ -114,6 +115,18 @@ async def test_a_query_takes_what_register_took(specs, x, sent):
 def test_what_does_not_fit_is_named_with_the_remedy(specs, x, said):
     with pytest.raises(BadInput, match=re.escape(said)):
         as_inputs(x, convert(specs, list[TensorSpec]))
+
+
+@pytest.mark.parametrize("x", [{"age": [1.0, None], "town": ["here", None]}, ["here"], [["here", 1]]])
+async def test_a_table_for_an_app_that_is_not_there_is_refused_by_the_apps_name(x):
+    async with with_client(lambda body, n: answer({})) as (client, peer, broker):
+        known = [{"app": "wine", "inputs": TWO}]
+        await Responder(
+            broker.connect(), lambda body, n: {"items": [one for one in known if body.get("app") in (None, one["app"])]}
+        ).listen("infaas.list.apps")
+        with pytest.raises(Refused, match=r"no app .wien.: .*; did you mean wine"):
+            await client.query("wien", x)
+        assert peer.heard == []
 
 
 async def test_many_at_once_each_get_their_own():

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,9 @@ def signature(path: Path) -> tuple[Signature, bool]:
     graph = loaded.graph_signature
     values = {node.name: node.meta.get("val") for node in loaded.graph.nodes}
     inputs = [_tensor(str(name), values.get(str(name))) for name in graph.user_inputs]
+    said = _said(loaded)
     outputs = [
-        TensorSpec(name=str(name), datatype=one[0].datatype, shape=one[0].shape)
+        TensorSpec(name=said.get(name, str(name)), datatype=one[0].datatype, shape=one[0].shape)
         for name in graph.user_outputs
         if isinstance(values.get(str(name)), torch.Tensor)
         for one in [_tensor(str(name), values[str(name)])]
@@ -49,6 +51,20 @@ def signature(path: Path) -> tuple[Signature, bool]:
             f"the program was exported for batches of exactly {max(batches)}: export it with dynamic_shapes for axis 0"
         )
     return Signature(inputs=[spec for spec, _ in inputs], outputs=outputs), bool(batches)
+
+
+def _said(program: Any) -> dict[Any, str]:
+    """The names of the map that the program's owner returns, by the graph's own; empty: it returns no map that could name outputs."""
+    graph, found = program.graph_signature, program.call_spec.out_spec
+    leaves = list(graph.user_outputs)
+    if found is None or found.num_leaves != len(leaves):
+        return {}
+    answer = found.unflatten(leaves)
+    if not isinstance(answer, Mapping) or any(one not in leaves for one in answer.values()):
+        return {}
+    names = dict(zip(answer.values(), answer.keys(), strict=True))
+    apart = len(names) == len(leaves) and not set(map(str, graph.user_inputs)) & set(names.values())
+    return names if apart and all(isinstance(name, str) and name for name in names.values()) else {}
 
 
 def script_signature(names: tuple[str, ...], data: dict[str, Any], inputs_key: str) -> Signature:

@@ -107,6 +107,24 @@ def test_every_table_fits_80_columns(
     assert [line for line in lines if len(line) > 80] == []
 
 
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ({"metric": "mae", "unit": "EUR"}, "mae 1 .. 3 EUR"),
+        ({"metric": "agreement"}, "agreement 0.25 .. 0.5"),
+        ({"metric": "top1"}, "0.25 .. 0.5"),
+    ],
+)
+def test_status_shows_what_variants_reach_in_their_metric(
+    said: dict[str, str], shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    variants = [VARIANT | said | {"app": "a", "accuracy": accuracy} for accuracy in (0.5, 0.25)]
+    apps = [{"app": "a", "models": ["m"]}]
+    lists.render_overview({"apps": apps, "variants": variants, "workers": [], "registrations": []})
+    assert f"  {shown}  " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("columns", [lists._APPS, lists._MODELS, lists._VARIANTS, lists._SELECTION])
 def test_every_list_fits_80_columns(
     columns: tuple[Column, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
