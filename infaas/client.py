@@ -335,13 +335,11 @@ class Client:
         from infaas import registering  # noqa: PLC0415  (a query needs none of it)
 
         if x is not None:
-            return await registering.register_model(
-                self._register_file, self.variants, model_or_file, x, y, app=app, **options
-            )
+            doors = self._register_file, self.variants
+            return await registering.register_model(*doors, model_or_file, x, y, app=app, **options)
         if "validation" not in options:
-            raise BadInput(
-                "x, y: samples and labels are missing; pass register(model, x, y, app=...), or validation= with a file"
-            )
+            text = "samples and labels are missing; pass register(model, x, y, app=...), or validation= with a file"
+            raise BadInput(f"x, y: {text}")
         return await self._register_file(model_or_file, app=app, **options)
 
     async def _register_file(self, model_file: str | Path, **options: Any) -> RegistrationStatus:
@@ -443,8 +441,8 @@ class Client:
         try:
             rows = await (self.models(model=model) if app is None else self.apps(app=app))
         except (Refused, Timeout):  # not every client may read lists; what does not fit is then refused
-            rows = None
-        if app is not None and rows == []:
+            rows = [{}]
+        if app is not None and not rows:
             raise await self._no_app(app)
         return as_inputs(opened(x), msgspec.convert(rows[-1].get("inputs", []) if rows else [], list[TensorSpec]))
 
@@ -458,8 +456,8 @@ class Client:
         return items
 
     async def _no_app(self, app: str) -> Refused:
-        known = [one["app"] for one in await self.apps()]
-        return Refused("unknown_app", f"no app {app!r}: see infaas.list.apps{meant(app, known)}")
+        other = meant(app, [one["app"] for one in await self.apps()])
+        return Refused("unknown_app", f"no app {app!r}: see infaas.list.apps{other}")
 
     async def _request(
         self, subject: str, fields: Mapping[str, Any], *, timeout: float = LIST_TIMEOUT, nulls: bool = False
@@ -471,17 +469,14 @@ class Client:
     async def _upload(self, inputs: Sequence[Buffer], items: int) -> ObjectRef:
         bucket, key = self.subjects.inputs_bucket, uuid.uuid4().hex
         try:
-            if self._inputs is None:
-                self._inputs = await self.bus.object_store(bucket, max_age_s=INPUTS_AGE)
+            self._inputs = self._inputs or await self.bus.object_store(bucket, max_age_s=INPUTS_AGE)
             await self._inputs.put(key, inputs)
         except Forbidden as error:
-            raise Refused(
-                "forbidden", "the credentials do not allow large inputs: send smaller ones, or use the gateway"
-            ) from error
+            text = "the credentials do not allow large inputs: send smaller ones, or use the gateway"
+            raise Refused("forbidden", text) from error
         except BusError as error:
-            raise NotConnected(
-                f"the inputs ({sum(map(len, inputs)):,} bytes) could not be uploaded: {error}"
-            ) from error
+            size = sum(map(len, inputs))
+            raise NotConnected(f"the inputs ({size:,} bytes) could not be uploaded: {error}") from error
         return ObjectRef(bucket, key, items=items)
 
     async def _download(self, reference: ObjectRef) -> dict[str, TensorView | list[Any]]:

@@ -379,7 +379,7 @@ async def _drift(dsn: str) -> str:
 def _drift_now(dsn: str) -> str:
     import psycopg  # noqa: PLC0415
 
-    from infaas.cli.lists import DRIFT  # noqa: PLC0415
+    from infaas.cli.history import DRIFT  # noqa: PLC0415
 
     try:
         with psycopg.connect(dsn, connect_timeout=5, application_name="infaas doctor") as connection:

@@ -12,6 +12,7 @@ import msgspec
 
 from bus.messages.catalog import is_error, value_of
 from bus.port import BusError, Forbidden, KeyValueEntry
+from infaas.cli.history import with_history
 from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import (
     COMPUTED,
@@ -30,7 +31,7 @@ from infaas.cli.output import (
     when,
 )
 from infaas.client import Client
-from infaas.connecting import find_sql, with_client
+from infaas.connecting import with_client
 from infaas.errors import Refused, denied
 
 Item = dict[str, Any]
@@ -49,7 +50,7 @@ def apps(app: str | None = None, *, data_dir: DataDir = None, wide: Wide = False
 
     """
     empty = _none("apps", app) if app else "no apps yet: `infaas register` makes the first"
-    return _list(data_dir, json, wide, _APPS, empty, lambda c: _with_history(c.apps(app=app), data_dir, {}))
+    return _list(data_dir, json, wide, _APPS, empty, lambda c: with_history(c.apps(app=app), data_dir, {}))
 
 
 def models(
@@ -223,14 +224,13 @@ def _state(item: Mapping[str, Any]) -> str:
 
 # `infaas status`: the whole system on one page.
 
-_HISTORY_S = 3  # for the database's answers
 _SYNC_S = 5.0  # within which the last statuses of all registrations arrive
 
 
 async def overview(client: Client, data_dir: Path | None = None) -> Item:
     """The lists of apps, variants, workers and registrations, and what of the history they lack. Raises what the client's lists raise."""
     lacks: dict[str, str] = {}
-    shown = _with_history(client.apps(), data_dir, lacks)
+    shown = with_history(client.apps(), data_dir, lacks)
     apps, variants, workers = await asyncio.gather(shown, client.variants(), client.workers())
     registrations = []
     with suppress(Refused):  # who may list apps need not see registrations
@@ -441,52 +441,6 @@ _REGISTRATIONS = (
     Column("id", "registration"),
     Column("step, or reason", lambda item: item.get("reason") or item.get("step"), flows=True),
 )
-
-# The history has what apps reached, and what the autoscalers expect of them.
-
-_REACHED = """
-SELECT app, sum(attainment * queries) / sum(queries),
-       sum(attainment * queries) FILTER (WHERE recent) / sum(queries) FILTER (WHERE recent)
-FROM (SELECT *, minute > now() - interval '5 minutes' AS recent FROM infaas.slo_by_app_minutely) minutes
-WHERE minute > now() - interval '1 hour' GROUP BY app"""
-_EXPECTED = """
-SELECT DISTINCT ON (app) app, forecast, headroom FROM infaas.objective_events
-WHERE time > now() - interval '1 minute' ORDER BY app, time DESC"""
-DRIFT = """
-SELECT app, json_agg(json_build_object('column', column_name, 'distance', distance, 'since', extract(epoch FROM since))
-                     ORDER BY distance DESC)
-FROM infaas.drift_events WHERE ended IS NULL GROUP BY app"""
-
-
-async def _with_history(asked: Awaitable[list[Item]], data_dir: Path | None, lacks: dict[str, str]) -> list[Item]:
-    """The apps with what the history says of them (None: unknown). lacks: gets what of it the database cannot tell, and why."""
-    history = asyncio.create_task(asyncio.to_thread(_history, data_dir, lacks))
-    apps = await asked
-    reached, expected, drift = await history
-    for app in apps:
-        app["attainment_1h"], app["attainment_5m"] = reached.get(app["app"], [None, None])
-        app["forecast"], app["headroom"] = expected.get(app["app"], [None, None])
-        (app["drift"],) = drift.get(app["app"], [[]])
-    return apps
-
-
-def _history(data_dir: Path | None, lacks: dict[str, str]) -> list[dict[str, list[Any]]]:
-    """By app what each query says. One that the database cannot answer is empty; the lists do not depend on it."""
-    import psycopg  # noqa: PLC0415  (the command line starts without it)
-
-    limits = f"-c statement_timeout={1000 * _HISTORY_S}"
-    told: dict[str, dict[str, list[Any]]] = {"attainment": {}, "forecast": {}, "drift": {}}
-    with (
-        suppress(psycopg.Error),  # `infaas doctor` tells what is wrong with the database
-        psycopg.connect(find_sql(data_dir), connect_timeout=_HISTORY_S, options=limits) as connection,
-    ):
-        connection.read_only = connection.autocommit = True  # a query that fails leaves the others alone
-        for name, query in zip(told, (_REACHED, _EXPECTED, DRIFT), strict=True):
-            try:
-                told[name] = {app: rest for app, *rest in connection.execute(query)}
-            except psycopg.ProgrammingError as error:
-                lacks[name] = f"{error.diag.message_primary}: python -m services.shell.store prepare makes it"
-    return list(told.values())
 
 
 async def _registrations(client: Client) -> list[Item]:
