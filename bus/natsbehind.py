@@ -68,11 +68,12 @@ class Behind:
         self._last = 0.0
         self._why = ""  # they are not asked
         self._said = False
+        self._anew = False  # what came on the connection before this one may be lost, and nothing has said so yet
 
-    def publish(self, subject: str, data: bytes) -> None:
-        """One goes through our own server at once; its headers say so."""
-        if self._why:
-            self._post(subject, data)
+    def publish(self, subject: str, data: bytes, alone: bool) -> None:
+        """One goes through our own server at once; its headers say so. alone: it is the only one."""
+        if alone or self._why:
+            self._come((subject, data))
             return
         if not self._count:
             self._listen(f"{self._inbox}*", self._answered)
@@ -93,7 +94,7 @@ class Behind:
             del self._asked[number]
             if not self._servers and asked.what is not None:
                 self._say("no server answers")
-                self._post(*asked.what)
+                self._come(asked.what)
 
     def _answered(self, delivery: Delivery) -> None:
         if delivery.status:
@@ -122,9 +123,13 @@ class Behind:
             if missing:
                 lost = what
             else:
-                self._post(*what)
+                self._come(what)
         if lost is not None:
             self._post(*lost, headers=_LOST)
+
+    def _come(self, what: tuple[str, bytes]) -> None:
+        anew, self._anew = self._anew, False
+        self._post(*what, headers=_LOST if anew else None)
 
     def denied(self, subject: str) -> bool:
         """The server refuses to let us publish there. Returns whether it was a question of ours."""
@@ -138,7 +143,7 @@ class Behind:
         self._say(why)
         for asked in left.values():
             if asked.what is not None:
-                self._post(*asked.what)
+                self._come(asked.what)
 
     def _say(self, why: str) -> None:
         if not self._said:
@@ -154,3 +159,4 @@ class Behind:
         if status != "closed":
             self._asked.clear()
             self._why = ""
+            self._anew |= status != "connected"

@@ -178,10 +178,7 @@ class NatsBus:
         self._client.post(subject, data, reply, headers, tail)
 
     def publish_behind(self, subject: str, data: bytes) -> None:
-        if self._clustered():
-            self._behind.publish(subject, data)
-        else:
-            self._client.post(subject, data)
+        self._behind.publish(subject, data, not self._clustered())
 
     async def request(
         self, subject: str, data: Buffer, timeout: float, headers: Mapping[str, str] | None = None

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from bus.messages.events import Event, OutcomeEvent
+from bus.port import ECHO
 from bus.subjects import matches
 from services.core.actor import (
     Actor,
@@ -24,6 +25,7 @@ from services.core.actor import (
     Envelope,
     Failed,
     Publish,
+    PublishBehind,
     Record,
     Recorded,
     Synced,
@@ -78,6 +80,7 @@ class Connections(Kernel):
         self._random = Random(seed)  # noqa: S311  (a simulation)
         self._draw = self._random.random
         self._perform[Will] = self._will
+        self._perform[PublishBehind] = self._publish_behind
 
     # -- faults: each call is undone by its counterpart
 
@@ -153,6 +156,7 @@ class Connections(Kernel):
             link.blocked -= 1
             if lost and into:
                 link.lost -= 1
+                process.anew = True
                 for member in process.members.values():
                     self._subscribe(member)
             if not link.blocked:
@@ -242,6 +246,22 @@ class Connections(Kernel):
     def _publish(self, member: RunningActor, effect: Publish) -> None:
         assert type(member) is Occupant
         self._send(member.process.out, self._route, (effect.subject, effect.message, effect.reply, member, b"", None))
+
+    def _publish_behind(self, member: RunningActor, effect: Publish) -> None:
+        """There is one server."""
+        assert type(member) is Occupant
+        self._send(
+            member.process.out, self._route_behind, (effect.subject, effect.message, effect.reply, member, b"", None)
+        )
+
+    def _route_behind(self, mail: Mail) -> None:
+        """The first one on a connection that was made anew says that what came on the one before is lost."""
+        assert type(mail[3]) is Occupant
+        process = mail[3].process
+        if process.anew and not process.into.lost:
+            process.anew = False
+            mail = (*mail[:5], {ECHO: "lost"})
+        self._route(mail)
 
     def _route(self, mail: Mail) -> None:
         """At the server."""

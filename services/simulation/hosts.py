@@ -29,7 +29,7 @@ class Process:
 
     waiting: what has come meanwhile (whether it is a timer, what to do with it). work: what its devices were computing.
     skew: seconds by which its clock is ahead. late: seconds that its watches are behind; watched: when the last change comes.
-    served: when the server next answers its requests to buckets. twice, deaf, unstored: faults by which its events are stored twice, it does not hear that they are, or they are not.
+    anew: the connection was lost and is there again, and no echo has told it yet. served: when the server next answers its requests to buckets. twice, deaf, unstored: faults by which its events are stored twice, it does not hear that they are, or they are not.
     generation: number of its deaths.
     left: outcomes that it had not stored when it died, in memory that its supervisor has. wills: what its successor says then, by actor and key; last: does say.
     """
@@ -42,6 +42,7 @@ class Process:
     twice: int = 0
     deaf: int = 0
     unstored: int = 0
+    anew: bool = False
     generation: int = 0
     stopped_at: float = 0.0
     paused: float = 0.0

@@ -346,3 +346,23 @@ async def test_one_server_is_not_asked(nats_server: NatsServer, monkeypatch: pyt
         assert sent == ["echo"]
     finally:
         await bus.close()
+
+
+async def test_the_first_echo_of_a_connection_made_anew_says_that_what_came_before_may_be_lost(server: Lossy) -> None:
+    """However short the connection was away: an executor's word then is lost, and an echo in time would hide it."""
+    heard = Heard(await NatsBus.connect(server.url, name="dispatcher"))
+    await heard.bus.subscribe("echo", heard._echoed)
+    told: list[str] = []
+    heard.bus.on_status(told.append)
+    first = heard.echo()
+    await until(lambda: heard.whole(first))
+
+    server.stop(kill=True)
+    await until(lambda: told == ["disconnected"])
+    heard.echoes.clear()
+    away = heard.echo()
+    server.start()
+    await until(lambda: heard.came(away, "lost"))
+    assert heard.echoes == [(b"%d" % away, "lost")]
+    await until(lambda: heard.echo() > 0 and heard.echoes[-1][1] == "")
+    await heard.bus.close()
