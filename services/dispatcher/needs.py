@@ -134,7 +134,7 @@ def unrouted(ask: Ask) -> dict[str, Any]:
 
 _UNROUTED = tuple(name for name in Requirements.__struct_fields__ if name not in (*Ask.__struct_fields__, "latency_ms"))
 _unrouted_of = attrgetter(*_UNROUTED)  # a quarter of what a loop takes
-_NONE = (None,) * len(_UNROUTED)
+_NONE = _unrouted_of(NO_WISH)
 
 
 def missed_by(ask: Ask, arrived: float, now: float, cost: float) -> list[str]:

@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
+from msgspec import Raw
 from msgspec.structs import fields, replace
 
 from bus.messages.catalog import AppRecord, Ensemble, PipelineRecord, PipelineVertex
 from bus.messages.flow import Execute
 from bus.messages.public import QueryHead, Requirements
-from services.core.selection.eligibility import Ask
+from services.core.selection.eligibility import NO_WISH, Ask
 from services.dispatcher.needs import needs_again, needs_of
 from services.dispatcher.query import Query
 from tests.support.simulated.fleet import SIGNATURE, catalogue, refused, variant
@@ -38,6 +39,8 @@ def test_every_need_survives_the_way_to_another_dispatcher() -> None:
     assert all(getattr(ask, field.name) != field.default for field in stated), "the test states each"
     query = Query(b"u" * 16, "app", QueryHead(**WISH), ask, "reply", b"", 1e9)
     assert needs_again(query.route("d0", "", "infaas"), "app", query.head) == ask
+    plain = needs_of(QueryHead(latency_ms=250.0, inputs=Raw(b"\x01")), "app", 3, 16, None, 1e9, 30.0)
+    assert plain.wish is NO_WISH, "most queries have nothing to keep, and making it takes time"
 
 
 @pytest.mark.parametrize(
