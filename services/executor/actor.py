@@ -93,7 +93,8 @@ class Executor(TableActor):
         self._subjects = subjects
         self._failure_timeout = dispatchers.failure_timeout_s
         silence_s = self._failure_timeout + REPORT
-        self.dispatchers = KnownDispatchers(subjects, f"{worker}/{name}/{life}", worker, silence_s)
+        inbox = subjects.executor(worker, name, "unheard.*").removesuffix("*")
+        self.dispatchers = KnownDispatchers(subjects, f"{worker}/{name}/{life}", worker, silence_s, inbox)
         self._runs = BatchRuns(device, settings)
         self._rules = BatchingRules()
         self._max_inline = dispatchers.max_inline
@@ -441,7 +442,7 @@ class Executor(TableActor):
         if gap > self._failure_timeout:
             self.dispatchers.stood_still(now)  # the silence was this process's own
         checked = self.dispatchers.check(now)
-        self._endings.settle()
+        self.dispatchers.settle()
         return (*checked, *self._reporter.report(now, gap, self.instances.values(), self._runs), *self._schedule())
 
     def _was_still(self, seconds: float, now: float) -> Iterable[Effect]:

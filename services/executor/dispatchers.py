@@ -72,17 +72,22 @@ class KnownDispatcher(Struct, eq=False):
 
 
 class KnownDispatchers(Struct, eq=False):
-    """All dispatchers that sent something. queue: this executor's name in done batches. silence: s after which a dispatcher is dead."""
+    """All dispatchers that sent something. queue: this executor's name in done batches. silence: s after which a dispatcher is dead. inbox: where NATS
+    says that nobody heard what was handed back; a token follows.
+    """
 
     subjects: Subjects
     queue: str
     worker: str
     silence: float
+    inbox: str
     _leaves: bool = False
     _known: dict[str, KnownDispatcher] = {}
     _seq: int = 0  # the highest of those that are forgotten: one that comes back takes no seq for an earlier one
     _over: set[bytes] = set()
     _over_before: set[bytes] = set()
+    _handed: dict[str, tuple[HandBack, Any]] = {}
+    _handed_before: dict[str, tuple[HandBack, Any]] = {}
 
     def _of(self, name: str, now: float) -> KnownDispatcher:
         dispatcher = self._known.get(name)
@@ -296,17 +301,43 @@ class KnownDispatchers(Struct, eq=False):
         """Whether a dispatcher has said of late that this query with parts has got its answer."""
         return uid in self._over or uid in self._over_before
 
-    def unheard(self, back: HandBack, headers: Any) -> list[Effect]:
-        """This dispatcher did not get this: its heartbeats, or their absence, will say who does."""
+    def hand(self, to: str, back: HandBack, headers: Any = None) -> Publish:
+        """Hand a query to this dispatcher. NATS says if nobody is there."""
+        token = _token(back.route.uid, back.route.attempt)
+        self._handed[token] = back, headers
+        return Publish(self.subjects.resubmit(to), back, f"{self.inbox}{token}", headers)
+
+    def settle(self) -> None:
+        """To be called now and then: what nobody has missed since the last time but one was heard."""
+        self._handed, self._handed_before = {}, self._handed
+
+    def unheard(self, token: str) -> list[Effect]:
+        """Nobody got this, which has this token: the heartbeats of its dispatcher, or their absence, will say who does."""
+        found = self._handed.pop(token, None) or self._handed_before.pop(token, None)
+        if found is None:
+            return []
+        back, headers = found
         dispatcher = self._known.get(back.route.dispatcher)
+        if back.reason == "orphaned" and dispatcher is not None:
+            if dispatcher.alive:
+                return [self.hand(back.route.dispatcher, back)]
+            dispatcher.parents[back.route.uid] = (
+                back.route,
+                back.body,
+            )  # its heir was away: with the next check it is handed on
+            return []
         if dispatcher is None or (not dispatcher.alive and not dispatcher.has_ended(back.route)):
             return self.to_any(back, headers)
         if dispatcher.alive:
             dispatcher.unheard.append((back, headers))
         return []
 
-    def withdrawn(self, name: str, uids: Collection[bytes]) -> None:
-        """This dispatcher has given these to another executor, and did so before it died."""
+    def withdrawn(self, name: str, uids: Collection[bytes], attempt: int) -> None:
+        """This dispatcher has given these to another executor, and did so before it died: what it has not heard is not said to another one."""
+        for uid in uids:
+            token = _token(uid, attempt)
+            self._handed.pop(token, None)
+            self._handed_before.pop(token, None)
         if (dispatcher := self._known.get(name)) is not None and dispatcher.unheard:
             dispatcher.unheard = [one for one in dispatcher.unheard if one[0].route.uid not in uids]
 
@@ -344,8 +375,7 @@ class KnownDispatchers(Struct, eq=False):
         for uid, (route, body) in dispatcher.parents.items():
             if route.deadline + GRACE > dispatcher.at and not self.is_over(uid):
                 other = heir(uid, adopting)
-                back = Publish(self.subjects.resubmit(other), HandBack(route, "orphaned", body))
-                effects += [back, self._taken(name, route, other)]
+                effects += [self.hand(other, HandBack(route, "orphaned", body)), self._taken(name, route, other)]
         dispatcher.parents.clear()
         return effects
 
@@ -383,3 +413,7 @@ class KnownDispatchers(Struct, eq=False):
 def heir(uid: bytes, dispatchers: Iterable[str]) -> str:
     """The one of these dispatchers that takes over a query: the same at every executor (rendezvous hashing)."""
     return max(dispatchers, key=lambda name: blake2b(name.encode(), key=uid, digest_size=8).digest())
+
+
+def _token(uid: bytes, attempt: int) -> str:
+    return f"{uid.hex()}-{attempt}"

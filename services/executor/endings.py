@@ -230,10 +230,9 @@ class Endings:
         settle: Callable[[HeldInstance], Iterable[Effect]],
         schedule: Callable[[], Iterable[Effect]],
     ) -> None:
-        unheard = subjects.executor(worker, device, "unheard.*")
         self.inlets = (
             Inlet(subject=subjects.executor(worker, device, "withdraw"), message=Withdraw),
-            Inlet(subject=unheard, message=HandBack),
+            Inlet(subject=f"{dispatchers.inbox}*", message=HandBack),
         )
         self.handlers: dict[type, Handler] = {
             Withdraw: self._withdraw,
@@ -241,9 +240,6 @@ class Endings:
             DispatcherHeartbeat: self._heartbeat,
         }
         self._subjects = subjects
-        self._unheard = unheard.removesuffix("*")
-        self._handed: dict[str, tuple[HandBack, Any]] = {}
-        self._handed_before: dict[str, tuple[HandBack, Any]] = {}
         self._dispatchers = dispatchers
         self._answers = answers
         self._instances = instances
@@ -322,31 +318,20 @@ class Endings:
         back = HandBack(route, reason, body, text)
         if not self._dispatchers.alive(route.dispatcher):
             return self._dispatchers.to_any(back, headers)
-        return self._hand(back, headers)
-
-    def _hand(self, back: HandBack, headers: Any) -> list[Effect]:
-        """To its dispatcher. NATS says if nobody is there."""
-        route = back.route
-        token = _token(route.uid, route.attempt)
-        self._handed[token] = back, headers
-        return [Publish(self._subjects.resubmit(route.dispatcher), back, f"{self._unheard}{token}", headers)]
+        return [self._dispatchers.hand(route.dispatcher, back, headers)]
 
     def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         """A dispatcher lives, or did when it sent this: what it has missed is handed back to it again."""
         heartbeat: DispatcherHeartbeat = envelope.message
         effects = self._dispatchers.heartbeat(heartbeat, envelope.now)
         missed = self._dispatchers.missed(heartbeat.dispatcher)
-        return [*effects, *(one for back in missed for one in self._hand(*back))] if missed else effects
+        return (
+            [*effects, *(self._dispatchers.hand(heartbeat.dispatcher, *back) for back in missed)] if missed else effects
+        )
 
     def _not_heard(self, envelope: Envelope) -> list[Effect]:
-        """The dispatcher to which a query was handed back is not there: it has died, or its connection is broken."""
-        token = envelope.subject.rpartition(".")[2]
-        found = self._handed.pop(token, None) or self._handed_before.pop(token, None)
-        return [] if found is None else self._dispatchers.unheard(*found)
-
-    def settle(self) -> None:
-        """To be called now and then: what nobody has missed since the last time but one was heard."""
-        self._handed, self._handed_before = {}, self._handed
+        """The dispatcher to which a query was handed is not there: it has died, or its connection is broken."""
+        return self._dispatchers.unheard(envelope.subject.rpartition(".")[2])
 
     def back(self, queries: Iterable[QueuedQuery], reason: str, text: str = "") -> list[Effect]:
         return [
@@ -364,11 +349,7 @@ class Endings:
         if order.cancelled:
             self._cancelled.extend((uid, order.reply) for uid in order.uids)
             return self._schedule()  # many may come together
-        for uid in order.uids:  # what its dispatcher has not heard is not said to another one
-            token = _token(uid, order.attempt)
-            self._handed.pop(token, None)
-            self._handed_before.pop(token, None)
-        self._dispatchers.withdrawn(order.dispatcher, order.uids)
+        self._dispatchers.withdrawn(order.dispatcher, order.uids, order.attempt)
         asked = [query for uid in order.uids if (query := self._pending.get((uid, 0))) is not None]
         effects = self.forget([query for query in asked if query.only_of(order.dispatcher, order.attempt)])
         loaded, now = self._instances.get(order.instance), envelope.now
@@ -414,7 +395,3 @@ class Endings:
                 said = QueryCancelled(cancelled=known is not None and known.code == CANCELLED.code)
                 effects.append(Publish(reply, said))
         return effects
-
-
-def _token(uid: bytes, attempt: int) -> str:
-    return f"{uid.hex()}-{attempt}"

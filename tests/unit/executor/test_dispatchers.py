@@ -36,7 +36,7 @@ def beats(dispatchers: KnownDispatchers, name: str, since: float, until: float) 
 
 def with_a_part(deadline: float) -> KnownDispatchers:
     """What an executor knows that has got a part of a query of `d1`, which was heard last at NOW."""
-    found = KnownDispatchers(Subjects(), "w/cpu/1", "w", SILENCE)
+    found = KnownDispatchers(Subjects(), "w/cpu/1", "w", SILENCE, "unheard.")
     beats(found, "d1", NOW - 2, NOW)
     query = Route(b"q" * 16, 0, 0, "_INBOX.q", deadline, NOW, "d1", "", "app", 1, None)
     part = Route(
@@ -44,6 +44,13 @@ def with_a_part(deadline: float) -> KnownDispatchers:
     )
     found.keep(part, BY_REFERENCE, NOW)
     return found
+
+
+def in_vain(dispatchers: KnownDispatchers, back: HandBack) -> list[Effect]:
+    """It is handed to its dispatcher, and NATS says that nobody is there."""
+    said = dispatchers.hand(back.route.dispatcher, back)
+    assert (said.subject, said.message) == (Subjects().resubmit(back.route.dispatcher), back)
+    return dispatchers.unheard(said.reply.removeprefix(dispatchers.inbox))
 
 
 def handed_on(effects: Iterable[Effect]) -> list[str]:
@@ -84,16 +91,33 @@ def test_heartbeats_of_a_dispatcher_that_has_heard_nothing_since_do_not_end_its_
 def test_what_a_dispatcher_did_not_get_back_goes_to_another_one_if_it_is_dead_and_again_to_it_if_not() -> None:
     subjects = Subjects()
     back = HandBack(Route(b"u" * 16, 0, 0, "_INBOX.u", NOW + 9, NOW, "d1", "i", "app", 1, None), "late", BY_REFERENCE)
-    found = KnownDispatchers(subjects, "w/cpu/1", "w", SILENCE)
+    found = KnownDispatchers(subjects, "w/cpu/1", "w", SILENCE, "unheard.")
     beats(found, "d1", NOW - 2, NOW)
-    assert found.unheard(back, None) == []
+    assert in_vain(found, back) == []
     assert found.missed("d1") == [(back, None)]
     assert found.missed("d1") == [], "once"
-    assert found.unheard(back, None) == []
+    assert in_vain(found, back) == []
     told = [one for one in found.check(NOW + 0.1 + SILENCE) if isinstance(one, Publish)]
     assert [one.subject for one in told] == [subjects.resubmit(), subjects.resubmit("d1")]
     assert told[0].message == back
-    assert found.unheard(back, None) == told, "it is known to be dead"
+    assert in_vain(found, back) == told, "it is known to be dead"
+
+
+def test_a_query_with_parts_whose_heir_is_away_is_handed_on_again() -> None:
+    dispatchers = with_a_part(NOW + 60)
+    beats(dispatchers, "d2", NOW - 2, NOW + SILENCE)
+    for later in (0.1, 0.6):
+        given, _ = dispatchers.check(NOW + SILENCE + later)
+        assert isinstance(given, Publish)
+        assert (given.subject, given.message.reason) == (Subjects().resubmit("d2"), "orphaned")
+        assert dispatchers.unheard(given.reply.removeprefix("unheard.")) == []
+    beats(dispatchers, "d2", NOW + SILENCE + 1, NOW + SILENCE + 1)
+    given, _ = dispatchers.check(NOW + SILENCE + 1.1)
+    beats(dispatchers, "d1", NOW + SILENCE + 1.2, NOW + SILENCE + 1.2)
+    assert isinstance(given, Publish)
+    assert handed_on(dispatchers.unheard(given.reply.removeprefix("unheard."))) == [Subjects().resubmit("d1")], (
+        "it lives"
+    )
 
 
 def test_a_query_waits_for_a_dispatcher_that_is_heard_for_a_while() -> None:
@@ -148,7 +172,7 @@ def test_what_was_handed_back_in_vain_is_handed_back_again_with_the_next_heartbe
     alone = Alone()
     alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW))
     [(_, back)] = published(alone.execute(deadline=NOW, at=NOW + 1.0), HandBack)
-    assert alone.actor.dispatchers.unheard(back, None) == []
+    assert in_vain(alone.actor.dispatchers, back) == []
     [again] = alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW))
     assert isinstance(again, Publish)
     assert (again.subject, again.message) == ("infaas.resubmit.d1", back)
@@ -184,10 +208,10 @@ def test_what_came_late_another_dispatcher_ends_only_if_its_own_had_not(at: floa
     alone = Alone()
     alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=at))
     [(_, back)] = published(alone.execute(deadline=NOW, at=NOW + 1.0), HandBack)
-    assert alone.actor.dispatchers.unheard(back, None) == []
+    assert in_vain(alone.actor.dispatchers, back) == []
     handed_over = published(alone.actor.dispatchers.check(NOW + SILENCE + 0.1), HandBack)
     assert [one.reason for subject, one in handed_over if subject == "infaas.resubmit"] == ["late"] * handed
-    later = published(alone.actor.dispatchers.unheard(back, None), HandBack)
+    later = published(in_vain(alone.actor.dispatchers, back), HandBack)
     assert [one.reason for subject, one in later if subject == "infaas.resubmit"] == ["late"] * handed, "it is dead"
 
 
