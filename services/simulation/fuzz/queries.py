@@ -212,7 +212,9 @@ class QueryChecks:
                 return
             words = f"first {_told(first)}, then {_told(reply)} {1000 * (now - query.replies[0][0]):.1f} ms later"
             self._violations.add("one-meaning", now, words, query.number)
-        elif len(query.replies) > query.times + max(query.crossed, query.overtaken, self._fell_silent(query)) + at_once:
+            return
+        unknown = query.crossed or query.overtaken or self._fell_silent(query) or self._untold(query, now)
+        if len(query.replies) > query.times + unknown + at_once:
             words = f"{len(query.replies)} replies, {_told(reply)}, to a query that was sent {query.times} times"
             self._violations.add("one-reply", now, words, query.number)
 
