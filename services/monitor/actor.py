@@ -153,7 +153,7 @@ class MonitorActor(TableActor):
 
     def _knows_instances(self, now: float) -> bool:
         """Whether it knows what is loaded. An earlier heartbeat would say that its executors and their instances are gone."""
-        all_listed = len(self._executors.listed) == len(self._devices)
+        all_listed = all(device.listed for device in self._devices.values())
         return all_listed or self._orders.leaving or now - self._started_at >= self._startup
 
     # -- start, timers, end

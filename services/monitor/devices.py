@@ -37,6 +37,7 @@ class MonitoredDevice:
         self.met = self.seen = self.silent_since = 0.0
         self.ended = ""  # why its last executor ended
         self.alive = False
+        self.listed = False  # its executor has said what it has, and the catalogue knows all of it
         self.exclusive = True
         self.computed = 0.0  # share of the last period in which it computed anything
         self.instances: dict[str, MonitoredInstance] = {}

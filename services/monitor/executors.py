@@ -36,7 +36,6 @@ class ExecutorEvents:
     """Handles the messages of a worker's executors, and their silence.
 
     failure_timeout_s: an executor that says nothing for so long counts as failed. synced: the whole catalogue is known.
-    listed: devices whose executor has listed its instances since then.
     """
 
     devices: Mapping[str, MonitoredDevice]
@@ -47,7 +46,6 @@ class ExecutorEvents:
     settings: MonitorSettings
     failure_timeout_s: float
     synced: bool = False
-    listed: set[str] = field(default_factory=set)
     _checked: float = 0.0
     _limits: Thresholds = field(init=False)
 
@@ -146,15 +144,21 @@ class ExecutorEvents:
         siblings = Counter(one.record.variant for one in self.table.instances.values() if one.counts)
         for instance, sample in sampled:
             found += self._sampled(device, instance, sample, report.seconds, siblings[instance.record.variant], now)
-        if self.synced:
-            self.listed.add(report.device)
-        found += self._unlisted(device, {sample.instance for sample in report.samples}, now)
+        if not device.listed and (self.synced or not report.samples):
+            device.listed = True
+            found += self.table.order_waiting(device, now)
+        found += self._unlisted(device, report, now)
         return found + self.orders.preload(device, now) if self.synced else found
 
-    def _unlisted(self, device: MonitoredDevice, listed: set[str], now: float) -> list[Effect]:
-        """Instances that an executor should have and does not list: a message was lost, or its actor was started again."""
+    def _unlisted(self, device: MonitoredDevice, report: ExecutorReport, now: float) -> list[Effect]:
+        """Instances that an executor should have and does not list: a message was lost, or its actor was started again. A report from before the order
+        says nothing.
+        """
         found: list[Effect] = []
+        listed = {sample.instance for sample in report.samples}
         for instance in list(device.instances.values()):
+            if instance.ordered is not None and report.at < instance.ordered:
+                continue
             if instance.id in listed or (instance.state == "Loading" and instance.ordered is None):
                 instance.unlisted = 0
                 continue

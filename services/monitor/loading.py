@@ -255,14 +255,21 @@ class InstanceTable:
         return instance, changes + self.order_waiting(device, now)
 
     def order_waiting(self, device: MonitoredDevice, now: float) -> list[Effect]:
-        """Orders for the loads that were admitted, as far as instances that are being unloaded leave room."""
+        """Orders for the loads that were admitted, as far as instances that are being unloaded leave room. What an executor had when this monitor began
+        it says first, and that may leave none.
+        """
         found: list[Effect] = []
-        if not device.alive:
+        if not device.alive or not device.listed:
             return found
         for instance in device.waiting():
             unloading = any(other.state == "Unloading" for other in device.instances.values())
-            if unloading and not short_of(instance.takes, self._limit(device) - device.occupied()).none:
+            short = short_of(instance.takes, self._limit(device) - device.occupied())
+            if unloading and not short.none:
                 break
+            if short.memory_mb and instance.state == "Loading":
+                limit, record = self._limit(device), instance.record
+                why = shortage(record.variant, instance.takes, device.occupied(), limit, device.spec.name)
+                return found + self.gone(instance, why, now)
             if instance.state == "Warm":
                 why, instance.wanted, instance.goes = instance.wanted, "", "device"
                 found += self._effects.state_changes(instance, instance.move("Loading", why, now), now)

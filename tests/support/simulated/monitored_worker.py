@@ -224,8 +224,8 @@ class World:
 
     def hear(self, samples: list[InstanceSample], device: str, **fields: Any) -> None:
         """An executor's report of half a second."""
-        given = {"incarnation": self.executor, "seconds": 0.5, "memory_mb": 50.0}
-        self.tell(ExecutorReport(worker="w1", device=device, at=self.now, samples=samples, **(given | fields)))
+        given = {"incarnation": self.executor, "seconds": 0.5, "memory_mb": 50.0, "at": self.now}
+        self.tell(ExecutorReport(worker="w1", device=device, samples=samples, **(given | fields)))
 
     # -- shorthands
 
