@@ -73,7 +73,7 @@ class Silence:
 
     def __post_init__(self) -> None:
         self.line = Line(self.subjects.echo(self.name), STALE, PublishBehind)
-        self.hold = Hold(self.line, self.handle, _takes_away)
+        self.hold = Hold(self.line, self.handle, _at_once)
         self.inlets = (Inlet(subject=self.subjects.echo(self.name), message=Echo),)
         self.handlers = {EchoDue: self._due}
 
@@ -313,9 +313,11 @@ def _suspects(lost: Iterable[Query]) -> set[bytes]:
     return found
 
 
-def _takes_away(message: Any) -> bool:
-    """Whether it says that another process ends a query: what waited may not."""
-    return type(message) is HandBack and message.reason == "taken"
+def _at_once(message: Any) -> bool:
+    """Whether it does not wait: another process ends a query, so what waited may not; or one has lost its dispatcher, which is asked for first, and whose
+    later heartbeats would be taken for a sign that it has ended it.
+    """
+    return type(message) is HandBack and message.reason in ("taken", "orphaned")
 
 
 # -- workers whose clocks are off: what is sent to them says their own time, and what they say is read as ours. A query's deadline is a time, and
