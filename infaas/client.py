@@ -258,7 +258,7 @@ class Client:
         return await self._list("apps", app=app)
 
     async def models(self, *, app: str | None = None, model: str | None = None) -> list[dict[str, Any]]:
-        """The registered models and versions. Raises Refused where there is no such app, as the other lists do."""
+        """The registered models and versions. Raises Refused where there is no such app, as variants, releases and jobs do."""
         return await self._list("models", app=app, model=model)
 
     async def variants(
@@ -449,7 +449,7 @@ class Client:
         if not isinstance(items, list):
             raise InfaasError(f"the list of {what} has no items")
         app = about.get("app")
-        if app is not None and not items and what != "apps" and not await self.apps(app=app):
+        if app is not None and not items and what not in ("apps", "pipelines") and not await self.apps(app=app):
             raise await self._no_app(app)
         return items
 

@@ -220,8 +220,8 @@ def test_in_python_the_same_mistakes_raise_the_same_sentences(place: Place) -> N
         job = system.submit("digits", place.system.x[:1], out)
         with pytest.raises(library.BadInput, match=f"output: job {job} writes to .*twice.npy: choose another name"):
             system.submit("digits", place.system.x[:1], out)
-        assert system.wait_job(job, timeout=400).state == "done"
-        assert np.load(out).shape == (1, 10)
+        system.cancel_job(job)
+        system.cancel_job(system.submit("digits", place.system.x[:1], out))
     with pytest.raises(library.BadInput, match="cannot be converted; pass a scikit-learn"):
         library.register(object(), [1], [1], app="a", data_dir=place.system.directory)
 

@@ -171,7 +171,7 @@ def test_what_is_wrong_is_refused_with_field_and_remedy(place: Place) -> None:
     said = place.refused("admin", "unlink-model", quick, "--model", "n0")
     assert f"change pipeline {name} (`infaas pipeline add`) or delete it (`infaas admin delete-app`) first" in said
     unlink = {"app": quick, "model": "n0"}
-    with infaas.connect_blocking(data_dir=place.directory) as client, pytest.raises(infaas.Refused) as refused:
+    with infaas.connect_blocking(place.ensembles.nats) as client, pytest.raises(infaas.Refused) as refused:
         client.admin("unlink-model", **unlink)
     assert f"change pipeline {name} (admin('set-pipeline')) or delete it (admin('delete-app')) first" in str(
         refused.value
