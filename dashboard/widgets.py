@@ -422,11 +422,11 @@ def choose_needs(app: str) -> dict[str, Any]:
     with st.container(horizontal=True):
         asked: dict[str, Any] = {
             "latency_ms": st.number_input("Within, ms", 0.0001, key="latency_ms", placeholder="any time", **number),
-            metric: st.number_input(named, key="accuracy", placeholder="any", **bounds, **number),
+            metric: st.number_input(named, key=metric, placeholder="any", **bounds, **number),
             "cost": st.number_input(
                 "US$/1,000 at most",
                 0.0,
-                key="cost_per_1000",
+                key="cost",
                 step=0.001,
                 placeholder="any price",
                 help="US$ per 1,000 queries",

@@ -50,6 +50,7 @@ from infaas.queries import (
 from infaas.tables import as_inputs, is_plain
 
 if TYPE_CHECKING:
+    from infaas.following import JobUploads
     from infaas.following import OnProgress as OnJobProgress
     from infaas.registering import Arrays
 
@@ -72,7 +73,7 @@ class Client:
         self._owns_bus = owns_bus
         self._inputs: ObjectStore | None = None
         self._files = files
-        self._outputs: dict[str, Path] = {}  # by job: where its output goes once it is done
+        self._uploads: JobUploads | None = None
         self._cleaning: set[asyncio.Task[None]] = set()
 
     async def open(self) -> Self:
@@ -253,17 +254,17 @@ class Client:
     # -- lists and explanations
 
     async def apps(self, *, app: str | None = None) -> list[dict[str, Any]]:
-        """The registered applications and their linked models."""
+        """The registered applications and their linked models; none where there is no such app."""
         return await self._list("apps", app=app)
 
     async def models(self, *, app: str | None = None, model: str | None = None) -> list[dict[str, Any]]:
-        """The registered models and versions. Raises Refused where there is no such app."""
+        """The registered models and versions. Raises Refused where there is no such app, as variants, releases and jobs do."""
         return await self._list("models", app=app, model=model)
 
     async def variants(
         self, *, app: str | None = None, model: str | None = None, version: str | None = None
     ) -> list[dict[str, Any]]:
-        """The variants with their measured figures, which decisions use. version: also one that does not serve. Raises Refused where there is no such app."""
+        """The variants with their measured figures, which decisions use. version: also one that does not serve."""
         return await self._list("variants", app=app, model=model, version=version)
 
     async def workers(self) -> list[dict[str, Any]]:
@@ -383,26 +384,22 @@ class Client:
         """
         from infaas import following  # noqa: PLC0415  (a query needs none of it)
 
-        app = check_name(app, "app")
+        app, files = check_name(app, "app"), self._job_files()
         wishes = check_needs({"accuracy": accuracy, "model": model, "variant": variant, **(measure or {})})
         job = job or following.new_id()
-        files = following.JobUploads(self.bus, self.subjects, self._files)
-        target = files.target(app, job, output)
-        source = await files.source(app, job, input, lambda x: self._fitted(app, x, model, always=True))
+        target, source = files.target(app, job, output), ""
         try:
-            job = await following.submit(self.bus, self.subjects, app, source, target, job=job, **wishes)
-        except InfaasError:
-            await files.discard(source)
+            source = await files.source(app, job, input, lambda x: self._fitted(app, x, model, always=True))
+            return await following.submit(self.bus, self.subjects, app, source, target, job=job, **wishes)
+        except BaseException as error:
+            files.awaited.pop(job, None)
+            if isinstance(error, InfaasError):
+                await files.discard(source)
             raise
-        if target.startswith(files.uploads):
-            self._outputs[job] = Path(output)
-        return job
 
     async def save_output(self, job: str, path: str | Path) -> None:
         """Write the output of a job that is done to a file of this machine, if it is not there but in a bucket. Raises BadInput."""
-        from infaas import following  # noqa: PLC0415
-
-        await following.JobUploads(self.bus, self.subjects, self._files).save(await self.job(job), Path(path))
+        await self._job_files().save(await self.job(job), Path(path))
 
     async def job(self, job: str) -> JobStatus:
         """The last status of a job: `state`, `done` of `total` items, `cost`, and the `reason` if it failed."""
@@ -418,21 +415,22 @@ class Client:
         on_progress gets every status. timeout: seconds to wait; after that Timeout is raised, and the job continues. Of a job that this
         client has submitted, the output is where it was asked for.
         """
-        from infaas import following  # noqa: PLC0415
-
-        status = await following.wait(self.bus, self.subjects, check_name(job, "job"), on_progress, timeout)
-        path = self._outputs.pop(job, None)
-        if path is not None and status.state == "done":
-            await following.JobUploads(self.bus, self.subjects, self._files).save(status, path)
-        return status
+        return await self._job_files().wait(check_name(job, "job"), on_progress, timeout)
 
     async def cancel_job(self, job: str) -> None:
         """Stop a job and delete the output written so far. Raises Refused if the job has ended."""
         from infaas import following  # noqa: PLC0415
 
         await following.cancel(self.bus, self.subjects, check_name(job, "job"))
+        self._job_files().awaited.pop(job, None)
 
     # -- internals
+
+    def _job_files(self) -> "JobUploads":
+        from infaas.following import JobUploads  # noqa: PLC0415  (a query needs none of it)
+
+        self._uploads = self._uploads or JobUploads(self.bus, self.subjects, self._files)
+        return self._uploads
 
     async def _fitted(self, app: str | None, x: Any, model: str | None, *, always: bool = False) -> Any:
         """Inputs as the app takes them, by the signature that the system tells of it. always: also arrays and lists. Raises BadInput."""
@@ -450,8 +448,8 @@ class Client:
         items = (await self._request(self.subjects.list(what), about)).get("items")
         if not isinstance(items, list):
             raise InfaasError(f"the list of {what} has no items")
-        app = about.get("app") if not items and what in ("models", "variants") else None
-        if app is not None and not await self.apps(app=app):
+        app = about.get("app")
+        if app is not None and not items and what not in ("apps", "pipelines") and not await self.apps(app=app):
             raise await self._no_app(app)
         return items
 

@@ -234,15 +234,17 @@ class JobUploads:
 
     def __init__(self, bus: Bus, subjects: Subjects, place: Path | None) -> None:
         self._bus = bus
+        self._subjects = subjects
         self._bucket = subjects.uploads_bucket
         self._place = None if place is None else place.resolve()
         self.uploads = f"nats://{self._bucket}/"
+        self.awaited: dict[str, Path] = {}  # by job: where its output goes once it is done
 
     def _stays(self, path: Path) -> bool:
         return self._place is not None and path.resolve().is_relative_to(self._place)
 
     def target(self, app: str, job: str, given: Any) -> str:
-        """Where the system writes the output. Raises BadInput."""
+        """Where the system writes the output. A file of one's own is awaited from now on. Raises BadInput."""
         if not isinstance(given, (str, Path)):
             raise BadInput(f"output: must be a path or a URL, not {given!r}")
         path = Path(given)
@@ -251,6 +253,9 @@ class JobUploads:
         if path.suffix.lower() not in ENDINGS:
             raise BadInput(f"output: {path} must end in one of {', '.join(ENDINGS)}: the ending says the format")
         _check_free(path)
+        if rival := next((one for one, other in self.awaited.items() if other == path.resolve() and one != job), ""):
+            raise BadInput(f"output: job {rival} writes to {path}: choose another name, or wait for that job")
+        self.awaited[job] = path.resolve()
         return f"{self.uploads}{uploads_of(app)}{job}{path.suffix.lower()}"
 
     async def source(self, app: str, job: str, given: Any, fitted: Callable[[Any], Awaitable[Any]]) -> str:
@@ -293,12 +298,21 @@ class JobUploads:
         _check_free(path)
         try:
             await (await self._store(bucket)).get_to(key, path)
+            self.awaited.pop(status.job, None)
         except NotFound:
             raise BadInput(
                 f"the output of job {status.job} is gone: the system keeps one for a day; submit the job again"
             ) from None
         except OSError as error:
             raise BadInput(f"output: cannot write {path}: {error.strerror or error}") from error
+
+    async def wait(self, job: str, on_progress: OnProgress | None, timeout: float | None) -> JobStatus:
+        """As the function `wait`; then an output that is awaited is saved. Raises BadInput, too."""
+        status = await wait(self._bus, self._subjects, job, on_progress, timeout)
+        path = self.awaited.pop(job, None)
+        if path is not None and status.state == "done":
+            await self.save(status, path)
+        return status
 
     async def _store(self, bucket: str = "") -> ObjectStore:
         try:

@@ -55,7 +55,7 @@ def as_inputs(x: Any, specs: Sequence[TensorSpec]) -> Any:
             f"inputs: the app takes {len(specs)} columns, {', '.join(wanted)}: give rows that name them, or a DataFrame"
         )
     if table is None:
-        return _plain_array(x) if isinstance(x, (str, list, tuple)) else x
+        return x if hasattr(x, "shape") or isinstance(x, bytes) else _plain_array(x)
     if not specs:
         columns = {name: _plain_array(values) for name, values in table.items()}
         return {name: array.reshape(-1, 1) if array.ndim == 1 else array for name, array in columns.items()}
@@ -117,6 +117,10 @@ def _plain_array(values: Any) -> "Array":
         array: Array = np.asarray(values)
     except ValueError as error:
         raise BadInput("inputs: each item must have as many values as the others") from error
+    if array.dtype.kind == "O" and array.ndim == 0 and not hasattr(values, "dtype"):
+        raise BadInput(
+            f"inputs: a {type(values).__name__} cannot be sent: give an array, rows, texts, a DataFrame or a picture"
+        )
     mixed = array.dtype.kind in "US" and not hasattr(values, "dtype")
     return np.asarray(values, object) if mixed else array  # numpy makes texts of numbers beside texts, and cuts bytes
 

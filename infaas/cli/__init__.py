@@ -140,6 +140,12 @@ _SHOWN = {
 COMMANDS: dict[str, Command] = {name: one for part in _SHOWN.values() for name, one in part.items()}
 _GROUPS = "infaas.cli.admin:"
 _MEANT = {"ps": "status"}  # words that people try
+_ELSEWHERE = {  # commands that are not called as their subjects are
+    "pipelines": "pipeline list",
+    "releases": "release list",
+    "admin set-pipeline": "pipeline add",
+    "admin deploy-pipeline": "pipeline deploy",
+}
 
 
 _UP = {"scipy", "onnx", "onnxruntime"}  # packages of the extra `up`
@@ -292,7 +298,8 @@ def _text_of(error: Exception) -> str:
 
 
 def _command(subject: re.Match[str]) -> str:
-    return f"`infaas {' '.join(filter(None, subject.groups()))}`"
+    words = " ".join(filter(None, subject.groups()))
+    return f"`infaas {_ELSEWHERE.get(words, words)}`"
 
 
 def _complain(message: object, code: int) -> int:

@@ -99,6 +99,7 @@ def container(
         Settings file (TOML), as of `infaas run`. Environment variables INFAAS_SECTION__FIELD override it.
 
     """
+    target = target.replace(".py:", ":")  # as other functions of one's own are named
     if not TARGET.match(target):
         usage(f"{target}: write MODULE:CLASS, as `model:Digits` for the class Digits in model.py")
     model = model or app

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from bus.fields import meant
 from bus.messages.catalog import is_error, value_of
 from bus.port import BusError, Forbidden, KeyValueEntry
 from infaas.cli.history import with_history
@@ -19,6 +20,7 @@ from infaas.cli.output import (
     Column,
     context_words,
     drifted,
+    fail,
     found_words,
     hardware_of,
     in_words,
@@ -49,8 +51,11 @@ def apps(app: str | None = None, *, data_dir: DataDir = None, wide: Wide = False
         List only this app.
 
     """
-    empty = _none("apps", app) if app else "no apps yet: `infaas register` makes the first"
-    return _list(data_dir, json, wide, _APPS, empty, lambda c: with_history(c.apps(app=app), data_dir, {}))
+
+    async def ask(client: Client) -> list[Item]:
+        return await _known(client, await with_history(client.apps(app=app), data_dir, {}), app)
+
+    return _list(data_dir, json, wide, _APPS, _none("apps", app), ask)
 
 
 def models(
@@ -71,7 +76,11 @@ def models(
         List only this model.
 
     """
-    return _list(data_dir, json, wide, _MODELS, _none("models", app, model), lambda c: c.models(app=app, model=model))
+
+    async def ask(client: Client) -> list[Item]:
+        return await _known(client, await client.models(app=app, model=model), app, model)
+
+    return _list(data_dir, json, wide, _MODELS, _none("models", app), ask)
 
 
 def variants(
@@ -96,9 +105,12 @@ def variants(
         List only variants of this model.
 
     """
-    empty = _none("variants", app, model)
-    render = partial(print_variants, _VARIANTS, empty)
-    return _list(data_dir, json, wide, _VARIANTS, empty, lambda c: c.variants(app=app, model=model), render)
+
+    async def ask(client: Client) -> list[Item]:
+        return await _known(client, await client.variants(app=app, model=model), app, model)
+
+    empty = _none("variants", app)
+    return _list(data_dir, json, wide, _VARIANTS, empty, ask, partial(print_variants, _VARIANTS, empty))
 
 
 def selection(
@@ -131,20 +143,32 @@ def registrations(app: str | None = None, *, data_dir: DataDir = None, wide: Wid
     Parameters
     ----------
     app
-        List only registrations for this app.
+        List only registrations for this app, or the one with this id.
 
     """
 
     async def ask(client: Client) -> list[Item]:
-        return [one for one in await _registrations(client) if app is None or one.get("app") == app]
+        found = [one for one in await _registrations(client) if app in (None, one.get("app"), one.get("registration"))]
+        if not found and app is not None and app not in (apps := [one["app"] for one in await client.apps()]):
+            fail(f"no app and no registration {app!r}: `infaas registrations --wide` lists them{meant(app, apps)}")
+        return found
 
     return _list(data_dir, json, wide, _REGISTRATIONS, "no registrations", ask)
 
 
-def _none(what: str, app: str | None, model: str | None = None) -> str:
+async def _known(client: Client, found: list[Item], app: str | None, model: str | None = None) -> list[Item]:
+    """What was found. Ends the command where that is nothing since there is no such app or model. Raises Refused."""
+    if not found and app is not None:
+        await client.variants(app=app)
+    if not found and model is not None:
+        known = [one["model"] for one in await client.models(app=app)]
+        of_app = f" of app {app}" if app else ""
+        fail(f"no model {model!r}{of_app}: `infaas models` lists them{meant(model, known)}")
+    return found
+
+
+def _none(what: str, app: str | None) -> str:
     """What a list prints that has nothing to show."""
-    if model is not None:
-        return f"no {what} of model {model!r}: `infaas models` lists the models"
     return (
         f"no {what} of app {app!r}: `infaas apps` lists the apps"
         if app

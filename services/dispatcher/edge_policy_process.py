@@ -1,6 +1,5 @@
 """The process of one user's selection policy: calls and results, one at a time (services/shell/child.py). It ends when the dispatcher does."""
 
-import importlib
 import resource
 import sys
 import traceback
@@ -17,7 +16,7 @@ from bus.codec import encode
 from bus.messages.public import Requirements, Tensor
 from bus.tensors import from_array, to_array
 from services.core.ensemble.base import Learnt, Member
-from services.shell.child import Channel
+from services.shell.child import Channel, NoSuchCode, named
 
 MEMORY = 2**30  # bytes of data that a policy may have
 FILES = 256
@@ -60,9 +59,8 @@ class UserPolicy:
     """
 
     def __init__(self, name: str) -> None:
-        """Import and make it. Raises WrongResult, and whatever the user's module raises."""
-        module, _, attribute = name.partition(":")
-        self._policy = getattr(importlib.import_module(module), attribute)()
+        """Import and make it. Raises NoSuchCode, WrongResult, and whatever the user's module raises."""
+        self._policy = named(name)()
         for method in NEEDED:
             if not callable(getattr(self._policy, method, None)):
                 raise WrongResult(f"it has no method `{method}`: a policy needs {', '.join(NEEDED)}")
@@ -157,9 +155,9 @@ def _limit() -> None:
 
 def _said(error: BaseException) -> str:
     """An exception, and the place in the user's code where it was raised."""
-    text = str(error) if isinstance(error, WrongResult) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, WrongResult | NoSuchCode) else f"{type(error).__name__}: {error}"
     theirs = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
-    ours = isinstance(error, WrongResult | ImportError) or not theirs
+    ours = isinstance(error, WrongResult | NoSuchCode | ImportError) or not theirs
     place = "" if ours else f" ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})"
     return " ".join(text.split())[:300] + place
 

@@ -68,7 +68,7 @@ _encode = msgspec.json.Encoder().encode
 
 DEAF = (
     "app: {} is a pipeline, and no policy makes its answers, so nothing learns: send feedback to the app of a stage, with"
-    " the stage's own `query` (uid in query_outcomes), or give a stage's app a policy (infaas admin set-selection)"
+    " the stage's own `query` (uid in query_outcomes), or give a stage's app a policy (infaas.admin.set-selection)"
 )
 
 

@@ -141,7 +141,9 @@ class Coordinator(TableActor):
                 return _refuse(reply, f"job: the id {job} is in use already")
             self._accepting[job] = (reply, accepting[1])
             return NOTHING
-        rival = next((r.status.job for r in self._running() if r.status.output == ask.output), "")
+        target = self._policy.target(app, ask.output)
+        rivals = (r.status for r in self._running())
+        rival = next((one.job for one in rivals if self._policy.target(one.app, one.output) == target), "")
         if rival:
             return _refuse(reply, f"output: job {rival} writes there: choose another name, or wait")
         record = self._policy.record_of(app, ask, job, self._name, envelope.now)

@@ -19,7 +19,7 @@ from services.core.demand import meeting
 from services.core.selection.refusals import kept, misstated, offered
 from services.core.settings import JobsSettings
 from services.core.validation import WrongField, check_name
-from services.jobs.commands import BadUrl, JobRoute, parse
+from services.jobs.commands import BadUrl, JobRoute, ParsedUrl, parse
 
 NEEDS = ("accuracy", "metric", "model", "variant")  # those needs of queries that a job has, too
 
@@ -105,8 +105,7 @@ class JobPolicy(Struct, eq=False):
             check_name(ask.model, "model")
             check_name(ask.variant, "variant")
             check_name(ask.job, "job")
-            for url, field in ((ask.input, "input"), (ask.output, "output")):
-                parse(url, field, self.subjects, app)
+            itself = parse(ask.input, "input", self.subjects, app) == self.target(app, ask.output)
         except (WrongField, BadUrl) as error:
             return Error(code="bad_request", message=str(error))
         stated = [need for need in Requirements.__struct_fields__ if getattr(ask, need) is not None]
@@ -115,7 +114,7 @@ class JobPolicy(Struct, eq=False):
             return Error(code="bad_request", message=text)
         if ask.accuracy is not None and not 0.0 <= ask.accuracy <= 1.0:
             return Error(code="bad_request", message=f"field `accuracy` is {ask.accuracy}: give 0 to 1")
-        if ask.input == ask.output:
+        if itself:
             return Error(code="bad_request", message="output: it is the input itself")
         return self._no_variant(app, ask)
 
@@ -156,9 +155,13 @@ class JobPolicy(Struct, eq=False):
             return None
         source, target = (
             parse(status.input, "input", self.subjects, status.app),
-            parse(status.output, "output", self.subjects, status.app),
+            self.target(status.app, status.output),
         )
         return JobRoute(status.job, source, target, signature)
+
+    def target(self, app: str, output: str) -> ParsedUrl:
+        """The place that a job writes to, however its URL is written. Raises BadUrl."""
+        return parse(output, "output", self.subjects, app)
 
     def record_of(self, app: str, ask: SubmitJob, job: str, owner: str, now: float) -> JobRecord:
         """The job as it is kept when it begins."""

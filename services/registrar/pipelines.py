@@ -113,7 +113,7 @@ def _best_accuracy(app: str, catalog: Catalog, unlinked: tuple[str, str]) -> flo
 
 def change_of_pipeline(change: Any) -> Error | None:
     """Why an app that is a pipeline does not get a change that other apps may get; None: it does."""
-    remedy = "deploy a plan (infaas pipeline deploy), or use set-replicas on the app of a stage"
+    remedy = "deploy a plan (infaas.admin.deploy-pipeline), or use set-replicas on the app of a stage"
     match change:
         case LinkModel() | SetVersion() | LinkVersion() | StartRelease():
             text = f"app: {change.app} {NO_MODELS}"
@@ -137,7 +137,7 @@ def in_use(record: AppRecord, change: DeleteApp | UnlinkModel, catalog: Catalog)
     outer = next(iter(_naming(change.app, catalog)), None)
     if outer is None:
         return None
-    remedy = f"change that pipeline (infaas pipeline add) or remove it (infaas pipeline remove {outer.app}) first"
+    remedy = f"change pipeline {outer.app} (infaas.admin.set-pipeline) or delete it (infaas.admin.delete-app) first"
     if isinstance(change, DeleteApp):
         return error_of(f"app: {change.app} is a stage of pipeline {outer.app}; {remedy}")
     if set(record.links) <= {change.model}:
@@ -149,7 +149,7 @@ def in_use(record: AppRecord, change: DeleteApp | UnlinkModel, catalog: Catalog)
             text = (
                 f"model: without {change.model}, pipeline {one.app} would not fit any more: {short.rpartition(';')[0]}"
             )
-            remedy = "link another model, or ask for less there (infaas pipeline add), first"
+            remedy = "link another model, or ask for less there (infaas.admin.set-pipeline), first"
             return error_of(f"{text}; {remedy}")
     return None
 
@@ -186,7 +186,7 @@ def planned(
 ) -> AppRecord | Error:
     """The app with this plan. again: it is deployed already, for profiles of other versions."""
     if record.pipeline is None:
-        return error_of(f"app: {record.app} is no pipeline; infaas pipeline list shows those that there are")
+        return error_of(f"app: {record.app} is no pipeline: see infaas.list.pipelines")
     if plan is None:
         return replace(record, plan=None, plan_ended="")
     wrong = [*_plan_errors(plan, record, record.pipeline, catalog)]

@@ -136,7 +136,7 @@ def started(record: AppRecord, change: StartRelease, found: ModelRecord, catalog
 def moved_to(record: AppRecord, state: ReleaseState, step: int, reason: str) -> AppRecord | Error:
     """The app with its release in another state."""
     if record.releasing is None:
-        return error_of(f"app: {record.app} has no release under way: infaas release list shows those that there were")
+        return error_of(f"app: {record.app} has no release under way: see infaas.list.releases")
     return replace(record, release=replace(record.releasing, state=state, step=step, reason=reason))
 
 

@@ -9,9 +9,11 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from bus.codec import decode, encode
+from bus.fields import meant
 
 if TYPE_CHECKING:
     import asyncio  # a child that measures memory goes without
@@ -20,6 +22,7 @@ M = TypeVar("M")
 
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
 _HEAD = 4
+_MOST_NAMED = 5
 
 
 def framed(message: Any) -> bytes:
@@ -46,6 +49,29 @@ def how_ended(code: int) -> str:
     with suppress(ValueError):  # most real-time signals have no name
         return f"was ended by {signal.Signals(-code).name}"
     return f"was ended by signal {-code}"
+
+
+class NoSuchCode(Exception):
+    """What a user names is not there. The text is a clause that says what is."""
+
+
+def named(path: str) -> Any:
+    """What "module:name" or "module:name.name" names. Raises NoSuchCode, and whatever the module raises."""
+    module, _, names = path.partition(":")
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):  # one that the module itself imports
+            raise
+        raise NoSuchCode(f"there is no module {error.name}; put the folder of {error.name}.py on PYTHONPATH") from None
+    for name in names.split("."):
+        if not hasattr(found, name):
+            there = getattr(found, "__dict__", {}).items()
+            own = [key for key, one in there if getattr(one, "__module__", "") == module and not key.startswith("_")]
+            hint = meant(name, dir(found)) or f"; it has {', '.join(own[:_MOST_NAMED]) or 'no class and no function'}"
+            raise NoSuchCode(f"{getattr(found, '__name__', path)} has no {name}{hint}")
+        found = getattr(found, name)
+    return found
 
 
 async def read_frame(stream: "asyncio.StreamReader", most: int) -> bytes:

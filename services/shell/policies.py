@@ -1,7 +1,6 @@
 """Policies by their names in the settings: built-in ones, and users' own classes by import path."""
 
 import asyncio
-import importlib
 import logging
 import os
 import signal
@@ -15,7 +14,7 @@ from services.core.cost import Goal
 from services.core.policy import METHODS, GuardedPolicy, goal_of
 from services.core.selection.policy import SelectionPolicy
 from services.core.settings import POLICIES, SCALERS, Settings
-from services.shell.child import how_ended, kept_environment, kill_group, read_frame
+from services.shell.child import NoSuchCode, how_ended, kept_environment, kill_group, named, read_frame
 from services.shell.host.process import dies_with_parent
 from services.shell.settings import SettingsError
 
@@ -72,13 +71,9 @@ def own_object(setting: str, path: str, methods: Collection[str]) -> Any:
 
     Raises SettingsError, which names the setting and the remedy, if the class cannot be loaded or lacks one of these methods.
     """
-    module, _, attribute = path.partition(":")
     try:
-        made = getattr(importlib.import_module(module), attribute)()
-    except ModuleNotFoundError as error:
-        remedy = f"; put the folder of {module.partition('.')[0]}.py on PYTHONPATH" if error.name == module else ""
-        raise SettingsError(f"{setting} {path!r} cannot be loaded: {error}{remedy}") from error
-    except AttributeError as error:
+        made = named(path)()
+    except (NoSuchCode, ModuleNotFoundError, AttributeError) as error:
         raise SettingsError(f"{setting} {path!r} cannot be loaded: {error}") from error
     except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
         raise SettingsError(f"{setting} {path!r} cannot be loaded: {type(error).__name__}: {error}") from error
@@ -136,8 +131,7 @@ def _builtin(name: str, settings: Settings, goal: Goal | None = None) -> Selecti
     if dispatch == "auto":
         kinds = machines.kinds.values() if machines.provider != "off" else ()
         dispatch = "pack" if any(kind.maximum > kind.minimum for kind in kinds) else "spread"
-    module, _, attribute = POLICIES[name].partition(":")
-    policy: SelectionPolicy = getattr(importlib.import_module(module), attribute)(
+    policy: SelectionPolicy = named(POLICIES[name])(
         dispatch=dispatch,
         probe_share=ours.probe_share,
         on_demand=settings.autoscaler.policy not in ("static", "replicate"),

@@ -403,6 +403,22 @@ def test_jobs_show_progress_and_explain_what_to_do_when_no_system_answers(past: 
     assert "infaas up" in text(test)
 
 
+def test_an_address_fills_in_every_need_by_its_name(past: str, postgres: EmbeddedPostgres) -> None:
+    figures = {"latency_ms": "30", "accuracy": "0.93", "cost": "0.01"}
+    test = page("explain", past, app="digits", **figures)
+    assert {each.key: each.value for each in test.number_input} == {key: float(one) for key, one in figures.items()}
+    database = clone(postgres)
+    owner = postgres.dsn("postgres", postgres.password, database)
+    catalogue = {"app.digits": app_record(), f"variant.{VARIANT}": variant_record(metric="mae", accuracy=0.01)}
+    encoded = {key: encode(record) for key, record in catalogue.items()}
+    writer = Store(role_dsn(owner, WRITER, WRITER_PASSWORD), "test")
+    CatalogWriter(writer, {}, 0.99).write(encoded, frozenset(encoded))
+    writer.close()
+    test = page("explain", role_dsn(owner, READER, READER_PASSWORD), app="digits", mae="60")
+    assert test.number_input(key="mae").value == 60.0
+    drop(postgres, database)
+
+
 def test_long_ranges_refused_queries_and_single_variants_are_shown(past: str) -> None:
     for name in ("cost", "slo"):
         test = sound(name, past, range="30d")

@@ -131,6 +131,10 @@ MISTAKES: list[tuple[str, int, str]] = [
     (f"{REGISTER} validation.npz --labels missing.txt", USAGE, "--labels missing.txt: cannot be read"),
     (f"{REGISTER} validation.npz --slo-target 99", USAGE, "--slo-target. must be above 0 and below 1, not 99"),
     ("cancel r-none", FAILED, "no job and no registration r-none: `infaas jobs` and `infaas registrations` list them"),
+    ("registrations r-none", FAILED, "no app and no registration 'r-none': `infaas registrations --wide` lists them"),
+    ("apps digts", FAILED, "no app 'digts': see `infaas apps`; did you mean digits"),
+    ("models --model mpl-s", FAILED, "no model 'mpl-s': `infaas models` lists them; did you mean mlp-s"),
+    ("jobs --app digts", FAILED, "no app 'digts': see `infaas apps`; did you mean digits"),
     # jobs, administration, history
     ("jobs j-none", FAILED, "there is none with the id j-none: see `infaas jobs`"),
     ("submit --app digits --input ok.npy --output out.csv", FAILED, "output: out.csv must end in one of .npy, .jsonl"),
@@ -209,6 +213,15 @@ def test_in_python_the_same_mistakes_raise_the_same_sentences(place: Place) -> N
                 ask()
         with pytest.raises((library.Refused, library.BadInput), match="784"):
             system.query("digits", place.system.x[:1, :5])
+        for wrong, kind in ((None, "NoneType"), (len, "builtin_function_or_method"), ({1}, "set")):
+            with pytest.raises(library.BadInput, match=f"inputs: a {kind} cannot be sent: give an array, rows"):
+                system.query("digits", wrong)
+        out = place.files / "twice.npy"
+        job = system.submit("digits", place.system.x[:1], out)
+        with pytest.raises(library.BadInput, match=f"output: job {job} writes to .*twice.npy: choose another name"):
+            system.submit("digits", place.system.x[:1], out)
+        system.cancel_job(job)
+        system.cancel_job(system.submit("digits", place.system.x[:1], out))
     with pytest.raises(library.BadInput, match="cannot be converted; pass a scikit-learn"):
         library.register(object(), [1], [1], app="a", data_dir=place.system.directory)
 

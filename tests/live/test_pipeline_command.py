@@ -168,7 +168,14 @@ def test_what_is_wrong_is_refused_with_field_and_remedy(place: Place) -> None:
 
     place.done("pipeline", "add", str(place.file))
     assert f"app: {quick} is a stage of pipeline {name}" in place.refused("admin", "delete-app", quick)
-    assert f"infaas pipeline remove {name}" in place.refused("admin", "unlink-model", quick, "--model", "n0")
+    said = place.refused("admin", "unlink-model", quick, "--model", "n0")
+    assert f"change pipeline {name} (`infaas pipeline add`) or delete it (`infaas admin delete-app`) first" in said
+    unlink = {"app": quick, "model": "n0"}
+    with infaas.connect_blocking(place.ensembles.nats) as client, pytest.raises(infaas.Refused) as refused:
+        client.admin("unlink-model", **unlink)
+    assert f"change pipeline {name} (admin('set-pipeline')) or delete it (admin('delete-app')) first" in str(
+        refused.value
+    )
     said = place.refused("admin", "link-model", name, "--model", "n0")
     assert "is a pipeline and has no models of its own; register the model under" in said
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bus.codec import decode, encode
-from bus.messages.work import CancelWork, InspectModel, ModelInspected, WorkFinished
+from bus.fields import filled
+from bus.messages.work import BuildVariants, CancelWork, InspectModel, ModelInspected, WorkFinished
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
 from services.core.settings import BusSettings, RegistrarSettings, Settings
@@ -60,12 +61,12 @@ class Workshop:
             self.subjects.registrar(fact), lambda delivery: into.append(decode(kind, delivery.data))
         )
 
-    async def order(self, registration: str, model: bytes) -> None:
+    async def order(self, registration: str, model: bytes, format: str = "onnx") -> None:
         await self.uploads.put(f"{registration}.model", model)
         await self.uploads.put(f"{registration}.validation", tiny_models.npz(x=X, y=Y))
         order = InspectModel(
             registration=registration,
-            format="onnx",
+            format=format,
             object=f"{registration}.model",
             validation=f"{registration}.validation",
             inputs_key="x",
@@ -175,3 +176,24 @@ async def test_a_cancelled_order_ends_with_its_processes_and_the_next_one_is_car
         await until(lambda: workshop.finished)
         assert [(one.registration, one.reason) for one in workshop.finished] == [("good", None)]
         assert not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.torch
+async def test_the_next_model_of_torch_finds_torch_imported_and_another_one_ends_that(nats_url, prefix, tmp_path):
+    model = tiny_models.exported(tmp_path / "m.pt2", pytest.importorskip("torch"))
+    async with Workshop(nats_url, prefix, tmp_path) as workshop:
+        await workshop.order("first", model, "pt2")
+        await until(lambda: workshop.finished)
+        first = helper()
+        (found,) = workshop.inspected
+        keys = {"inputs_key": "x", "labels_key": "y", "metric": "top1"}
+        build = filled(BuildVariants, found, model="m", version="1", format="pt2", plans=[], **keys)
+        workshop.bus.publish(workshop.subjects.workshop("w", "build"), encode(build))
+        await until(lambda: len(workshop.finished) == 2)
+        await workshop.order("second", model, "pt2")
+        await until(lambda: len(workshop.finished) == 3)
+        assert [one.reason for one in workshop.finished] == [None] * 3
+        assert helper() == first
+        await workshop.order("third", tiny_models.mlp())
+        await until(lambda: len(workshop.finished) == 4)
+        assert not alive(first)

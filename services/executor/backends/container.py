@@ -6,7 +6,6 @@ The two talk as services/shell/child.py says. A class that crashes, hangs or end
 is started again. Source of the interface: Clipper's model containers (paper 002, section 4.4).
 """
 
-import importlib
 import os
 import signal
 import socket
@@ -30,7 +29,7 @@ from bus.messages.catalog import Signature
 from bus.messages.public import Tensor
 from bus.tensors import BadTensor, from_array, to_array
 from services.executor.backends.base import Cancelled, LoadFailed, RunFailed, checked_outputs, in_order, plain
-from services.shell.child import Channel, how_ended, kill_group
+from services.shell.child import Channel, NoSuchCode, how_ended, kill_group, named
 from services.shell.host.process import dies_with_parent, with_our_source
 
 if TYPE_CHECKING:
@@ -259,14 +258,11 @@ Predict = Callable[[dict[str, Any]], Any]
 
 def _predict_of(target: str) -> Predict:
     """The function that computes a batch: `predict_batch` of an object or of an instance of the class, or the function itself."""
-    module, _, name = target.partition(":")
-    found = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
+    found = named(target)
     made: Any = found() if isinstance(found, type) else found
     predict = getattr(made, METHOD, made)
     if not callable(predict):
-        raise TypeError(f"{target} has no method {METHOD}, and is no function")
+        raise NoSuchCode(f"it has no method {METHOD}, and is no function")
     return predict  # type: ignore[no-any-return]
 
 
@@ -293,6 +289,9 @@ def _main(target: str) -> int:
     sys.path.insert(0, os.getcwd())
     try:
         predict = _predict_of(target)
+    except NoSuchCode as error:
+        channel.send(ChildReply(error=str(error)))
+        return 1
     except Exception as error:
         traceback.print_exc()
         channel.send(ChildReply(error=f"{type(error).__name__}: {error}"))

@@ -22,6 +22,8 @@ from services.shell.settings import login_of
 
 CLOCK_S = 5.0  # by which machines' clocks may differ
 KEPT_S = 10.0  # s that a helper which has inspected a model waits for the order to build its variants
+TORCH_KEPT_S = 60.0  # s that one which has imported torch waits for the next model of torch
+TORCH = "torch"
 LAST_WORDS = 400  # characters of the helper's last output that go into an error
 
 
@@ -40,7 +42,8 @@ class WorkshopEdge:
         self._settings, self._bus = settings, bus
         self._under_way: dict[str, asyncio.Task[None]] = {}  # by registration
         self._working: set[asyncio.Task[None]] = set()  # also what was stopped and has not ended yet
-        self._kept: dict[str, asyncio.subprocess.Process] = {}  # helpers that have inspected a model, by registration
+        # Helpers that wait, by registration or TORCH, and what ends them.
+        self._kept: dict[str, tuple[asyncio.subprocess.Process, asyncio.TimerHandle]] = {}
         self._next: NextSandbox | None = None
         if not settings.bus.url:
             from services.executor.workshop.sandbox import supervisor  # noqa: PLC0415
@@ -102,7 +105,7 @@ class WorkshopEdge:
             shutil.rmtree(directory, ignore_errors=True)
 
     async def _run(self, command: WorkshopOrder, directory: str) -> None:
-        helper = await self._helper(command.registration)
+        helper = await self._helper(command)
         task = HelperInput(
             order=command,
             url=self._settings.bus.url,
@@ -125,17 +128,23 @@ class WorkshopEdge:
                 f"its process {how_ended(helper.returncode or 0)}: {last or 'it wrote nothing'}"
             ) from None
         finally:
-            if done and command.inspect is not None:
-                self._kept[command.registration] = helper
-                asyncio.get_running_loop().call_later(KEPT_S, self._let_go, helper)
+            if done and (command.inspect is not None or command.of_torch):
+                inspected = command.inspect is not None
+                name, seconds = (command.registration, KEPT_S) if inspected else (TORCH, TORCH_KEPT_S)
+                over = asyncio.get_running_loop().call_later(seconds, kill_group, helper.pid)
+                self._kept[name] = helper, over
             else:
                 await _ended(helper)
 
-    async def _helper(self, registration: str) -> asyncio.subprocess.Process:
-        """That of the registration's inspection, if it is there; what it has imported and connected to is there already."""
-        kept = self._kept.pop(registration, None)
-        if kept is not None and kept.returncode is None:
-            return kept
+    async def _helper(self, command: WorkshopOrder) -> asyncio.subprocess.Process:
+        """That of the registration's inspection, or one that has torch; what it has imported and connected to is there already."""
+        for name in (command.registration, *([TORCH] * command.of_torch)):
+            if name in self._kept:
+                helper, over = self._kept.pop(name)
+                over.cancel()
+                if helper.returncode is None:
+                    return helper
+                await _ended(helper)
         await self._end_kept("")
         return await asyncio.create_subprocess_exec(
             sys.executable,
@@ -148,14 +157,11 @@ class WorkshopEdge:
             start_new_session=True,
         )
 
-    def _let_go(self, helper: asyncio.subprocess.Process) -> None:
-        """Nothing came for it, unless it works."""
-        if helper in self._kept.values():
-            kill_group(helper.pid)
-
     async def _end_kept(self, registration: str) -> None:
         for name in [name for name in self._kept if not registration or name == registration]:
-            await _ended(self._kept.pop(name))
+            helper, over = self._kept.pop(name)
+            over.cancel()
+            await _ended(helper)
 
 
 async def _ended(helper: asyncio.subprocess.Process) -> bytes:

@@ -406,7 +406,7 @@ def test_a_pipeline_whose_answers_no_policy_makes_refuses_it() -> None:
     assert said.startswith(
         "bad_request: app: p is a pipeline, and no policy makes its answers, so nothing learns: send"
     )
-    assert "infaas admin set-selection" in said
+    assert "infaas.admin.set-selection" in said
     assert not [event for _, event in fleet.stage.records if isinstance(event, FeedbackEvent)]
 
 

@@ -312,6 +312,9 @@ async def test_ids_outputs_and_questions(tmp_path: Path) -> None:
             await scene.submit(target="other.npy", job="mine")
         with pytest.raises(Refused, match="output: job mine writes there"):
             await scene.submit(job="yours")
+        for other in (f"//localhost{scene.files}/out.npy", f"//{scene.files}//%6fut.npy"):
+            with pytest.raises(Refused, match="output: job mine writes there"):
+                await following.submit(scene.bus, S, "app", str(scene.files / "in.npy"), f"file:{other}", job="yours")
         with pytest.raises(Refused, match="there is none with the id nobody"):
             await following.status(scene.bus, S, "nobody")
         note = RunnerNote(worker="w0", why="cpu is used 90% by other work")

@@ -159,8 +159,8 @@ def test_a_pipeline_within_another_is_changed_only_so_that_the_other_fits() -> N
 def test_an_app_that_a_pipeline_names_is_not_deleted_nor_emptied() -> None:
     text = refused(CHECKS, DeleteApp(app="checks"), WITH)
     assert text == (
-        "bad_request app: checks is a stage of pipeline both; change that pipeline (infaas pipeline add) or remove it"
-        " (infaas pipeline remove both) first"
+        "bad_request app: checks is a stage of pipeline both; change pipeline both (infaas.admin.set-pipeline) or delete it"
+        " (infaas.admin.delete-app) first"
     )
     assert changed(CHECKS, UnlinkModel(app="checks", model="check"), WITH).links == {"exact": "1"}
     last = replace(CHECKS, links={"exact": "1"})
@@ -168,7 +168,7 @@ def test_an_app_that_a_pipeline_names_is_not_deleted_nor_emptied() -> None:
     assert text.startswith(
         "bad_request model: exact is the last model of app checks, which is a stage of pipeline both"
     )
-    assert "infaas pipeline remove both" in text
+    assert "change pipeline both" in text
     assert amend(CHECKS, DeleteApp(app="checks"), KNOWN) is None
     assert changed(last, UnlinkModel(app="checks", model="exact"), KNOWN).links == {}
     assert amend(BOTH, DeleteApp(app="both"), WITH) is None
@@ -207,7 +207,7 @@ def test_what_would_break_a_pipeline_is_refused_at_once() -> None:
     text = refused(CHECKS, UnlinkModel(app="checks", model="exact"), WITH)
     assert text == (
         "bad_request model: without exact, pipeline both would not fit any more: vertex[second].accuracy: no variant of app"
-        " checks has 0.9; the best has 0.8; link another model, or ask for less there (infaas pipeline add), first"
+        " checks has 0.9; the best has 0.8; link another model, or ask for less there (infaas.admin.set-pipeline), first"
     )
 
 

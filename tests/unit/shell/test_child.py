@@ -163,12 +163,8 @@ def test_methods_are_needed_where_they_are_asked() -> None:
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("no.such.module:Mine", r"cannot be loaded: No module named 'no'"),
-        (
-            "no_such_module:Mine",
-            r"cannot be loaded: No module named 'no_such_module'; put the folder of no_such_module.py on PYTHONPATH",
-        ),
-        (f"{__name__}:Nobody", "cannot be loaded: module .* has no attribute 'Nobody'"),
+        ("no.such.module:Mine", "cannot be loaded: there is no module no; put the folder of no.py on PYTHONPATH"),
+        (f"{__name__}:Nobody", "cannot be loaded: .* has no Nobody; it has "),
         (f"{__name__}:Needy", "cannot be loaded: TypeError: .* missing 1 required positional argument: 'what'"),
         (f"{__name__}:Failing", "cannot be loaded: OSError: no such file"),
         (f"{__name__}:Nameless", "lacks a `name`, a text"),

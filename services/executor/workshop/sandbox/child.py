@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -36,9 +36,8 @@ def copied(orders: socket.socket) -> None:
     """Import torch and make a copy of this process for each task that is ordered, one after the other. Only copies return."""
     from services.executor.workshop.tasks import build, profiling, torch_files  # noqa: F401, PLC0415
 
-    for name in USED:
-        with suppress(ImportError):
-            import_module(name)
+    _import(USED)
+    later = list(USED_LATER)
     gc.collect()
     trim_memory()
     gc.freeze()
@@ -57,15 +56,23 @@ def copied(orders: socket.socket) -> None:
             return
         os.close(fds[0])
         orders.send(b"%d" % pid)
+        while later and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            _import((later.pop(0),))
         orders.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-USED = (
-    "torch.export.pt2_archive._package",
-    "torch._export.serde.serialize",
+USED = ("torch.export.pt2_archive._package", "torch._export.serde.serialize")
+USED_LATER = (  # by builds alone: imported while the first copy inspects
     "onnxscript",
     "torch.onnx._internal.exporter._core",
+    "onnxscript.function_libs.torch_lib.ops",
 )
+
+
+def _import(names: Iterable[str]) -> None:
+    for name in names:
+        with suppress(ImportError):
+            import_module(name)
 
 
 def main() -> int:

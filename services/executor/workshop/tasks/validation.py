@@ -91,7 +91,10 @@ def read(data: ValidationFile, signature: Signature) -> ValidationSet:
     found = arrays(data)
     labels = found.get(data.labels_key)
     if labels is None and data.metric != AGREEMENT:
-        raise UploadRejected(f"validation: there are no labels `{data.labels_key}`; the file has {_listed(found)}")
+        remedy = "name them by labels_key (--labels-key), or give metric agreement, which needs none"
+        raise UploadRejected(
+            f"validation: there are no labels `{data.labels_key}`; the file has {_listed(found)}: {remedy}"
+        )
     inputs: dict[str, Array] = {}
     for spec in signature.inputs:
         key = _key(spec.name, len(signature.inputs) == 1, data, found)
@@ -145,7 +148,9 @@ def check_labels(labels: Array, data: ValidationFile) -> Array:
         return labels.astype(np.float64)
     whole = labels.astype(np.int64)
     if not (whole == labels).all():
-        raise UploadRejected(f"validation: labels `{name}` must be class numbers (integers) for {data.metric}")
+        raise UploadRejected(
+            f"validation: labels `{name}` must be class numbers (integers) for {data.metric}; of other numbers, give metric mae"
+        )
     if whole.ndim == 2 and whole.shape[1] == 1:
         whole = whole[:, 0]
     return whole

@@ -176,9 +176,10 @@ def test_a_process_that_hangs_is_ended_and_so_is_one_whose_child_holds_its_chann
     [
         ("Fails", "RuntimeError: no weights"),
         ("Crashes", "was ended by SIGSEGV before classes:Crashes was made"),
-        ("Missing", "has no attribute 'Missing'"),
+        ("Missing", "classes has no Missing; it has "),
+        ("Fals", "classes has no Fals; did you mean Fails?"),
         ("Deaf", "has no method predict_batch"),
-        ("absent", "No module named 'absent'"),
+        ("absent", "there is no module absent; put the folder of absent.py on PYTHONPATH"),
     ],
 )
 def test_a_class_that_cannot_be_made(directory: Path, name: str, words: str) -> None:

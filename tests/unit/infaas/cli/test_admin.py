@@ -106,9 +106,9 @@ def test_one_item_at_a_time_for_what_batches_wrongly_and_several_inputs(
     [
         ("Nan", [], "NaN"),
         ("Words", [], "no output can be scored"),
-        ("Sums", ["--labels-key", "labels"], "labels"),
+        ("Sums", ["--labels-key", "labels"], "give metric agreement, which needs none"),
         ("Sums", ["--inputs-key", "pictures"], "pictures"),
-        ("Missing", [], "Missing"),
+        ("Missing", [], "classes has no Missing; it has Sums, "),
         ("Two", [], "KeyError: 'a'"),
     ],
 )

@@ -34,7 +34,7 @@ BAD = [
     ("scenario.policies", [], "scenario.policies: must name at least one policy"),
     ("scenario.policies", ["infas"], "scenario.policies[0]: there is no policy 'infas'; did you mean infaas?"),
     ("scenario.policies", ["infaas", "infaas"], "scenario.policies[1]: infaas occurs twice"),
-    ("scenario.policies", ["no_such_module:X"], "scenario.policies[0]: 'no_such_module:X' cannot be loaded: No module"),
+    ("scenario.policies", ["no_such_module:X"], "scenario.policies[0]: 'no_such_module:X' cannot be loaded: there is no module"),
     ("scenario.policies", ["json:JSONDecoder"], "scenario.policies[0]: 'json:JSONDecoder' lacks a `name`, a text"),
     ("scenario.policies", ["json:loads"], "scenario.policies[0]: 'json:loads' cannot be loaded"),
     ("duration_s", 60, "duration_s: has no place here: write it in [scenario]"),
