@@ -160,7 +160,8 @@ class RecorderEdge:
 
 COUNTER = "counter"  # its place in the stream of events
 LATE = 600.0  # s after which what is in no row is missing
-AT_ONCE, MOST_FOUND = 500, 10_000  # messages of a fetch; batches that one count finds
+AT_ONCE, FEW = 500, 50  # messages of a fetch; so few, and the stream is read, but for those that come meanwhile
+MOST_FOUND = 10_000  # batches of one count
 # The batches of a sender have numbers without a gap over all kinds of events (services/shell/runtime/outbox.py): of two streams, one of which
 # forgets what is done with, these tell what was sent. A batch of which rows were refused is in pieces: ID/0, ID/1, ID/0/0.
 _HOLES = r"""SELECT source, number FROM (
@@ -168,7 +169,8 @@ _HOLES = r"""SELECT source, number FROM (
   FROM infaas_internal.batches WHERE recorded > now() - %s * interval '1 hour' AND recorded < now() - %s * interval '1 s') seen
 WHERE number > 1 AND NOT EXISTS (SELECT FROM infaas_internal.batches WHERE id = source || '-' || number - 1)"""
 _SOURCES = """SELECT source, split_part(substr(id, length(source) + 2), '/', 1)
-FROM unnest(%s::text[]) AS asked (source) JOIN infaas_internal.batches ON starts_with(id, source || '-')"""
+FROM unnest(%s::text[]) AS asked (source) JOIN infaas_internal.batches ON starts_with(id, source || '-')
+WHERE recorded > now() - interval '6 days'"""  # younger than what `tidy` forgets, in any order
 _ABSENT = """SELECT sent.id FROM unnest(%s::text[], %s::bytea[]) AS sent (id, digest)
 WHERE NOT EXISTS (SELECT FROM infaas_internal.batches known WHERE known.id = sent.id)
 AND NOT EXISTS (SELECT FROM infaas_internal.batches known WHERE known.id IN (sent.id || '/0', sent.id || '/1'))
@@ -210,10 +212,10 @@ class Counter:
         consumer = await self._bus.consumer(self._stream, COUNTER, ack_wait_s=self._late)
         more = True
         while more:
-            messages = await consumer.fetch(AT_ONCE, 0.0)
+            messages = await consumer.fetch(AT_ONCE, WAIT)
             for message in await asyncio.to_thread(self._looked_up, messages):
                 await message.ack()
-            more = len(messages) == AT_ONCE
+            more = len(messages) > FEW
         return await asyncio.to_thread(self._count, hours)
 
     def _looked_up(self, messages: Sequence[Stored]) -> list[Stored]:
