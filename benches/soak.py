@@ -2,7 +2,7 @@
 
 Versions, apps, pipelines and jobs come and go under a steady load. Memory, descriptors and log of each process, subjects, messages and bytes of
 NATS, and rows of the database are read every few seconds. Each has its slope an hour with a 95 % interval: of the means of eight equal parts of the
-time after the first quarter, in which caches fill. A slope whose interval does not hold 0 is marked. What is kept for days by design grows: rows of
+time after the first quarter, in which caches fill; that of answered queries is filled before. A slope whose interval does not hold 0 is marked. What is kept for days by design grows: rows of
 history and its bytes. Wanted: no other mark, no restart, nothing refused but for what overload explains.
 """
 
@@ -24,10 +24,12 @@ from path import APP, prepare
 import infaas
 from infaas.client import Client
 from infaas.connecting import read_endpoints
+from services.dispatcher.answered import KEPT
 
 PARTS = 8
 # Jobs wait for spare capacity, for ever on a machine that others use, too; here they must come and go.
 BUSY = "[jobs]\nutilisation_below = 1.0\nlatency_ratio = 1000.0\n"
+WARM = 2 * KEPT + KEPT // 10  # queries of each dispatcher: its table of answered ones has been as large as it becomes
 T975 = 2.447  # of Student's t with PARTS - 2 degrees of freedom
 ROWS = """SELECT relname, n_live_tup FROM pg_stat_user_tables WHERE schemaname IN ('infaas', 'infaas_internal')"""
 
@@ -60,6 +62,17 @@ async def look(client: Client, own: rig.DemoSystem, dsn: str) -> dict[str, float
         size = connection.execute("SELECT pg_database_size(current_database())").fetchone()
         found["PostgreSQL: MB on disk"] = size[0] / 2**20 if size else 0.0
     return dict(found)
+
+
+async def warm(client: Client, x: np.ndarray, queries: int) -> None:
+    """So many queries, as fast as they are answered."""
+    left = iter(range(queries))
+
+    async def ask() -> None:
+        for _ in left:
+            await client.query(APP, x, latency_ms=1000, raise_refused=False)
+
+    await asyncio.gather(*(ask() for _ in range(64)))
 
 
 async def load(client: Client, x: np.ndarray, ended: Counter[str]) -> None:
@@ -109,6 +122,8 @@ async def soak(own: rig.DemoSystem, seconds: float, every: float) -> None:
     ended, done = Counter[str](), Counter[str]()
     looks: list[tuple[float, dict[str, float]]] = []
     async with infaas.connect(data_dir=own.data_dir) as client:
+        dispatchers = [name for name in json.loads((own.data_dir / "parts.json").read_text()) if "dispatcher" in name]
+        await warm(client, x, WARM * len(dispatchers))
         asking = [asyncio.create_task(load(client, x, ended)), asyncio.create_task(come_and_go(client, own, x, done))]
         began = time.monotonic()
         while (now := time.monotonic() - began) < seconds:

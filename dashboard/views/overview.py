@@ -92,7 +92,7 @@ PROBLEMS = {  # kind of problem in attention.sql: whether it is urgent, what is 
     "drifted": (False, "**{name}**: {count} drifted from the validation set", "applications", "app"),
     "rejected events": (
         False,
-        '{count} could not be written: `infaas sql "SELECT * FROM rejected_events"` says why',
+        '{count} could not be written or found again: `infaas sql "SELECT * FROM rejected_events"` says why',
         "logs",
         "",
     ),

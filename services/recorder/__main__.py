@@ -11,7 +11,7 @@ from services.core.settings import BusSettings, Settings
 from services.recorder import actor
 from services.recorder.actor import make_recorder
 from services.recorder.catalog import CatalogWriter
-from services.recorder.edge import DatabaseProbe, RecorderEdge
+from services.recorder.edge import Counter, DatabaseProbe, RecorderEdge
 from services.recorder.edge_copies import FileCopies
 from services.shell.prices import load_prices
 from services.shell.runtime.runtime import Runtime
@@ -48,8 +48,9 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     subjects = Subjects(settings.prefix)
     store = Store(settings.store.dsn, "infaas recorder")
     catalog = CatalogWriter(store, load_prices(settings.prices), settings.autoscaler.slo_target)
-    files = FileCopies(bus, subjects, Store(settings.store.dsn, "infaas recorder files"))
-    edge = RecorderEdge(bus, store, streams(subjects, settings.bus), catalog, files)
+    beside = Store(settings.store.dsn, "infaas recorder files")
+    files, counter = FileCopies(bus, subjects, beside), Counter(bus, subjects.event_stream, beside)
+    edge = RecorderEdge(bus, store, streams(subjects, settings.bus), catalog, files, counter)
     reachable = DatabaseProbe(settings.store.dsn).missing
     make = partial(make_recorder, subjects)
     return [Runtime("recorder", make, bus, subjects, edge, insight=actor, reachable=reachable)]

@@ -44,6 +44,11 @@ GATHER = 0.4  # s to let messages gather after a fetch that emptied the stream: 
 FIRST_PAUSE = 0.25  # s before the first repeat after a failure, then doubled
 RECORDS = 5000  # of a command
 DAY_S, NIGHT_S = 24 * 3600.0, 3.5 * 3600.0  # s after midnight UTC at which files are read through
+DAY_H, LAST_H = (
+    25.0,
+    3.0,
+)  # hours that a count looks back: the first one, that of the night and after one that failed; else
+CAUGHT_UP = 60.0  # s; a stream that was not emptied within this time is behind, and what it holds is not missing
 READING = 20.0  # s that reading the history of an app's demand may take
 LONGEST_PAUSE = 2.0  # s; well within the 5 s after which events are in SQL once the database is back
 
@@ -80,6 +85,12 @@ class KeepFiles(Struct, frozen=True):
     check: frozenset[str] = frozenset()
 
 
+class Count(Struct, frozen=True):
+    """Look for what was sent, or written in these last hours, and is in no row. Result: how many of the last day, by `COUNTED`."""
+
+    hours: float
+
+
 class Tidy(Struct, frozen=True):
     """Delete bookkeeping that has become useless."""
 
@@ -99,6 +110,8 @@ CATALOG = "mirror"  # the name that metrics show
 TIDY = "tidy"
 FILES = "files"
 NIGHT = "night"
+COUNT = "count"
+COUNTED = ("batches", "outcomes")
 MAINTAIN = "maintain"
 _COMMANDS = {TIDY: Tidy(), MAINTAIN: Maintain(), **{stream: Ingest(stream) for stream in STREAMS}}
 
@@ -106,7 +119,7 @@ _COMMANDS = {TIDY: Tidy(), MAINTAIN: Maintain(), **{stream: Ingest(stream) for s
 class Recorder(TableActor):
     """Keeps both streams flowing and the database's copy of the catalogue up to date, and tells the controller of earlier demand.
 
-    written: messages by stream. differing: as of `Ingested`. damaged: files that could not be read in the last night.
+    written: messages by stream. differing: as of `Ingested`. damaged: files that could not be read in the last night. missing: as of `Count`.
     """
 
     def __init__(self, subjects: Subjects) -> None:
@@ -115,6 +128,9 @@ class Recorder(TableActor):
         self.watches = tuple(Watch(bucket=bucket) for bucket in self._buckets)
         self.written = dict.fromkeys(STREAMS, 0)
         self.differing = self.damaged = 0
+        self.missing = dict.fromkeys(COUNTED, 0)
+        self._hours = DAY_H  # that the next count looks back
+        self._emptied = dict.fromkeys(STREAMS, -CAUGHT_UP)  # when a fetch from it last found less than it might have
         self._failures: dict[str, int] = {}  # in a row
         self._changes: dict[tuple[str, str], bytes | None] = {}
         self._keys: set[str] = set()
@@ -220,7 +236,11 @@ class Recorder(TableActor):
         if what == FILES:
             return self._files_kept(result)
         if what == TIDY:
-            return (After(TIDY, TIDY_EVERY, Tick(TIDY)),)
+            return (After(TIDY, TIDY_EVERY, Tick(TIDY)), *self._count(envelope.now))
+        if what == COUNT:
+            self.missing = result
+            self._hours = LAST_H
+            return NOTHING
         if what == MAINTAIN:
             return (After(MAINTAIN, CATCH_UP if result else MAINTAIN_EVERY, Tick(MAINTAIN)),)
         if self._stopping:
@@ -228,8 +248,16 @@ class Recorder(TableActor):
         ingested: Ingested = result
         self.written[what] += ingested.messages
         self.differing += ingested.differing
+        if ingested.messages < MOST:
+            self._emptied[what] = envelope.now
         pause = pause_after_fetch(ingested.messages)
         return (After(what, pause, Tick(what)),) if pause else (_command(what),)
+
+    def _count(self, now: float) -> Iterable[Effect]:
+        hours, self._hours = self._hours, DAY_H
+        if self._stopping or min(self._emptied.values()) < now - CAUGHT_UP:
+            return NOTHING
+        return (Do(COUNT, Count(hours)),)
 
     def _failed(self, envelope: Envelope) -> Iterable[Effect]:
         what = envelope.message.id
@@ -238,6 +266,8 @@ class Recorder(TableActor):
             error = envelope.message.error if isinstance(envelope.message, Failed) else "the database takes too long"
             return (Publish(reply, DemandHistory(app=app, error=error)),)
         failures = self._failures[what] = self._failures.get(what, 0) + 1
+        if what == COUNT:
+            return NOTHING  # there is another hour
         if what == CATALOG and self._under_way is not None:
             self._changes = self._under_way.changes | self._changes
             self._all_keys_due = self._all_keys_due or self._under_way.present is not None
@@ -254,6 +284,7 @@ class Recorder(TableActor):
             self._catalog_paused = False
             return self._write_catalog()
         if what == NIGHT:
+            self._hours = DAY_H
             return (_next_night(envelope.now), *self._keep_files(KeepFiles(frozenset(self._keys))))
         return (Do(FILES, self._files),) if what == FILES else (_command(what),)
 
@@ -303,6 +334,11 @@ def families(actor: Recorder) -> Iterable[MetricFamily]:
             "gauge",
             "Files of models that can be read neither on NATS nor from their copy in the database, of the last night.",
         ).add(actor.damaged),
+        MetricFamily(
+            "infaas_rows_missing",
+            "gauge",
+            "Batches of events that were sent and are in no row, and outcomes that were written and are gone, found in the last day.",
+        ).add_all(actor.missing, "what"),
     )
 
 

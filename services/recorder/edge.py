@@ -1,15 +1,32 @@
 """The recorder's edge: fetches from the streams, writes to the database in a thread, acknowledges what is committed."""
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from itertools import islice
 from typing import Any, TypeVar
 
+import msgspec
 import psycopg
+from msgspec import Struct
 
 from bus.messages.scaling import DemandHistory
 from bus.port import Bus, BusError, Consumer, Stored, StreamSpec
-from services.recorder.actor import MOST, Ingest, Ingested, KeepFiles, Maintain, ReadDemand, Tidy, WriteCatalog
+from services.recorder.actor import (
+    COUNTED,
+    MOST,
+    Count,
+    Ingest,
+    Ingested,
+    KeepFiles,
+    Maintain,
+    ReadDemand,
+    Tidy,
+    WriteCatalog,
+)
 from services.recorder.catalog import CatalogWriter
 from services.recorder.edge_copies import FileCopies
 from services.recorder.events import EventMessage, EventWriter, Maintenance, demand_history
@@ -27,14 +44,20 @@ CHECK = 5.0  # s without a message, after which the edge makes sure that the str
 
 
 class RecorderEdge:
-    """Carries out `Ingest`, `WriteCatalog`, `KeepFiles`, `Tidy`, `Maintain` and `ReadDemand`.
+    """Carries out `Ingest`, `WriteCatalog`, `KeepFiles`, `Count`, `Tidy`, `Maintain` and `ReadDemand`.
 
     streams: by the names that `Ingest` uses. Messages that were fetched and could not be written are kept and written first next time. They
-    are not acknowledged before that, so the stream keeps them, too. The database does one thing at a time.
+    are not acknowledged before that, so the stream keeps them, too. The database does one thing at a time, and beside it one of files and count.
     """
 
     def __init__(
-        self, bus: Bus, store: Store, streams: Mapping[str, StreamSpec], catalog: CatalogWriter, files: FileCopies
+        self,
+        bus: Bus,
+        store: Store,
+        streams: Mapping[str, StreamSpec],
+        catalog: CatalogWriter,
+        files: FileCopies,
+        counter: "Counter",
     ) -> None:
         self._bus = bus
         self._store = store
@@ -42,6 +65,8 @@ class RecorderEdge:
         self._maintenance = Maintenance(store)
         self._catalog = catalog
         self._files = files
+        self._counter = counter
+        self._beside = asyncio.Lock()
         self._streams = streams
         self._consumers: dict[str, Consumer] = {}
         self._check_at: dict[str, float] = {}
@@ -50,7 +75,8 @@ class RecorderEdge:
         self._commands: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Ingest: self._ingest,
             WriteCatalog: self._write_catalog,
-            KeepFiles: self._keep_files,
+            KeepFiles: lambda command: self._do_beside(self._files.keep, command.check),
+            Count: lambda command: self._do_beside(self._counter.count, command.hours),
             Tidy: self._tidy,
             Maintain: self._maintain,
             ReadDemand: self._read_demand,
@@ -95,9 +121,10 @@ class RecorderEdge:
         catalogue = {entry[1]: others.pop(entry) for entry in command.changes if entry[0] == "catalog"}
         await self._in_database(self._catalog.write, catalogue, command.present, others)
 
-    async def _keep_files(self, command: KeepFiles) -> int:
+    async def _do_beside(self, work: Callable[[Any], Awaitable[R]], of: Any) -> R:
         try:
-            return await self._files.keep(command.check)
+            async with self._beside:
+                return await work(of)
         except psycopg.Error as error:
             raise StoreError(f"the database is away or not ready: {one_line(error)}") from None
 
@@ -127,6 +154,131 @@ class RecorderEdge:
             except psycopg.Error as error:
                 why = f"no answer within {limit:g} s" if late else one_line(error)
                 raise StoreError(f"the database is away or not ready: {why}") from None
+
+
+# -- what is in no row
+
+COUNTER = "counter"  # its place in the stream of events
+LATE = 600.0  # s after which what is in no row is missing
+AT_ONCE, FEW = 500, 50  # messages of a fetch; so few, and the stream is read, but for those that come meanwhile
+MOST_FOUND = 10_000  # batches of one count
+# The batches of a sender have numbers without a gap over all kinds of events (services/shell/runtime/outbox.py): of two streams, one of which
+# forgets what is done with, these tell what was sent. A batch of which rows were refused is in pieces: ID/0, ID/1, ID/0/0.
+_HOLES = r"""SELECT source, number FROM (
+  SELECT substring(id, '^(.+)-[0-9]{1,15}(?:/[0-9/]*)?$') AS source, substring(id, '-([0-9]{1,15})(?:/[0-9/]*)?$')::bigint AS number
+  FROM infaas_internal.batches WHERE recorded > now() - %s * interval '1 hour' AND recorded < now() - %s * interval '1 s') seen
+WHERE number > 1 AND NOT EXISTS (SELECT FROM infaas_internal.batches WHERE id = source || '-' || number - 1)"""
+_SOURCES = """SELECT source, split_part(substr(id, length(source) + 2), '/', 1)
+FROM unnest(%s::text[]) AS asked (source) JOIN infaas_internal.batches ON starts_with(id, source || '-')
+WHERE recorded > now() - interval '6 days'"""  # younger than what `tidy` forgets, in any order
+_ABSENT = """SELECT sent.id FROM unnest(%s::text[], %s::bytea[]) AS sent (id, digest)
+WHERE NOT EXISTS (SELECT FROM infaas_internal.batches known WHERE known.id = sent.id)
+AND NOT EXISTS (SELECT FROM infaas_internal.batches known WHERE known.id IN (sent.id || '/0', sent.id || '/1'))
+AND NOT EXISTS (SELECT FROM infaas_internal.rejected WHERE rejected.digest = sent.digest)"""
+_REFUSED = "SELECT body FROM infaas_internal.rejected WHERE subject <> ALL (%s) AND time > now() - interval '8 days'"
+# Rows before the watermark are in the rollups as well. Where TimescaleDB aggregates these hours, it follows the rows, and there is none.
+_GONE = """SELECT hour, counted - coalesce(kept, 0) FROM (
+  SELECT hour, sum(queries)::bigint AS counted FROM infaas_internal.query_hours, infaas_internal.watermarks
+  WHERE hour >= date_bin('1 hour', now() - %s * interval '1 hour', '2000-01-03 00:00:00+00') AND source = 'query_outcomes' AND hour >= floor
+  GROUP BY hour) hours LEFT JOIN (
+  SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00') AS hour, count(*) AS kept FROM infaas.query_outcomes
+  WHERE time >= date_bin('1 hour', now() - %s * interval '1 hour', '2000-01-03 00:00:00+00') AND time < infaas_internal.upto('query_outcomes')
+  AND parent IS NULL GROUP BY 1) rows USING (hour)
+WHERE counted > coalesce(kept, 0)"""
+_FOUND = """INSERT INTO infaas_internal.rejected AS known (digest, subject, reason, body) VALUES (sha256(convert_to(%s, 'UTF8')), %s, %s, %s)
+ON CONFLICT (digest) DO UPDATE SET time = now(), reason = excluded.reason, body = excluded.body WHERE known.body <> excluded.body"""
+_OF_THE_DAY = """SELECT subject, sum(convert_from(body, 'UTF8')::bigint)::bigint FROM infaas_internal.rejected
+WHERE subject = ANY (%s) AND time > now() - interval '1 day' GROUP BY 1"""
+
+
+class _Named(Struct):
+    id: str
+
+
+class Counter:
+    """Compares what was sent with what is in the database. What is missing is told in `infaas.rejected_events`, once. Not for several at once.
+
+    late: s that a message may be in the stream, and a batch behind the next one of its sender, before it is missing.
+    """
+
+    def __init__(self, bus: Bus, stream: str, store: Store, late: float = LATE) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._store = store
+        self._late = late
+
+    async def count(self, hours: float) -> dict[str, int]:
+        """Result: as of `Count`. Raises BusError, psycopg.Error."""
+        consumer = await self._bus.consumer(self._stream, COUNTER, ack_wait_s=self._late)
+        more = True
+        while more:
+            messages = await consumer.fetch(AT_ONCE, WAIT)
+            for message in await asyncio.to_thread(self._looked_up, messages):
+                await message.ack()
+            more = len(messages) > FEW
+        return await asyncio.to_thread(self._count, hours)
+
+    def _looked_up(self, messages: Sequence[Stored]) -> list[Stored]:
+        """The messages of which it is known whether they are in a row. The others come again when they are late."""
+        digests = [hashlib.sha256(message.subject.encode() + b"\0" + message.data).digest() for message in messages]
+        with self._store.transaction() as connection:
+            found = connection.execute(_ABSENT, ([message.message_id for message in messages], digests))
+            absent = {row[0] for row in found} - {""}
+            late = [m.message_id for m in messages if m.deliveries > 1 and m.message_id in absent]
+            self._tell_batches(connection, late)
+        return [message for message in messages if message.deliveries > 1 or message.message_id not in absent]
+
+    def _count(self, hours: float) -> dict[str, int]:
+        with self._store.transaction() as connection:
+            behind: dict[str, list[int]] = {}
+            for source, number in connection.execute(_HOLES, (hours, self._late)):
+                behind.setdefault(source, []).append(number)
+            if behind:
+                known: dict[str, set[int]] = {source: set() for source in behind}
+                for source, digits in connection.execute(_SOURCES, (list(behind),)):
+                    if digits.isdecimal():
+                        known[source].add(int(digits))
+                self._tell_batches(connection, islice(_holes(behind, known), MOST_FOUND))
+            gone = connection.execute(_GONE, (hours, hours)).fetchall()
+            self._tell(
+                connection,
+                "outcomes",
+                {
+                    f"{hour:%Y-%m-%d %H:%M%z}": (
+                        count,
+                        f"{count} outcomes of the hour from {hour:%Y-%m-%d %H:%M%z} on are gone",
+                    )
+                    for hour, count in gone
+                },
+            )
+            found = dict(connection.execute(_OF_THE_DAY, (list(COUNTED),)).fetchall())
+        return {what: found.get(what, 0) for what in COUNTED}
+
+    def _tell_batches(self, connection: psycopg.Connection[Any], batches: Iterable[str]) -> None:
+        missing = dict.fromkeys(batches)
+        if missing:
+            for (body,) in connection.execute(_REFUSED, (list(COUNTED),)):
+                with suppress(msgspec.DecodeError):
+                    missing.pop(msgspec.msgpack.decode(body, type=_Named).id.partition("/")[0], None)
+        self._tell(
+            connection,
+            "batches",
+            {batch: (1, f"the batch {batch} of events was sent and is in no row") for batch in missing},
+        )
+
+    def _tell(self, connection: psycopg.Connection[Any], what: str, found: Mapping[str, tuple[int, str]]) -> None:
+        for key, (count, reason) in found.items():
+            if connection.execute(_FOUND, (f"{what} {key}", what, reason, str(count).encode())).rowcount:
+                log.error("rows are missing: %s", reason)
+
+
+def _holes(behind: Mapping[str, Sequence[int]], known: Mapping[str, Set[int]]) -> Iterator[str]:
+    """The batches between these, which lack the one before, and those that are known before them. A sender's first ones may be forgotten."""
+    for source, numbers in behind.items():
+        before = sorted(known[source])
+        for number in numbers:
+            if at := bisect_left(before, number):
+                yield from (f"{source}-{missing}" for missing in range(before[at - 1] + 1, number))
 
 
 # -- readiness

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from msgspec.structs import asdict
@@ -214,15 +214,24 @@ class Store:
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[Any]]:
         """A transaction. When the block ends it is committed and on disk. Raises psycopg.Error."""
-        connection = self._connection
-        if connection is None or connection.broken or connection.closed:
-            connection = self._connection = psycopg.connect(self._dsn, autocommit=True)
+        connection = self._open()
         try:
             with connection.transaction():
                 yield connection
         except psycopg.OperationalError:
             self.close()
             raise
+
+    def alone(self, *statements: LiteralString) -> None:
+        """Carry out what no transaction may hold. Raises psycopg.Error."""
+        for statement in statements:
+            self._open().execute(statement)
+
+    def _open(self) -> psycopg.Connection[Any]:
+        connection = self._connection
+        if connection is None or connection.broken or connection.closed:
+            connection = self._connection = psycopg.connect(self._dsn, autocommit=True)
+        return connection
 
     def cut(self) -> None:
         """From another thread: break the connection, so that whoever waits for the server gets psycopg.OperationalError."""

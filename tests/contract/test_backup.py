@@ -15,7 +15,7 @@ from bus.natsbus import NatsBus
 from bus.subjects import Subjects
 from services.core.catalog import key_of
 from services.recorder.catalog import CatalogWriter
-from services.recorder.edge_copies import PART, FileCopies, HistoryError, HistoryTable, loaded, read_copy, save
+from services.recorder.edge_copies import LARGE, PART, FileCopies, HistoryError, HistoryTable, loaded, read_copy, save
 from services.recorder.events import EventWriter, Maintenance
 from services.shell.host.endpoints import SCHEMA, check_version, newest_schema
 from services.shell.host.postgres import EmbeddedPostgres
@@ -73,7 +73,19 @@ async def test_a_file_is_copied_mended_from_either_side_and_dropped(
         await copies.keep(())
         with store.transaction() as connection:
             left = connection.execute("SELECT digest FROM infaas_internal.files").fetchall()
-        assert left == [(named(ARTIFACT),)]
+            assert left == [(named(ARTIFACT),)]
+            connection.execute(
+                "INSERT INTO infaas_internal.files SELECT 'large', part, '' FROM generate_series(1, %s) part", (LARGE,)
+            )
+            written = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+        await copies.keep(())
+        with (
+            store.transaction() as connection
+        ):  # what a large one has taken of the write-ahead log is given back at once
+            (given_back,) = (
+                connection.execute("SELECT redo_lsn >= %s FROM pg_control_checkpoint()", written).fetchone() or ()
+            )
+        assert given_back
     finally:
         store.close()
         await bus.close()

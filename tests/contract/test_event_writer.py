@@ -23,10 +23,17 @@ from bus.messages.events import (
     JobEvent,
     OutcomeEvent,
     RegistrationEvent,
+    StateEvent,
 )
-from services.recorder.events import EventMessage, EventWriter
+from bus.natsbus import NatsBus
+from bus.subjects import Subjects
+from services.core.settings import BusSettings
+from services.recorder.__main__ import streams
+from services.recorder.edge import Counter
+from services.recorder.events import EventMessage, EventWriter, Maintenance
 from services.recorder.tables import TABLES
 from services.shell.store import Store
+from tests.support.clients.responders import until
 from tests.support.data.events import FOLDED, event, message, outcome
 from tests.support.data.examples import examples
 
@@ -345,3 +352,81 @@ def test_tidying_forgets_only_what_is_old(ledger: EventWriter, ask: Any, superus
     assert ask("SELECT id FROM infaas_internal.batches") == [("young",)]
     assert ask("SELECT count(*) FROM infaas_internal.rejected") == [(1,)]
     assert ask("SELECT count(*) FROM infaas.query_outcomes") == [(2,)]
+
+
+async def test_what_was_sent_and_is_in_no_row_is_found_exactly_and_told_once(
+    nats_url: str, prefix: str, database_dsn: str, ledger: EventWriter, ask: Any
+) -> None:
+    """Each look is that of a recorder which has just started. Of what comes late, and of what was refused, nothing is missing."""
+    spec = streams(Subjects(prefix), BusSettings())["events"]
+    store = Store(database_dsn, "test")
+    bus = await NatsBus.connect(nats_url, name="test")
+    found: dict[str, int] = {}
+
+    async def counted() -> dict[str, int]:
+        other = await NatsBus.connect(nats_url, name="test")
+        try:
+            return await Counter(other, spec.name, store, late=0.05).count(25.0)
+        finally:
+            await other.close()
+
+    async def send(*messages: EventMessage) -> None:
+        for number, one in enumerate(messages):
+            await bus.publish_durable(one.subject, one.data, _id(one.data) or f"{len(one.data)}-{number}")
+
+    hour = time.time() - 3600
+    outcomes = [message(outcome(time=hour), id=f"d-0-a-{number}") for number in range(5, 12)]
+    outcomes.append(message(outcome(time=hour), outcome(time=1e300), outcome(time=hour), id="d-0-a-12"))
+    outcomes.append(message(outcome(time=1e300), id="d-0-a-13"))
+    outcomes.append(message(outcome(), id="d-0-a-14"))
+    states = [message(event(StateEvent), id=f"m-{number}", prefix=prefix) for number in range(1, 5)]
+    states += [message(event(StateEvent, time=1e300), event(StateEvent), id="m-5", prefix=prefix)]
+    states += [EventMessage(f"{prefix}.event.state", b"\xc1 nonsense")]
+    try:
+        await bus.ensure_stream(spec)
+        await send(*states)
+        assert await counted() == {"batches": 0, "outcomes": 0}  # nothing is late
+        ledger.write([*outcomes, *states])
+        maintenance = Maintenance(store)
+        while maintenance.maintain():
+            pass
+        await until(
+            lambda: ask("SELECT max(recorded) < now() - interval '0.1 s' FROM infaas_internal.batches") == [(True,)]
+        )
+        assert await counted() == {"batches": 0, "outcomes": 0}
+
+        await send(message(event(StateEvent), id="lost-1", prefix=prefix))  # the only one of its sender
+        ask("DELETE FROM infaas_internal.batches WHERE id IN ('d-0-a-7', 'd-0-a-8', 'd-0-a-10', 'm-3') RETURNING id")
+        ask(
+            "DELETE FROM infaas.query_outcomes WHERE uid IN (SELECT uid FROM infaas.query_outcomes ORDER BY time LIMIT 3) RETURNING uid"
+        )
+        for _ in range(1000):
+            found = await counted()
+            if found["batches"] == 5:
+                break
+        assert found == {"batches": 5, "outcomes": 3}
+        told = ask(
+            "SELECT time, subject, reason FROM infaas.rejected_events WHERE subject IN ('batches', 'outcomes') ORDER BY 2, 3"
+        )
+        assert [reason.split()[2] for _, subject, reason in told if subject == "batches"] == [
+            "d-0-a-10",
+            "d-0-a-7",
+            "d-0-a-8",
+            "lost-1",
+            "m-3",
+        ]
+        assert told[-1][2].startswith("3 outcomes of the hour from ")
+        assert await counted() == found
+        assert ask("SELECT count(*) FROM infaas_internal.rejected WHERE time > %s", max(row[0] for row in told)) == [
+            (0,)
+        ]
+    finally:
+        await bus.close()
+        store.close()
+
+
+def _id(data: bytes) -> str:
+    try:
+        return str(msgspec.msgpack.decode(data)["id"])
+    except msgspec.DecodeError:
+        return ""

@@ -210,9 +210,9 @@ BEGIN
       ('registrations', 'progress', 'share that is done, 0..1'),
       ('registrations', 'reason', 'why it failed, or the present step; null: it is done'),
 
-      ('rejected_events', '', 'Events that could not be written; empty in a healthy system'),
-      ('rejected_events', 'time', 'when it was set aside'),
-      ('rejected_events', 'subject', 'subject or catalogue key that it came by'),
+      ('rejected_events', '', 'Events that could not be written, and what a count found missing; empty in a healthy system'),
+      ('rejected_events', 'time', 'when it was set aside or found missing'),
+      ('rejected_events', 'subject', 'subject or catalogue key that it came by; batches or outcomes: a count found these missing'),
       ('rejected_events', 'bytes', 'size of the event in bytes'),
 
       ('scaling_events', '', 'One decision about instances or machines'),

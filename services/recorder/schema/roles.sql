@@ -9,6 +9,11 @@ BEGIN
   IF (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
     REVOKE EXECUTE ON FUNCTION lo_creat(integer), lo_create(oid), lo_from_bytea(oid, bytea) FROM PUBLIC;
     ALTER ROLE infaas_reader SET temp_file_limit = '1GB';
+    IF NOT current_setting('wal_recycle')::boolean AND current_setting('server_version_num')::integer >= 170000 THEN
+      -- `infaas up`: what a large file has taken is given back when it is deleted
+      GRANT pg_checkpoint TO infaas_writer;
+      GRANT MAINTAIN ON infaas_internal.files TO infaas_writer;
+    END IF;
   END IF;
 END $$;
 

@@ -34,9 +34,12 @@ from services.recorder.__main__ import streams
 from services.recorder.actor import (
     CATALOG,
     CATCH_UP,
+    COUNT,
+    DAY_H,
     FILES,
     FIRST_PAUSE,
     GATHER,
+    LAST_H,
     LONGEST_PAUSE,
     MAINTAIN,
     MAINTAIN_EVERY,
@@ -44,6 +47,8 @@ from services.recorder.actor import (
     NIGHT,
     STREAMS,
     TIDY,
+    TIDY_EVERY,
+    Count,
     Ingest,
     Ingested,
     KeepFiles,
@@ -172,6 +177,29 @@ def test_tidying_comes_back_and_an_empty_catalogue_empties_the_tables() -> None:
     (after,) = _tell(actor, Done(TIDY, None))
     assert (after.key, after.message) == (TIDY, Tick(TIDY))
     assert _tell(_started(), Synced(BUCKET)) == [Do(CATALOG, WriteCatalog({}, frozenset()))]
+
+
+def test_it_counts_each_hour_what_is_missing_unless_it_is_behind() -> None:
+    actor = _started()
+
+    def tidied(*fetched: int) -> list[Any]:
+        for stream, messages in zip(STREAMS, fetched, strict=False):
+            _tell(actor, Done(stream, Ingested(messages)))
+        after, *counts = _tell(actor, Done(TIDY, None))
+        assert after == After(TIDY, TIDY_EVERY, Tick(TIDY))
+        return counts
+
+    assert tidied(MOST, 3) == []  # it has not caught up since it started
+    assert tidied(0) == [Do(COUNT, Count(DAY_H))]
+    assert _tell(actor, Done(COUNT, {"batches": 2, "outcomes": 5})) == []
+    assert tidied() == [Do(COUNT, Count(LAST_H))]
+    assert _tell(actor, Failed(COUNT, "the database is away")) == []
+    assert tidied() == [Do(COUNT, Count(DAY_H))]
+    _tell(actor, Done(COUNT, {"batches": 2, "outcomes": 5}))
+    _tell(actor, Tick(NIGHT))
+    assert tidied() == [Do(COUNT, Count(DAY_H))]
+    (missing,) = (family for family in families(actor) if family.name == "infaas_rows_missing")
+    assert missing.samples == [({"what": "batches"}, 2), ({"what": "outcomes"}, 5)]
 
 
 def test_nothing_new_begins_while_stopping() -> None:
