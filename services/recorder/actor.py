@@ -44,10 +44,8 @@ GATHER = 0.4  # s to let messages gather after a fetch that emptied the stream: 
 FIRST_PAUSE = 0.25  # s before the first repeat after a failure, then doubled
 RECORDS = 5000  # of a command
 DAY_S, NIGHT_S = 24 * 3600.0, 3.5 * 3600.0  # s after midnight UTC at which files are read through
-DAY_H, LAST_H = (
-    25.0,
-    3.0,
-)  # hours that a count looks back: the first one, that of the night and after one that failed; else
+DAY_H = 25.0  # hours that a count looks back: the first one, that of the night, and the one after a count that failed
+LAST_H = 3.0  # the others
 CAUGHT_UP = 60.0  # s; a stream that was not emptied within this time is behind, and what it holds is not missing
 READING = 20.0  # s that reading the history of an app's demand may take
 LONGEST_PAUSE = 2.0  # s; well within the 5 s after which events are in SQL once the database is back
