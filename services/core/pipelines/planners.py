@@ -11,6 +11,7 @@ then wait too long is for the estimator to say, after the fact.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from math import ceil
+from typing import Any
 
 from bus.messages.catalog import PipelinePlan
 from services.core.pipelines.envelope import BIN_S, most_in
@@ -72,6 +73,7 @@ class CoarseTuner:
     def __init__(self, plan: PipelinePlan, now: float, *, replicas: Mapping[str, int] | None = None) -> None:
         """now: Unix seconds. replicas: of each vertex, those that a tuner before this one had; None: the plan's."""
         stages = plan.vertices
+        self.lead_s = 0.0
         self._planned = {name: stage.replicas for name, stage in stages.items()}
         self._units = max(self._planned.values())  # of the plan; a coarse one has a replica of each vertex for each
         self.replicas = dict(replicas or self._planned)
@@ -145,15 +147,18 @@ def plan_pipeline(
     return plan_inferline(space, policy=policy, effort=effort, rounds=rounds)
 
 
-def make_tuner(plan: PipelinePlan, now: float, replicas: Mapping[str, int] | None = None) -> ReplicaTuner | None:
+def make_tuner(
+    plan: PipelinePlan, now: float, replicas: Mapping[str, int] | None = None, **foreseen: Any
+) -> ReplicaTuner | None:
     """The tuner that goes with a plan's policy. None: the plan does not say what traffic it is for.
 
-    now: Unix seconds. replicas: of each vertex, those that a tuner before this one had; None: the plan's.
+    now: Unix seconds. replicas: of each vertex, those that a tuner before this one had; None: the plan's. foreseen: as `PipelineTuner` has it.
     """
     if not (plan.rate > 0 and plan.envelope):
         return None
-    kind = CoarseTuner if plan.policy in COARSE else PipelineTuner
-    return kind(plan, now, replicas=replicas)
+    if plan.policy in COARSE:
+        return CoarseTuner(plan, now, replicas=replicas)
+    return PipelineTuner(plan, now, replicas=replicas, **foreseen)
 
 
 def workspace(problem: PipelineProblem, policy: str) -> PlanningWorkspace:
