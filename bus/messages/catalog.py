@@ -430,7 +430,8 @@ class PipelinePlan(Struct, frozen=True, kw_only=True):
     status: optimal (no cheaper configuration meets the objective by the estimator), feasible, infeasible (`reason` says why).
     envelope: of windows in seconds, the most queries of the sample trace in any such window. dispersion: of each window, variance over mean of
     its number of queries. steps: what the planner did, in order. rate: queries/s of the sample trace. p99_ms: the estimated latency at
-    `percentile`. hop_ms: what it reckons with for each stage beyond a batch's own time.
+    `percentile`. hop_ms: what it reckons with for each stage beyond a batch's own time. accuracy: of its answers, if stages are right
+    independently of each other; None: not known of all.
     """
 
     pipeline: str
@@ -447,6 +448,7 @@ class PipelinePlan(Struct, frozen=True, kw_only=True):
     percentile: Annotated[float, Number(above=0, most=1)] = 0.99
     hop_ms: float = 0.0
     reason: str = ""
+    accuracy: Annotated[float | None, SHARE] = None
 
 
 class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):

@@ -48,7 +48,7 @@ DEVICE = (
     "utilisation", "foreign_use", "host_used_mb", "price_per_hour", "simulated",
 )  # fmt: skip
 INSTANCE = ("state", "reclaimable", "load", "latency_ms", "mean_batch", "batching")
-PLAN = ("policy", "status", "cost_per_s", "p99_ms", "percentile", "rate", "latency_ms", "hop_ms")
+PLAN = ("policy", "status", "cost_per_s", "p99_ms", "percentile", "rate", "latency_ms", "hop_ms", "accuracy")
 STAGE = ("variant", "hardware", "batch", "replicas", "scale", "rho", "accuracy")
 
 

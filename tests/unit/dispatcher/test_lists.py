@@ -130,7 +130,7 @@ def test_a_planned_pipeline_is_listed_with_what_is_planned_and_what_lives() -> N
     [item] = pipelines(replace(APP, plan=PLAN), loaded=2)
     assert item["plan"] == {
         "policy": "inferline", "status": "optimal", "cost_per_s": 0.001, "p99_ms": 90.0, "percentile": 0.99,
-        "rate": 10.0, "latency_ms": 100.0, "hop_ms": 0.0,
+        "rate": 10.0, "latency_ms": 100.0, "hop_ms": 0.0, "accuracy": None,
     }  # fmt: skip
     first, second = item["vertices"]
     assert (first["variant"], first["hardware"], first["batch"], first["replicas"]) == (VARIANT.variant, "cpu", 4, 2)
