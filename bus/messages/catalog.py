@@ -67,7 +67,8 @@ class Functions(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ProfileRow(Struct, frozen=True, kw_only=True):
     """The measured latency, in ms, of one batch size at one input length.
 
-    length: the bucket of the variable axis; None if all lengths are fixed.
+    length: the bucket of the variable axis; None if all lengths are fixed. p99_low_ms, p99_high_ms: the 95 % confidence interval of p99_ms, by the
+    order of so many calls; None: the end is not known, the upper one below 368 calls.
     """
 
     batch: int
@@ -76,6 +77,8 @@ class ProfileRow(Struct, frozen=True, kw_only=True):
     cpu_ms: float
     wall_over_cpu: float
     length: int | None = None
+    p99_low_ms: float | None = None
+    p99_high_ms: float | None = None
 
 
 class Profile(Struct, frozen=True, kw_only=True):

@@ -148,6 +148,7 @@ def test_only_the_lists_and_pipelines_that_there_are() -> None:
 def test_variants_and_apps_are_listed_with_batches_and_stages() -> None:
     fleet = Fleet(VARIANT)
     [item] = fleet.request(fleet.subjects.list("variants"), ListRequest())["items"]
+    assert list(item["p99_ms"]) == ["1", "2", "4", "8"]
     assert item["batch_latency_ms"] == pytest.approx({"1": 2.55, "2": 3.05, "4": 4.05, "8": 6.05}), "with 0.05 ms each"
     plain = [AppRecord(app=name, links={}) for name in ("app", "free")]
     items = {item["app"]: item for item in listed("apps", APP, replace(APP, app="other"), *plain).items}
