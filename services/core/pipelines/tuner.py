@@ -110,6 +110,9 @@ class PipelineTuner:
         self._changed = self._violated = self._looked = self._tested = now
         self._forecast = make_forecaster(forecaster, LOOK_S) if forecaster else None
         self._said = said
+        self._asked: int | None = (
+            None  # the bin in which the first query came: how traffic begins is no error of a forecast
+        )
         self.lead_s = 0.0
         self._close = int(np.abs(self._spans - round(SMOOTHED_S / BIN_S)).argmin())  # the window of forecasts
         self._coming = deque([0.0], maxlen=round(CALM_S / LOOK_S))  # queries in it that were foreseen, at each look
@@ -138,7 +141,8 @@ class PipelineTuner:
         if looks:
             self._tested = now
             self._foresee(sums, last, now)
-        most = self._with(self._most(sums, max(1, last - round(LATE_S / BIN_S)), last), self._coming[-1])
+        came = self._most(sums, max(1, last - round(LATE_S / BIN_S)), last)
+        most = self._with(came if (came > self._limits).any() else 0 * came, self._coming[-1])
         if (most > self._limits).any():
             self._violated = now
             return self._up(most, now)
@@ -158,14 +162,17 @@ class PipelineTuner:
 
     def _foresee(self, sums: Counts, last: int, now: float) -> None:
         """The most queries in a window until a replica that is ordered now serves."""
-        span, heard = int(self._spans[self._close]), self._bin(now) - self._begun
+        span = int(self._spans[self._close])
         if self._forecast is None:
             return
+        if self._asked is None and sums[last]:
+            self._asked = self._bin(now)
         last = max(last, self._bin(now) - self._first - round(LATE_S / BIN_S))  # what is calm sends no report
         coming = self._said(now, self.lead_s) * span * BIN_S
-        if heard >= span:
+        heard = 0.0 if self._asked is None else (self._bin(now) - self._asked) * BIN_S
+        if heard >= MEMORY_S:
             self._forecast.observe(now, float(sums[last] - sums[last - span]))
-        if heard >= round(MEMORY_S / BIN_S):  # less tells too little
+        if heard >= 2 * MEMORY_S:  # less tells too little
             share, spread = 1.0 - min(0.5, EXCEEDS * (1.0 - self._plan.percentile)), self._plan.dispersion[self._close]
             point, most = self._forecast.point(self.lead_s), self._forecast.peak(self.lead_s, share)
             coming = max(coming, point + max(0.0, most - point) * min(1.0, sqrt(spread)))
