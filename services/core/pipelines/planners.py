@@ -22,9 +22,9 @@ from services.core.pipelines.problem import (
     PlanningWorkspace,
     ServingChoice,
     StageOption,
-    accuracy_of,
     allowed,
     most_accurate,
+    whole_accuracy,
 )
 from services.core.pipelines.tuner import LOOK_S, Asked, PipelineTuner, ReplicaTuner, TunerDecision
 
@@ -163,7 +163,7 @@ def _most_accurate_plan(problem: PipelineProblem, effort: int, rounds: int) -> P
     }
     whole = PlanningWorkspace(problem, options)
     floors = [sorted({one.accuracy for one in mine if one.accuracy is not None} or {1.0}) for mine in whole.options]
-    ranked = sorted(product(*floors), key=lambda one: -(accuracy_of(zip(whole.scales, one, strict=True)) or 0.0))
+    ranked = sorted(product(*floors), key=lambda one: -(whole_accuracy(zip(whole.scales, one, strict=True)) or 0.0))
     i = tried = 0
     while True:
         floor, last = dict(zip(whole.order, ranked[i], strict=True)), i == len(ranked) - 1

@@ -123,7 +123,7 @@ def batch_seconds(option: StageOption) -> tuple[float, ...]:
     return (0.0, *np.maximum.accumulate(found).tolist())
 
 
-def accuracy_of(stages: Iterable[tuple[float, float | None]]) -> float | None:
+def whole_accuracy(stages: Iterable[tuple[float, float | None]]) -> float | None:
     """Of the whole pipeline's answers, from (visits of a query, accuracy) of each vertex: the product. None: not known of all."""
     known = [(scale, accuracy) for scale, accuracy in stages if accuracy is not None or scale > 0]
     if not known or any(accuracy is None for _, accuracy in known):
@@ -280,7 +280,7 @@ class PlanningWorkspace:
             percentile=problem.percentile,
             hop_ms=problem.hop.ms,
             reason=reason,
-            accuracy=accuracy_of((one.scale, one.accuracy) for one in stages.values()),
+            accuracy=whole_accuracy((one.scale, one.accuracy) for one in stages.values()),
         )
 
     def _stage(self, vertex: int, choice: ServingChoice) -> PlannedStage:

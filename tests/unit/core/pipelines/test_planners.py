@@ -241,6 +241,15 @@ def test_a_plan_chooses_models_where_a_vertex_names_a_floor(policy: str, floor: 
     assert (plan.vertices["v0"].accuracy or 0) >= (floor or 0)
 
 
+@pytest.mark.parametrize("policy", ["inferline", "model-less"])
+@pytest.mark.parametrize(("accuracy", "variant"), [(0.966, "small"), (0.964, "large")])
+def test_without_a_floor_a_variant_at_most_half_a_point_below_the_best_serves(
+    policy: str, accuracy: float, variant: str
+) -> None:
+    options = (replace(MODELS[0], accuracy=accuracy), *MODELS[1:])
+    assert plan_pipeline(problem(*options, rate=60.0), policy).vertices["v0"].variant == variant
+
+
 FAMILY = ((0.90, 20.0), (0.94, 45.0), (0.97, 90.0))
 CHOICE = tuple(
     option(vertex, "cpu", 0.1, {1: ms}, variant=f"{accuracy}", accuracy=accuracy)
