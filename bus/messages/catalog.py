@@ -67,7 +67,8 @@ class Functions(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ProfileRow(Struct, frozen=True, kw_only=True):
     """The measured latency, in ms, of one batch size at one input length.
 
-    length: the bucket of the variable axis; None if all lengths are fixed.
+    length: the bucket of the variable axis; None if all lengths are fixed. p99_low_ms, p99_high_ms: the 95 % confidence interval of p99_ms, by the
+    order of so many calls; None: the end is not known, the upper one below 368 calls.
     """
 
     batch: int
@@ -76,6 +77,8 @@ class ProfileRow(Struct, frozen=True, kw_only=True):
     cpu_ms: float
     wall_over_cpu: float
     length: int | None = None
+    p99_low_ms: float | None = None
+    p99_high_ms: float | None = None
 
 
 class Profile(Struct, frozen=True, kw_only=True):
@@ -430,7 +433,8 @@ class PipelinePlan(Struct, frozen=True, kw_only=True):
     status: optimal (no cheaper configuration meets the objective by the estimator), feasible, infeasible (`reason` says why).
     envelope: of windows in seconds, the most queries of the sample trace in any such window. dispersion: of each window, variance over mean of
     its number of queries. steps: what the planner did, in order. rate: queries/s of the sample trace. p99_ms: the estimated latency at
-    `percentile`. hop_ms: what it reckons with for each stage beyond a batch's own time.
+    `percentile`. hop_ms: what it reckons with for each stage beyond a batch's own time. accuracy: of its answers, if stages are right
+    independently of each other; None: not known of all.
     """
 
     pipeline: str
@@ -447,6 +451,7 @@ class PipelinePlan(Struct, frozen=True, kw_only=True):
     percentile: Annotated[float, Number(above=0, most=1)] = 0.99
     hop_ms: float = 0.0
     reason: str = ""
+    accuracy: Annotated[float | None, SHARE] = None
 
 
 class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):

@@ -310,6 +310,13 @@ def _interval(item: Mapping[str, Any]) -> str | None:
     return "..".join(number(one) for one in sorted(value_of(one, metric) for one in (high, low)))
 
 
+def _p99(item: Mapping[str, Any]) -> str | None:
+    """P99 of a single item with its interval, such as "1.2 (1.1..)": too few calls to tell its upper end."""
+    low, p99, high = (item.get("p99_ms") or {}).get("1") or (None, None, None)
+    ends = "" if low is None else f" ({number(low)}..{'' if high is None else number(high)})"
+    return None if p99 is None else f"{number(p99)}{ends}"
+
+
 def _found(item: Mapping[str, Any]) -> str | None:
     """What labels or references say of a variant."""
     live = item.get("live")
@@ -438,6 +445,7 @@ _VARIANTS = (
     Column("found", _found, rank=3),
     Column("95 %", _interval, rank=6),
     Column("compute ms", "latency_ms"),
+    Column("p99 ms", _p99, rank=6),
     Column("load ms", "load_ms", rank=3),
     Column("init ms", "init_ms", rank=8),
     Column("transfer ms", "transfer_ms", rank=8),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
@@ -81,7 +82,7 @@ def pipeline(
         The file, name or function.
     policy
         How to plan. inferline (default): one model for each stage, the most accurate. model-less: any variant that meets the stage's
-        accuracy. cg-mean, cg-peak: copies of the whole pipeline, for the mean or the peak of the load.
+        accuracy, and the default where the file's goal is accuracy. cg-mean, cg-peak: copies of the whole pipeline, for the mean or the peak of the load.
     undeploy
         End the plan that is deployed.
     samples
@@ -99,7 +100,7 @@ def pipeline(
         case "list":
             return _list(data_dir, wide, json)
         case "plan":
-            return _plan(Path(target), policy or "inferline", data_dir, wide, json)
+            return _plan(Path(target), policy, data_dir, wide, json)
         case "deploy":
             return _deploy(target, undeploy, data_dir, json)
         case "remove":
@@ -219,12 +220,13 @@ def _refusing(work: Callable[[], T]) -> T:
         usage(str(error))
 
 
-def _plan(path: Path, policy: str, data_dir: Path | None, wide: bool, json: bool) -> int:
+def _plan(path: Path, policy: str | None, data_dir: Path | None, wide: bool, json: bool) -> int:
     from services.core.pipelines.planners import plan_pipeline  # noqa: PLC0415  (numpy takes long to import)
     from services.core.pipelines.problem import HOP  # noqa: PLC0415
     from services.simulation.scenario.pipelines import TARGET, check_pipeline, problem_of  # noqa: PLC0415
 
     file = _read(path, planning=True)
+    policy = policy or ("model-less" if file.goal == "accuracy" else "inferline")
     _refusing(lambda: check_pipeline(file))
     offered = {option.vertex for option in file.options}
     missing = {vertex.app for vertex in file.pipeline.vertices if vertex.name not in offered}
@@ -232,7 +234,12 @@ def _plan(path: Path, policy: str, data_dir: Path | None, wide: bool, json: bool
     if missing:
         rows, target, seen = asyncio.run(_asked(file, offered, data_dir))
         file = with_items(file, seen)
-        options = (*options, *(option for vertex, mine in rows.items() for option in options_of(vertex, mine)))
+        asked = {vertex.name for vertex in file.pipeline.vertices if vertex.accuracy is not None}
+        options += tuple(
+            option
+            for vertex, mine in rows.items()
+            for option in options_of(vertex, mine if vertex in asked else answering_as_models(mine))
+        )
         hop = hop_of(row for mine in rows.values() for row in mine)
     problem = _refusing(lambda: problem_of(file, options, hop, target))
     count, seconds = len(problem.arrivals), float(problem.arrivals[-1])
@@ -297,6 +304,16 @@ def hop_of(rows: Iterable[Item]) -> "MeasuredHop":
     return HOP._replace(ms=fmean(row["hop_ms"] for row in known), quantiles_ms=tuple(map(fmean, quantiles)))
 
 
+def answering_as_models(rows: list[Item]) -> list[Item]:
+    """Those that serve queries without an accuracy, as those of a stage without one; of the list of variants."""
+    from services.core.demand import floor_of  # noqa: PLC0415  (numpy takes long to import)
+
+    able = [
+        row for row in rows if not row["differing"] and (row["accuracy"] or 1.0) >= floor_of(SimpleNamespace(**row))
+    ]
+    return able or rows
+
+
 def options_of(vertex: str, rows: Iterable[Item]) -> "list[StageOption]":
     """The ways to serve a vertex with the variants of its app. rows: of the list of variants."""
     from services.core.pipelines.problem import StageOption  # noqa: PLC0415  (numpy takes long to import)
@@ -353,6 +370,7 @@ def _render_plan(found: "PipelinePlan", options: "tuple[StageOption, ...]", wide
     print(
         f"{found.status}, by {found.policy}: {number(3600.0 * found.cost_per_s)} US$/h; {100 * found.percentile:g} % of queries in"
         f" {number(found.p99_ms)} ms, objective {number(found.latency_ms)} ms"
+        + ("" if found.accuracy is None else f"; accuracy {found.accuracy:.4g}")
     )
 
 

@@ -11,7 +11,7 @@ unknown accuracy does, too. It is what was measured at registration that says th
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import ceil, floor, inf, log2, sqrt
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from msgspec.structs import replace
@@ -36,7 +36,14 @@ def as_registered(record: VariantRecord) -> VariantRecord:
     return record if record.live is None else replace(record, accuracy=record.measured, live=None, registered=None)
 
 
-def floor_of(record: VariantRecord) -> float:
+class _Measured(Protocol):
+    @property
+    def model_accuracy(self) -> float | None: ...
+    @property
+    def metric(self) -> str: ...
+
+
+def floor_of(record: _Measured) -> float:
     """The least accuracy of a variant that answers as its model does; 0.0 if the model's own is not known."""
     own = record.model_accuracy
     if not own:

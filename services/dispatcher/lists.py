@@ -48,7 +48,7 @@ DEVICE = (
     "utilisation", "foreign_use", "host_used_mb", "price_per_hour", "simulated",
 )  # fmt: skip
 INSTANCE = ("state", "reclaimable", "load", "latency_ms", "mean_batch", "batching")
-PLAN = ("policy", "status", "cost_per_s", "p99_ms", "percentile", "rate", "latency_ms", "hop_ms")
+PLAN = ("policy", "status", "cost_per_s", "p99_ms", "percentile", "rate", "latency_ms", "hop_ms", "accuracy")
 STAGE = ("variant", "hardware", "batch", "replicas", "scale", "rho", "accuracy")
 
 
@@ -247,6 +247,7 @@ def _variants(
                     **_of(record.profile, PROFILE),
                     "latency_ms": group.table.seconds(1) * 1000.0,
                     "batch_latency_ms": _by_batch(group),
+                    "p99_ms": _p99(record),
                     "hop_ms": None if hop is None else hop.ms,
                     "hop_quantiles_ms": None if hop is None else hop.quantiles_ms,
                     "price_per_hour": hourly,
@@ -264,6 +265,15 @@ def _by_batch(group: VariantInstances) -> dict[str, float]:
     """Milliseconds of a batch, with its overhead, by the sizes that were measured, which are texts: not all clients take other keys."""
     sizes = {min(row.batch, group.record.max_batch) for row in group.record.profile.rows}
     return {str(size): group.table.seconds(size) * 1000.0 + HANDLING_MS for size in sorted(sizes)}
+
+
+def _p99(record: VariantRecord) -> dict[str, list[float | None]]:
+    """The lower end of its interval, P99 in ms as measured, and the upper end, by size of the batch; of the longest inputs."""
+    rows = record.profile.rows
+    longest = max((row.length or 0 for row in rows), default=0)
+    return {
+        str(row.batch): [row.p99_low_ms, row.p99_ms, row.p99_high_ms] for row in rows if (row.length or 0) == longest
+    }
 
 
 def _pipelines(

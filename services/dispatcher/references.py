@@ -3,7 +3,8 @@ labels. Pure.
 
 The second answer is offline work for an instance that is loaded and idle. The system pays for it, it is no demand of the app, and what it says comes with
 `DoneBatch` alone. Of two variants the more accurate one is the reference, whichever answered the client: so one that was found wrong, and that gets no
-queries any more, is still compared, and is seen to go back. A reference that is lost stays lost.
+queries any more, is still compared, and is seen to go back. One of which few samples were measured is compared before queries show what it is worth, in every
+second of these answers. A reference that is lost stays lost.
 """
 
 from collections import defaultdict
@@ -29,6 +30,10 @@ from services.dispatcher.learning import Learning
 from services.dispatcher.query import Query
 
 COUNT_S = 2.0  # between two times that what references said is stored
+DOUBT, FEW = (
+    0.05,
+    400,
+)  # width of an accuracy's interval from which on it is in doubt; labels or references that end that
 PROBED = 10  # times as large a share of what is refused: nothing else is computed for it, and some 100 labels show that the world went back
 
 
@@ -149,12 +154,13 @@ class References:
             if current and group.active and group.record.hardware != REMOTE and _comparable(group.record, first)
         ]
         best = max(there, key=lambda one: one[0], default=None)
-        if best is not None and best[0] > _rank(first):
+        new = [one for rank, one in there if rank < _rank(first) and _is_unsure(one.record)]
+        if best is not None and best[0] > _rank(first) and (not new or crc32(uid, 2) % 2):
             by, group = best[1].record, best[1]
             of = first
-        else:  # it is the reference itself: of a variant that references have found wrong
+        else:  # it is the reference itself: of a variant that references have found wrong, or of a new one
             left = [one for _, one in there if (one.record.production or (0.0, ""))[1] == "reference"]
-            left = [one for one in left if one.record.twins != first.twins]
+            left = new or [one for one in left if one.record.twins != first.twins]
             if not left:
                 return None
             group = left[crc32(uid, 1) % len(left)]
@@ -189,6 +195,17 @@ def _rank(record: VariantRecord) -> tuple[float, str]:
     """The more accurate one has more, as far as is known now; of equal ones always the same, and twins have the same."""
     accuracy = record.accuracy if record.production is None else record.production[0]
     return accuracy or 0.0, record.twins
+
+
+def _is_unsure(record: VariantRecord) -> bool:
+    """Whether few samples have shown how accurate it is, and few queries since."""
+    if (
+        record.accuracy_low is None
+        or record.accuracy_high is None
+        or record.accuracy_high - record.accuracy_low <= DOUBT
+    ):
+        return False
+    return record.live is None or record.live.labels < FEW
 
 
 def _comparable(one: VariantRecord, first: VariantRecord) -> bool:

@@ -175,6 +175,7 @@ def _incomplete(profile: Profile) -> str | None:
         return "its profile has no measurement"
     figures = [profile.load_ms, profile.memory_mb, profile.saturation_qps]
     figures += [figure for row in profile.rows for figure in (row.p50_ms, row.p99_ms)]
+    figures += [end for row in profile.rows for end in (row.p99_low_ms, row.p99_high_ms) if end is not None]
     if not all(isfinite(figure) and figure >= 0.0 for figure in figures) or profile.saturation_qps == 0.0:
         return "its profile holds figures that cannot be (negative, infinite, or no throughput)"
     return None

@@ -7,7 +7,7 @@ Several vertices, also of different pipelines, may be served by one variant: the
 
 from collections.abc import Collection, Iterable, Mapping
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,10 +20,11 @@ from services.autoscaler.vms.planner import FleetPlanner
 from services.autoscaler.vms.problem import FleetProblems, Reservation
 from services.core.actor import Do, Effect, Record
 from services.core.catalog import Catalog, KeptReplicas
-from services.core.demand import variants_for
+from services.core.cost import load_seconds
+from services.core.demand import expected_qps, variants_for
 from services.core.metric import MetricFamily, gauge
 from services.core.pipelines.planners import make_tuner
-from services.core.pipelines.tuner import TunerDecision
+from services.core.pipelines.tuner import LOOK_S, TunerDecision
 
 
 class _Change(NamedTuple):
@@ -48,11 +49,11 @@ def _digest(plan: PipelinePlan) -> str:
 class DeployedPipeline:
     """One pipeline with a plan. state: as the control bucket is to have it. tuner: None if the plan does not say what traffic it is for."""
 
-    def __init__(self, plan: PipelinePlan, state: PipelineReplicas, now: float) -> None:
+    def __init__(self, plan: PipelinePlan, state: PipelineReplicas, now: float, **foreseen: Any) -> None:
         self.plan = plan
         self.state = state
         self.saved: PipelineReplicas | None = None
-        self.tuner = make_tuner(plan, now, state.replicas)
+        self.tuner = make_tuner(plan, now, state.replicas, **foreseen)
 
 
 class PipelineReplication:
@@ -131,9 +132,14 @@ class PipelineReplication:
             return []
         state = old.state if old is not None else self.stored.get(name)
         digest = _digest(plan)
+        review_s = self._problems.limits.settings.period_s  # of a pipeline that is not asked nobody reports sooner
+        foreseen = {
+            "forecaster": self._problems.settings.forecaster,
+            "said": lambda now, ahead_s: expected_qps(self._catalog.app(name), now, ahead_s + review_s),
+        }
         if state is not None and state.plan == digest:
             if old is None:
-                self.deployed[name] = DeployedPipeline(plan, state, turn.now)
+                self.deployed[name] = DeployedPipeline(plan, state, turn.now, **foreseen)
             else:
                 old.plan = plan
             return []
@@ -148,7 +154,7 @@ class PipelineReplication:
             at=turn.now,
             target=self._target(name),
         )
-        self.deployed[name] = DeployedPipeline(plan, new, turn.now)
+        self.deployed[name] = DeployedPipeline(plan, new, turn.now, **foreseen)
         self._ended.discard(name)
         before, variants = (state.replicas, state.variants) if state is not None else ({}, {})
         why = f"planned by {plan.policy} for {plan.rate:.4g} queries/s"
@@ -223,6 +229,10 @@ class PipelineReplication:
             else:
                 unserved[vertex.name] = f"{vertex.app} has no variant on {stage.hardware} that suffices"
         one.state = replace(one.state, variants=variants)
+        if one.tuner is not None:
+            served = (self._catalog.variant(variant) for variant in variants.values())
+            loads = (load_seconds(record) for record in served if record is not None)
+            one.tuner.lead_s = LOOK_S + max(loads, default=0.0)
         return unserved
 
     def _serving(self, vertex: PipelineVertex, stage: PlannedStage) -> str:

@@ -7,7 +7,8 @@
 4. The paper's search ends there, now and then in a local optimum (its section 7.2.1). So all cheaper configurations are searched, as far
    as the effort allows (`search`).
 5. Where a few percent of the cost buy a replica for the vertex that would be overloaded first, it gets it: traffic that begins to grow is
-   served until the tuner is sure of the change. Batches that need not be so large are halved.
+   served until the tuner is sure of the change. Batches that need not be so large are halved, and what the replicas carry beyond that serves
+   more accurate variants.
 6. The cheapest of many configurations is one that the sample happens to favour. So the plan is tried on other samples, which are drawn from
    the sample. If too many queries are late in one of them, all is done again with fewer of them allowed in the sample.
 
@@ -21,7 +22,7 @@ from math import inf
 from typing import NamedTuple
 
 from bus.messages.catalog import MOST_REPLICAS, PipelinePlan
-from services.core.pipelines.problem import Choices, PlanningWorkspace, ServingChoice
+from services.core.pipelines.problem import ALIKE, Choices, PlanningWorkspace, ServingChoice
 
 MOST = 20_000  # configurations that are listed at once
 PLENTY = 1_000  # replicas that leave no queue
@@ -104,15 +105,7 @@ class _Search:
     def _others(self, v: int) -> float:
         """The least that the other vertices cost."""
         space = self._space
-        return sum(
-            min(
-                space.least(u, o, b) * option.price_per_hour
-                for o, option in enumerate(mine)
-                for b in space.batches(u, o)
-            )
-            for u, mine in enumerate(space.options)
-            if u != v
-        )
+        return sum(space.least_price(u) for u in range(len(space.options)) if u != v)
 
     def _cheaper(self, free: tuple[int, ...]) -> list[tuple[float, Choices]] | None:
         """All configurations that cost less than the best and differ from it in these vertices only. None: too many."""
@@ -179,6 +172,7 @@ class _Search:
 
 EFFORT = 30_000_000  # visits that the estimator follows in the last step
 ROUNDS = 5
+HEADROOM = 1.15
 SLACK = 0.05  # of the cost, for replicas of the vertex that would be overloaded first
 
 
@@ -194,7 +188,7 @@ def plan_inferline(
             break
         descent = _Descent(space, first)
         found = descent.run(effort)
-        choices = _trimmed(space, _with_slack(space, found.choices))
+        choices = _accurate(space, _trimmed(space, _with_slack(space, found.choices)))
         complete = found.complete and not number and space.cost(choices) <= space.cost(found.choices)
         plan = space.plan(choices, policy=policy, optimal=complete, steps=[*notes, *descent.steps(found, choices)])
         late = space.late_elsewhere(choices) if number < rounds - 1 else 0
@@ -228,6 +222,22 @@ def _trimmed(space: PlanningWorkspace, choices: Choices) -> Choices:
             if _spare(space, v, smaller[v]) < least * (1 - 1e-9) or not space.meets(smaller):
                 break
             choices = smaller
+    return choices
+
+
+def _accurate(space: PlanningWorkspace, choices: Choices) -> Choices:
+    """More accurate variants on the same replicas, which are paid anyway, where that leaves them room for HEADROOM times the load."""
+    for v, one in enumerate(choices):
+        options = space.options[v]
+        now = options[one.option]
+        for o in sorted(range(len(options)), key=lambda o: -(options[o].accuracy or 0.0)):
+            if (options[o].accuracy or 0.0) <= (now.accuracy or 0.0) + ALIKE:
+                break
+            if options[o].price_per_hour <= now.price_per_hour and one.batch < len(space.seconds[v][o]):
+                new = changed(choices, v, option=o)
+                if _spare(space, v, new[v]) >= HEADROOM * space.rate and space.meets(new):
+                    choices = new
+                    break
     return choices
 
 

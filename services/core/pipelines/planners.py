@@ -1,7 +1,7 @@
 """Planners by the names that the command line and scenarios use. Pure.
 
 inferline: one variant for each vertex, the most accurate. model-less: any variant that meets the vertex's accuracy floor, where it names one, so
-that the plan chooses models as well. cg-mean, cg-peak: the baselines of InferLine's evaluation (paper 004,
+that the plan chooses models as well; with the goal accuracy, the best ones together that the budget pays. cg-mean, cg-peak: the baselines of InferLine's evaluation (paper 004,
 section 6.1), which have a tuner of their own: the pipeline as one unit, replicated for a rate. A unit is one replica of each vertex on its
 fastest hardware, the dearer one of equals. Its batch is the largest for which one query through it meets the objective: Σ latency on the longest
 path. `cg-mean` has units for the mean rate of the sample, `cg-peak` for the largest rate in any window as long as the objective. Whether queries
@@ -10,7 +10,9 @@ then wait too long is for the estimator to say, after the fact.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import product
 from math import ceil
+from typing import Any
 
 from bus.messages.catalog import PipelinePlan
 from services.core.pipelines.envelope import BIN_S, most_in
@@ -22,9 +24,11 @@ from services.core.pipelines.problem import (
     StageOption,
     allowed,
     most_accurate,
+    whole_accuracy,
 )
 from services.core.pipelines.tuner import LOOK_S, Asked, PipelineTuner, ReplicaTuner, TunerDecision
 
+MANY = 32  # combinations of floors that are over the budget, after which more and more are passed over
 RATE_S = 10.0  # over which a rate is measured
 IDLE_S = 120.0  # without need, before a unit goes: that of AutoScale
 
@@ -72,6 +76,7 @@ class CoarseTuner:
     def __init__(self, plan: PipelinePlan, now: float, *, replicas: Mapping[str, int] | None = None) -> None:
         """now: Unix seconds. replicas: of each vertex, those that a tuner before this one had; None: the plan's."""
         stages = plan.vertices
+        self.lead_s = 0.0
         self._planned = {name: stage.replicas for name, stage in stages.items()}
         self._units = max(self._planned.values())  # of the plan; a coarse one has a replica of each vertex for each
         self.replicas = dict(replicas or self._planned)
@@ -139,21 +144,58 @@ def plan_pipeline(
     """
     if policy not in POLICIES:
         raise ValueError(f"there is no policy {policy!r}; there are: {', '.join(POLICIES)}")
+    if policy == "model-less" and problem.goal == "accuracy":
+        return _most_accurate_plan(problem, effort, rounds)
     space = workspace(problem, policy)
     if policy in COARSE:
         return plan_coarse(space, policy=policy)
     return plan_inferline(space, policy=policy, effort=effort, rounds=rounds)
 
 
-def make_tuner(plan: PipelinePlan, now: float, replicas: Mapping[str, int] | None = None) -> ReplicaTuner | None:
+def _most_accurate_plan(problem: PipelineProblem, effort: int, rounds: int) -> PipelinePlan:
+    """The most accurate answers of the whole pipeline that the budget pays: floors for all vertices, the best together first.
+
+    Options of unknown accuracy serve only vertices that have no others.
+    """
+    options = {
+        vertex.name: allowed(vertex, (one for one in problem.options if one.vertex == vertex.name))
+        for vertex in problem.pipeline.vertices
+    }
+    whole = PlanningWorkspace(problem, options)
+    floors = [sorted({one.accuracy for one in mine if one.accuracy is not None} or {1.0}) for mine in whole.options]
+    ranked = sorted(product(*floors), key=lambda one: -(whole_accuracy(zip(whole.scales, one, strict=True)) or 0.0))
+    i = tried = 0
+    while True:
+        floor, last = dict(zip(whole.order, ranked[i], strict=True)), i == len(ranked) - 1
+        left = {
+            name: [one for one in mine if one.accuracy is not None and one.accuracy >= floor[name]] or mine
+            for name, mine in options.items()
+        }
+        space = PlanningWorkspace(problem, left)
+        if last or sum(map(space.least_price, range(len(left)))) <= problem.budget_per_hour * (1 + 1e-9):
+            plan = plan_inferline(space, policy="model-less", effort=effort // MANY, rounds=1)
+            if plan.status != "infeasible":
+                plan = plan_inferline(
+                    PlanningWorkspace(problem, left), policy="model-less", effort=effort, rounds=rounds
+                )
+            if last or plan.status != "infeasible":
+                return plan
+            tried += 1
+        i = min(len(ranked) - 1, i + 1 + tried // MANY)
+
+
+def make_tuner(
+    plan: PipelinePlan, now: float, replicas: Mapping[str, int] | None = None, **foreseen: Any
+) -> ReplicaTuner | None:
     """The tuner that goes with a plan's policy. None: the plan does not say what traffic it is for.
 
-    now: Unix seconds. replicas: of each vertex, those that a tuner before this one had; None: the plan's.
+    now: Unix seconds. replicas: of each vertex, those that a tuner before this one had; None: the plan's. foreseen: as `PipelineTuner` has it.
     """
     if not (plan.rate > 0 and plan.envelope):
         return None
-    kind = CoarseTuner if plan.policy in COARSE else PipelineTuner
-    return kind(plan, now, replicas=replicas)
+    if plan.policy in COARSE:
+        return CoarseTuner(plan, now, replicas=replicas)
+    return PipelineTuner(plan, now, replicas=replicas, **foreseen)
 
 
 def workspace(problem: PipelineProblem, policy: str) -> PlanningWorkspace:

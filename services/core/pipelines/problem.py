@@ -1,7 +1,7 @@
 """The problem of planning a pipeline: what it is, the ways to serve its vertices, a sample of its queries. Pure."""
 
 from collections.abc import Iterable, Mapping
-from math import isfinite
+from math import inf, isfinite, prod
 from typing import Annotated
 
 import numpy as np
@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from bus.fields import SHARE, Number, faults, filled
 from bus.messages.catalog import LARGEST_BATCH, PipelinePlan, PipelineRecord, PipelineVertex, PlannedStage
+from services.core.cost import Goal
 from services.core.pipelines.envelope import REPORT_S, traffic_envelope
 from services.core.pipelines.estimator import NO_HOP, LatencyEstimator, MeasuredHop, at_percentile, place_of, resampled
 from services.core.pipelines.graph import PipelineGraph
@@ -39,6 +40,9 @@ class StageOption(Struct, frozen=True, kw_only=True):
 class PipelineProblem(Struct, frozen=True, kw_only=True):
     """arrivals: of the sample trace, in seconds and in order. percentile: of the latencies, which must be within `latency_ms`.
 
+    goal: "accuracy": `model-less` plans the most accurate answers that budget_per_hour (US$) pays, "cost" the cheapest ones that its vertices' accuracies
+    allow.
+
     hop: the time that a query takes at each stage, and once more for its client, beyond queues and the batches' own times: the messages,
     and what they wait in processes.
     """
@@ -50,6 +54,8 @@ class PipelineProblem(Struct, frozen=True, kw_only=True):
     arrivals: Floats
     percentile: float = 0.99
     hop: MeasuredHop = NO_HOP
+    goal: Goal = "cost"
+    budget_per_hour: float = inf
 
 
 def problem_errors(problem: PipelineProblem) -> list[str]:
@@ -117,6 +123,14 @@ def batch_seconds(option: StageOption) -> tuple[float, ...]:
     return (0.0, *np.maximum.accumulate(found).tolist())
 
 
+def whole_accuracy(stages: Iterable[tuple[float, float | None]]) -> float | None:
+    """Of the whole pipeline's answers, from (visits of a query, accuracy) of each vertex: the product. None: not known of all."""
+    known = [(scale, accuracy) for scale, accuracy in stages if accuracy is not None or scale > 0]
+    if not known or any(accuracy is None for _, accuracy in known):
+        return None
+    return prod(1.0 - min(1.0, scale) * (1.0 - (accuracy or 0.0)) for scale, accuracy in known)
+
+
 class ServingChoice(Struct, frozen=True, gc=False):
     """How a vertex is served. option: place in the workspace's list of the vertex."""
 
@@ -173,6 +187,14 @@ class PlanningWorkspace:
         """The fewest replicas whose queue does not grow for ever, also where the sample's rate is a little lower than that of other samples."""
         load = (1 + ROOM) * self.rate * self.scales[vertex] / self.throughput(vertex, option, batch)
         return max(1, int(load * (1 + 1e-9)) + 1)
+
+    def least_price(self, vertex: int) -> float:
+        """US$ per hour: the least that a vertex costs."""
+        return min(
+            self.least(vertex, o, b) * option.price_per_hour
+            for o, option in enumerate(self.options[vertex])
+            for b in self.batches(vertex, o)
+        )
 
     def latency(self, choices: Choices) -> float:
         """Seconds, at the problem's percentile; infinite if it does not meet the objective, or some queue grows for ever."""
@@ -232,7 +254,10 @@ class PlanningWorkspace:
         latency = at_percentile(self.estimator.latencies(self.configurations(choices)), self.problem.percentile)
         if latency > self.objective and not reason:
             reason = self._shortfall(choices, latency)
-        problem = self.problem
+        problem, cost = self.problem, self.cost(choices)
+        if cost > problem.budget_per_hour * (1 + 1e-9) and not reason:
+            reason = f"it costs {cost:.4g} US$/h, more than budget_per_hour ({problem.budget_per_hour:g}); allow more, or longer latencies"
+        stages = {name: self._stage(v, choices[v]) for v, name in enumerate(self.order)}
         service = {
             name: self.seconds[v][one.option][one.batch]
             for v, (name, one) in enumerate(zip(self.order, choices, strict=True))
@@ -244,9 +269,9 @@ class PlanningWorkspace:
             pipeline=problem.name,
             policy=policy,
             status="infeasible" if reason else "optimal" if optimal else "feasible",
-            cost_per_s=self.cost(choices) / 3600.0,
+            cost_per_s=cost / 3600.0,
             p99_ms=1000.0 * latency,
-            vertices={name: self._stage(v, choices[v]) for v, name in enumerate(self.order)},
+            vertices=stages,
             envelope=envelope,
             dispersion=dispersion,
             steps=list(steps),
@@ -255,6 +280,7 @@ class PlanningWorkspace:
             percentile=problem.percentile,
             hop_ms=problem.hop.ms,
             reason=reason,
+            accuracy=whole_accuracy((one.scale, one.accuracy) for one in stages.values()),
         )
 
     def _stage(self, vertex: int, choice: ServingChoice) -> PlannedStage:

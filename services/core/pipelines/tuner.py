@@ -8,12 +8,15 @@ What is provided for is the envelope of the plan, scaled to the rate that the pr
 traffic is a change too. A cut is made only if no count of the last half minute would be too much after it, and counts nothing older from
 then on: else bursts would go with a cut after each of them, and the longest windows would see a past burst as a new one.
 
+Where a forecaster is named, the queries that it foresees until a replica that is ordered now serves count as those that came, with what an
+operator has said to expect: a rate that rises, or comes again each day, is provided for before it is there.
+
 A vertex that is asked for items of answers is told by itself how many come. Where a query of the last half minute surely asks it for more than planned,
 it gets as many more replicas.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, sqrt
 from typing import Protocol
 
@@ -22,6 +25,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from bus.messages.catalog import PipelinePlan
+from services.core.forecast.forecasters import make_forecaster
 from services.core.pipelines.envelope import BIN_S, limits
 
 CALM_S = 10.0
@@ -34,10 +38,11 @@ ROUNDING = 1e-9
 MANY = 60  # counts that tell how much counts vary
 FEWEST = 5.0  # queries in a window, mean, for the same
 SPREAD_Z = 5.0  # standard errors by which they vary more than planned
-
+EXCEEDS = 10.0  # as that of apps: a forecast may be exceeded in so many times the share of queries that may miss
 ITEMS_Z = 3.0  # standard errors by which a query asks for more items than planned
 
 Counts = NDArray[np.int64]
+Said = Callable[[float, float], float]
 Asked = Mapping[str, tuple[int, int]]  # by vertex: items, and the sum of the squares of each query's
 
 
@@ -53,9 +58,10 @@ class TunerDecision(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaTuner(Protocol):
-    """What decides the replicas of a deployed pipeline. replicas: of each vertex now, as it wants them."""
+    """What decides the replicas of a deployed pipeline. replicas: of each vertex now, as it wants them. lead_s: from an order until one serves."""
 
     replicas: dict[str, int]
+    lead_s: float
 
     def told(self, start: float, counts: Sequence[int], now: float, asked: Asked | None = None) -> TunerDecision | None:
         """A dispatcher's report: queries in the bins from `start`, Unix seconds. None: the replicas stay as they are."""
@@ -70,9 +76,18 @@ class PipelineTuner:
     """replicas: of each vertex now, as the tuner wants them."""
 
     def __init__(
-        self, plan: PipelinePlan, now: float, *, replicas: Mapping[str, int] | None = None, calm_s: float = CALM_S
+        self,
+        plan: PipelinePlan,
+        now: float,
+        *,
+        replicas: Mapping[str, int] | None = None,
+        calm_s: float = CALM_S,
+        forecaster: str = "",
+        said: Said = lambda _now, _ahead_s: 0.0,
     ) -> None:
-        """now: Unix seconds. replicas: those that a tuner before this one had; None: the plan's. Raises ValueError for a plan without rate."""
+        """now: Unix seconds. replicas: those that a tuner before this one had; None: the plan's. forecaster: its name; empty: nothing is foreseen.
+        said: queries/s that an operator expects from now until so many seconds later. Raises ValueError for a plan without rate.
+        """
         if not plan.rate > 0 or not plan.envelope:
             raise ValueError(
                 f"the plan of {plan.pipeline} has no rate or no envelope: plan it from a sample trace of several queries"
@@ -93,6 +108,14 @@ class PipelineTuner:
         self._newest = self._begun - 1  # the last bin that was told
         self._since = self._first  # the first bin that windows count
         self._changed = self._violated = self._looked = self._tested = now
+        self._forecast = make_forecaster(forecaster, LOOK_S) if forecaster else None
+        self._said = said
+        self._asked: int | None = (
+            None  # the bin in which the first query came: how traffic begins is no error of a forecast
+        )
+        self.lead_s = 0.0
+        self._close = int(np.abs(self._spans - round(SMOOTHED_S / BIN_S)).argmin())  # the window of forecasts
+        self._coming = deque([0.0], maxlen=round(CALM_S / LOOK_S))  # queries in it that were foreseen, at each look
 
     def told(self, start: float, counts: Sequence[int], now: float, asked: Asked | None = None) -> TunerDecision | None:
         """A dispatcher's report: queries in the bins from `start`, Unix seconds. None: the replicas stay as they are.
@@ -114,12 +137,16 @@ class PipelineTuner:
         sums = np.zeros(self._room + 1, np.int64)
         np.cumsum(self._counts, out=sums[1:])
         last = max(1, self._newest - self._first + 1)
-        most = self._most(sums, max(1, last - round(LATE_S / BIN_S)), last)
+        looks = now - self._tested >= LOOK_S
+        if looks:
+            self._tested = now
+            self._foresee(sums, last, now)
+        came = self._most(sums, max(1, last - round(LATE_S / BIN_S)), last)
+        most = self._with(came if (came > self._limits).any() else 0 * came, self._coming[-1])
         if (most > self._limits).any():
             self._violated = now
             return self._up(most, now)
-        if now - self._tested >= LOOK_S:
-            self._tested = now
+        if looks:
             decision = self._larger(sums, last, now)
             if decision is not None:
                 self._violated = now
@@ -132,6 +159,30 @@ class PipelineTuner:
             self._looked = now
             return self._down(sums, now)
         return None
+
+    def _foresee(self, sums: Counts, last: int, now: float) -> None:
+        """The most queries in a window until a replica that is ordered now serves."""
+        span = int(self._spans[self._close])
+        if self._forecast is None:
+            return
+        if self._asked is None and sums[last]:
+            self._asked = self._bin(now)
+        last = max(last, self._bin(now) - self._first - round(LATE_S / BIN_S))  # what is calm sends no report
+        coming = self._said(now, self.lead_s) * span * BIN_S
+        heard = 0.0 if self._asked is None else (self._bin(now) - self._asked) * BIN_S
+        if heard >= MEMORY_S:
+            self._forecast.observe(now, float(sums[last] - sums[last - span]))
+        if heard >= 2 * MEMORY_S:  # less tells too little
+            share, spread = 1.0 - min(0.5, EXCEEDS * (1.0 - self._plan.percentile)), self._plan.dispersion[self._close]
+            point, most = self._forecast.point(self.lead_s), self._forecast.peak(self.lead_s, share)
+            coming = max(coming, point + max(0.0, most - point) * min(1.0, sqrt(spread)))
+        self._coming.append(float(coming))
+
+    def _with(self, most: Counts, coming: float) -> NDArray[np.float64]:
+        """These counts of each window, where in one of them so many are foreseen."""
+        found = most.astype(np.float64)
+        found[self._close] = max(found[self._close], coming)
+        return found
 
     def _most(self, sums: Counts, first: int, last: int) -> Counts:
         """Of each window, the most queries in one that ends with one of these bins, without those that a cut was decided by."""
@@ -201,13 +252,14 @@ class PipelineTuner:
     def _calm(self, now: float) -> bool:
         return now - max(self._violated, self._changed) >= self._calm_s
 
-    def _up(self, most: Counts, now: float) -> TunerDecision | None:
+    def _up(self, most: NDArray[np.float64], now: float) -> TunerDecision | None:
         windows = self._spans * BIN_S
         fastest, worst = int((most / windows).argmax()), int((most / self._limits).argmax())
         rate, window = float(most[fastest] / windows[fastest]), float(windows[fastest])
         wanted = {name: max(self.replicas[name], k) for name, k in self._wanted(rate).items()}
+        foreseen = " foreseen" if worst == self._close and most[worst] <= self._coming[-1] else ""
         reason = (
-            f"{most[worst]} queries in {windows[worst]:g} s, more than the {int(self._limits[worst])} provided for;"
+            f"{most[worst]:.0f} queries{foreseen} in {windows[worst]:g} s, more than the {int(self._limits[worst])} provided for;"
             f" largest rate {rate:.4g}/s in {window:g} s"
         )
         return self._changed_to("up", wanted, rate, window, reason, now)
@@ -249,9 +301,11 @@ class PipelineTuner:
         if self._bin(now) - self._begun < memory:
             return None  # too little was heard to know what is needed
         ends = np.arange(last - memory + span, last + 1)
-        rate = float((sums[ends] - sums[ends - span]).max()) / SMOOTHED_S
+        coming = max(self._coming)
+        seen = float((sums[ends] - sums[ends - span]).max()) / SMOOTHED_S
+        rate = max(seen, coming / float(self._spans[self._close] * BIN_S))
         before, self._since = self._since, max(self._since, self._first + last - memory)
-        most = self._most(sums, last - memory, last)
+        most = self._with(self._most(sums, last - memory, last), coming)
         # the plan provides for such counts
         served = min(rate, self._plan.rate) if (most <= self._at_plan).all() else rate
         wanted = self._wanted(served)

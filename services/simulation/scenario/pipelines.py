@@ -1,7 +1,7 @@
 """The file of a pipeline (docs/pipelines.md): its graph, and for planning its sample of queries and the ways to serve its vertices."""
 
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,9 +11,10 @@ from msgspec.structs import asdict, replace
 
 from bus.fields import PART, SHARE, Named, Number
 from bus.messages.catalog import AppRecord, EdgeCondition, PipelineEdge, PipelineRecord, PipelineVertex
+from services.core.cost import Goal
 from services.core.pipelines.checks import pipeline_errors
 from services.core.pipelines.estimator import MeasuredHop
-from services.core.pipelines.problem import LONGEST_MS, PipelineProblem, StageOption, problem_errors
+from services.core.pipelines.problem import DEAREST, LONGEST_MS, PipelineProblem, StageOption, problem_errors
 from services.simulation.scenario.loads import SampleBlock, samples_of
 from services.simulation.scenario.model import Times, WorkloadSpec
 from services.simulation.scenario.toml import Location, read_toml, struct_at, value_at
@@ -54,12 +55,16 @@ class EdgeBlock(PipelineEdge, frozen=True, kw_only=True):
 
 
 class PlanTable(Struct, frozen=True, kw_only=True):
-    """[plan]. percentile: of the latencies, that a plan is for. seconds: of the sample trace. hop_ms: of a message between two stages."""
+    """[plan]. percentile: of the latencies, that a plan is for. seconds: of the sample trace. hop_ms: of a message between two stages.
+    goal, budget_per_hour: as `PipelineProblem` has them.
+    """
 
     percentile: Annotated[float | None, PART] = None
     seconds: Annotated[float | None, Number(above=0, most=LONGEST_S)] = None
     seed: Annotated[int, Number(most=2**63 - 1)] = 1
     hop_ms: Annotated[float | None, Number(most=LONGEST_MS)] = None
+    goal: Goal = "cost"
+    budget_per_hour: Annotated[float | None, Number(above=0, most=DEAREST)] = None
 
 
 class PipelineTables(Struct, frozen=True, kw_only=True):
@@ -93,6 +98,8 @@ class PipelineFile(Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     seed: int = 1
     hop_ms: float | None = None
+    goal: Goal = "cost"
+    budget_per_hour: float | None = None
     loads: tuple[WorkloadSpec, ...] = ()
     options: tuple[StageOption, ...] = ()
     location: Location = Location("")
@@ -155,6 +162,8 @@ def problem_of(
         arrivals=sample(file),
         percentile=file.percentile or file.slo_target or target,
         hop=hop if file.hop_ms is None else MeasuredHop(file.hop_ms),
+        goal=file.goal,
+        budget_per_hour=file.budget_per_hour or inf,
     )
     wrong = problem_errors(problem)
     if wrong:

@@ -1,12 +1,13 @@
 """A fleet on stage with deployed pipelines, whose arrivals a test tells."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, PipelineEdge, PipelinePlan, PipelineRecord, PipelineVertex
+from bus.messages.catalog import AppRecord, Expectation, PipelineEdge, PipelinePlan, PipelineRecord, PipelineVertex
 from bus.messages.events import PipelineEvent
 from bus.messages.fleet import EnsureLoaded, Release
 from bus.messages.scaling import PipelineArrivals, PipelineReplicas
@@ -56,11 +57,12 @@ class PipelineFleet(CloudFleet):
         ended: str = "",
         slo_target: float | None = None,
         seconds: float = 0.0,
+        expects: Sequence[Expectation] = (),
     ) -> None:
         """The registrar writes the pipeline's record. None: no plan is deployed any more; ended: why a change has ended it."""
         record = AppRecord(
             app=name, links={}, signature=SIGNATURE, latency_ms=200.0, pipeline=pipeline, plan=deployed,
-            plan_ended=ended, slo_target=slo_target,
+            plan_ended=ended, slo_target=slo_target, expects=list(expects),
         )  # fmt: skip
         self.records = [one for one in self.records if key_of(one) != key_of(record)]
         self.register(record, seconds=seconds)

@@ -130,7 +130,7 @@ def test_a_planned_pipeline_is_listed_with_what_is_planned_and_what_lives() -> N
     [item] = pipelines(replace(APP, plan=PLAN), loaded=2)
     assert item["plan"] == {
         "policy": "inferline", "status": "optimal", "cost_per_s": 0.001, "p99_ms": 90.0, "percentile": 0.99,
-        "rate": 10.0, "latency_ms": 100.0, "hop_ms": 0.0,
+        "rate": 10.0, "latency_ms": 100.0, "hop_ms": 0.0, "accuracy": None,
     }  # fmt: skip
     first, second = item["vertices"]
     assert (first["variant"], first["hardware"], first["batch"], first["replicas"]) == (VARIANT.variant, "cpu", 4, 2)
@@ -148,6 +148,7 @@ def test_only_the_lists_and_pipelines_that_there_are() -> None:
 def test_variants_and_apps_are_listed_with_batches_and_stages() -> None:
     fleet = Fleet(VARIANT)
     [item] = fleet.request(fleet.subjects.list("variants"), ListRequest())["items"]
+    assert list(item["p99_ms"]) == ["1", "2", "4", "8"]
     assert item["batch_latency_ms"] == pytest.approx({"1": 2.55, "2": 3.05, "4": 4.05, "8": 6.05}), "with 0.05 ms each"
     plain = [AppRecord(app=name, links={}) for name in ("app", "free")]
     items = {item["app"]: item for item in listed("apps", APP, replace(APP, app="other"), *plain).items}

@@ -82,6 +82,22 @@ def test_when_the_world_goes_back_so_does_the_choice() -> None:
     assert asked(fleet, 60, **FLOOR)["variant"] == "cheap-1"
 
 
+def test_a_variant_of_few_samples_is_explored_by_offline_work_before_it_gets_queries() -> None:
+    """It is loaded and idle, and too inaccurate for those that come; what it does is known when one comes that it suffices for."""
+    new = variant("new-1", model="new", accuracy=0.96, accuracy_low=0.86, accuracy_high=0.99, base_ms=1.0)
+    fleet = referred(CHEAP, SURE, new, says={"new": 1.0})
+    asked(fleet, 120, accuracy=0.97)
+    assert {one.variant for one in fleet.outcomes()} == {"cheap-1"}
+    assert {one.variant for one in fleet.copies()} == {"sure-1", "new-1"}
+    live = known(fleet).variants["new-1"]
+    assert live.high < 0.5
+    assert live.source == "reference"
+    assert asked(fleet, 1, accuracy=0.95)["variant"] == "cheap-1", "by its samples it would be the cheapest"
+    fleet = referred(CHEAP, SURE, replace(new, accuracy_low=0.95, accuracy_high=0.97), says={})
+    asked(fleet, 40, accuracy=0.97)
+    assert {one.variant for one in fleet.copies()} == {"sure-1"}, "it is known well enough"
+
+
 def test_it_is_offline_work_that_the_system_pays_and_no_demand() -> None:
     fleet = referred(says={})
     fleet.stage.run(20.0)

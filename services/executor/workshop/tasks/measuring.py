@@ -23,7 +23,7 @@ LEAST_CALLS = 5
 
 @dataclass(frozen=True)
 class LatencyCell:
-    """One measurement of one batch, in ms a call. waited: share of the time in which a thread waited for a core."""
+    """One measurement of one batch, in ms a call. waited: share of the time in which a thread waited for a core. p99_low_ms, p99_high_ms: as in `ProfileRow`."""
 
     p50_ms: float
     p99_ms: float
@@ -31,6 +31,8 @@ class LatencyCell:
     cpu_ms: float
     wall_over_cpu: float
     waited: float
+    p99_low_ms: float | None = None
+    p99_high_ms: float | None = None
 
     def clean(self, threads: int) -> bool:
         """threads: 0 if an accelerator computes and the CPU only waits."""
@@ -71,6 +73,7 @@ def measure_calls(call: Callable[[], object], seconds: float, threads: int) -> L
         gc.enable()
     total = before - start
     walls.sort()
+    few, many = ends_of_p99(len(walls))
     return LatencyCell(
         p50_ms=walls[len(walls) // 2] / 1e6,
         p99_ms=walls[min(len(walls) - 1, int(len(walls) * 0.99))] / 1e6,
@@ -78,7 +81,24 @@ def measure_calls(call: Callable[[], object], seconds: float, threads: int) -> L
         cpu_ms=cpu / len(walls) / 1e6,
         wall_over_cpu=total / cpu if cpu > 0 else 1.0,
         waited=waited / total if total > 0 else 0.0,
+        p99_low_ms=walls[few] / 1e6,
+        p99_high_ms=None if many is None else walls[many] / 1e6,
     )
+
+
+def ends_of_p99(count: int) -> tuple[int, int | None]:
+    """The places, in so many sorted measurements, of the ends of the 95 % interval of their law's P99. None: it may lie beyond all of them.
+
+    How many of them lie above it is binomial.
+    """
+    total = chance = 0.99**count
+    above = least = 0
+    while total <= 0.975:
+        least += total <= 0.025
+        above += 1
+        chance *= (count - above + 1) / above / 99.0
+        total += chance
+    return max(0, count - 1 - above), count - least if least else None
 
 
 def _waited_ns() -> int:

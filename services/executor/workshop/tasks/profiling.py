@@ -167,10 +167,13 @@ class CellTable:
         clean = [cell for cell in cells if alone and cell.clean(self._threads)]
         best = min(clean or cells, key=lambda cell: cell.p50_ms)
         p50 = min(cell.estimate_ms(self._threads) if alone else cell.p50_ms for cell in clean or cells)
+        slow = min(clean or cells, key=lambda cell: cell.p99_ms)
         return ProfileRow(
             batch=batch,
             p50_ms=p50,
-            p99_ms=max(p50, min(cell.p99_ms for cell in clean or cells)),
+            p99_ms=max(p50, slow.p99_ms),
+            p99_low_ms=None if slow.p99_low_ms is None else max(p50, slow.p99_low_ms),
+            p99_high_ms=slow.p99_high_ms,
             cpu_ms=min(cell.cpu_ms for cell in clean or cells),
             wall_over_cpu=best.wall_over_cpu,
             length=length or None,

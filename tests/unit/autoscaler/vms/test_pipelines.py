@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from bus.messages.catalog import PipelineEdge, PipelineRecord, PipelineVertex, VariantRecord
+from bus.messages.catalog import Expectation, PipelineEdge, PipelineRecord, PipelineVertex, VariantRecord
 from bus.messages.fleet import Release
 from bus.messages.scaling import PipelineArrivals
 from services.core.actor import Changed
@@ -160,6 +160,20 @@ def test_replicas_return_after_calm_without_oscillation() -> None:
     fleet.traffic(steady(150.0, 60.0, seed=5), 60.0)
     assert [event for event in fleet.events("up") if event.time > over] == []
     assert fleet.replicas == PLANNED
+
+
+def test_what_an_operator_expects_of_a_pipeline_is_there_before_it_comes() -> None:
+    """Not 15 minutes ahead: replicas are ordered in time for their load."""
+    fleet = PipelineFleet()
+    mine, now = plan(PLANNED), fleet.stage.now
+    fleet.deploy(mine, expects=[Expectation(at=now + 40.0, qps=450.0)], seconds=20.0)
+    assert fleet.replicas == PLANNED
+    fleet.stage.run(20.0)
+    (first, *_) = ups = fleet.events("up")
+    assert {one.vertex: one.to_replicas for one in ups} == {"a": 6, "b": 9}
+    assert now + 20.0 < first.time < now + 40.0
+    assert "foreseen" in first.reason
+    assert fleet.replicas == {"a": 6, "b": 9}
 
 
 def test_a_plan_that_was_begun_before_the_change_gives_nothing_back() -> None:

@@ -241,6 +241,64 @@ def test_a_plan_chooses_models_where_a_vertex_names_a_floor(policy: str, floor: 
     assert (plan.vertices["v0"].accuracy or 0) >= (floor or 0)
 
 
+@pytest.mark.parametrize("policy", ["inferline", "model-less"])
+@pytest.mark.parametrize(("accuracy", "variant"), [(0.966, "small"), (0.964, "large")])
+def test_without_a_floor_a_variant_at_most_half_a_point_below_the_best_serves(
+    policy: str, accuracy: float, variant: str
+) -> None:
+    options = (replace(MODELS[0], accuracy=accuracy), *MODELS[1:])
+    assert plan_pipeline(problem(*options, rate=60.0), policy).vertices["v0"].variant == variant
+
+
+FAMILY = ((0.90, 20.0), (0.94, 45.0), (0.97, 90.0))
+CHOICE = tuple(
+    option(vertex, "cpu", 0.1, {1: ms}, variant=f"{accuracy}", accuracy=accuracy)
+    for vertex in ("v0", "v1")
+    for accuracy, ms in FAMILY
+)
+
+
+@pytest.mark.parametrize("budget", [0.4, 0.5, 0.8, 2.0])
+def test_a_budget_buys_the_best_accuracy_of_the_whole_pipeline(budget: float) -> None:
+    posed = replace(problem(*CHOICE, latency_ms=300.0), goal="accuracy", budget_per_hour=budget)
+    plan = plan_pipeline(posed, "model-less")
+    assert plan.status != "infeasible"
+    assert 3600 * plan.cost_per_s <= budget * (1 + 1e-6)
+    first, second = (plan.vertices[name].accuracy or 0.0 for name in ("v0", "v1"))
+    assert plan.accuracy == pytest.approx(first * second)
+    for one, other in product([a for a, _ in FAMILY], repeat=2):
+        vertices = [replace(v, accuracy=a) for v, a in zip(posed.pipeline.vertices, (one, other), strict=True)]
+        named = replace(posed, goal="cost", pipeline=replace(posed.pipeline, vertices=vertices))
+        if plan_pipeline(named, "model-less").status != "infeasible":
+            assert one * other <= plan.accuracy + 1e-9, "stage by stage there is none better"
+
+
+def test_a_budget_that_pays_no_plan_is_named_and_a_rare_stage_counts_by_its_visits() -> None:
+    posed = replace(problem(*CHOICE, latency_ms=300.0), goal="accuracy", budget_per_hour=0.1)
+    plan = plan_pipeline(posed, "model-less")
+    assert plan.status == "infeasible"
+    assert "US$/h, more than budget_per_hour (0.1)" in plan.reason
+    edge = PipelineEdge(source="v0", target="v1", probability=0.05)
+    rare = replace(posed, pipeline=replace(posed.pipeline, edges=[edge]), budget_per_hour=0.9)
+    plan = plan_pipeline(rare, "model-less")
+    assert plan.vertices["v0"].accuracy == 0.97
+    assert plan.accuracy == pytest.approx(0.97, abs=0.01)
+
+
+def test_replicas_that_are_paid_anyway_serve_the_more_accurate_variant() -> None:
+    """Two of the quick one are needed, and half of them is idle: the slower one finds room on the same two."""
+    quick = option("v0", "cpu", 0.1, {1: 30.0}, variant="quick", accuracy=0.90)
+    slow = option("v0", "cpu", 0.1, {1: 32.0}, variant="slow", accuracy=0.95)
+    posed = problem(quick, slow, latency_ms=150.0)
+    vertices = [replace(posed.pipeline.vertices[0], accuracy=0.85)]
+    posed = replace(posed, pipeline=replace(posed.pipeline, vertices=vertices))
+    plan = plan_pipeline(posed, "model-less")
+    alone = plan_pipeline(replace(posed, options=(quick,)), "model-less")
+    assert (plan.vertices["v0"].variant, plan.cost_per_s) == ("slow", alone.cost_per_s)
+    busy = replace(posed, options=(quick, replace(slow, batch_latency_ms={1: 52.5})))
+    assert plan_pipeline(busy, "model-less").vertices["v0"].variant == "quick", "it would have no headroom"
+
+
 # -- other samples, bad input
 
 

@@ -286,6 +286,47 @@ def test_without_traffic_one_replica_stays_and_reports_out_of_time_count_for_not
     assert tuner.told(T0 + 1.1, [], T0 + 1.2) is None
 
 
+# -- what is foreseen
+
+
+def foreseeing(plan: PipelinePlan) -> PipelineTuner:
+    """Replicas serve seven seconds after their order."""
+    tuner = PipelineTuner(plan, T0, forecaster="combined")
+    tuner.lead_s = 7.0
+    return tuner
+
+
+def test_rises_are_provided_for_before_they_are_too_much_and_by_fewer_orders() -> None:
+    rng = np.random.default_rng(3)
+    counts = rng.poisson(np.interp(np.arange(640), range(0, 601, 60), [150.0, 300.0] * 5 + [150.0]))
+    waves = np.sort(np.repeat(np.arange(640), counts) + rng.random(counts.sum()))
+    plan = planned(SAMPLE)
+    foreseen, seen = (list(run(tuner, waves, 640.0)) for tuner in (foreseeing(plan), PipelineTuner(plan, T0)))
+
+    def lacking(found: list[At]) -> float:
+        """Replicas and seconds that were missing, seven seconds after each order."""
+        ready = [(0.0, 3), *((one.seconds + 7.0, one.decision.replicas["a"]) for one in found)]
+        return sum(
+            max(0.0, count / 50.0 - next(k for at, k in reversed(ready) if at <= i)) for i, count in enumerate(counts)
+        )
+
+    assert lacking(foreseen) < 0.7 * lacking(seen)
+    assert len(foreseen) < len(seen)
+    assert any("foreseen" in one.decision.reason for one in foreseen)
+
+
+@pytest.mark.parametrize(("cv", "idle_s"), [(0.5, 0.0), (1.0, 0.0), (1.0, 20.0)])
+def test_a_forecast_of_steady_traffic_is_no_change(cv: float, idle_s: float) -> None:
+    """idle_s: after the deployment, before the first query."""
+    plan = planned(gamma_arrivals(150.0, cv, 600.0, 1))
+    assert not list(run(foreseeing(plan), idle_s + gamma_arrivals(150.0, cv, 900.0, 101), 900.0))
+
+
+def test_what_has_ended_is_not_foreseen_for_ever() -> None:
+    found = list(run(foreseeing(planned(SAMPLE)), gamma_arrivals(150.0, 1.0, 60.0, 5), 240.0))
+    assert found[-1].decision.replicas == {"a": 1, "b": 1, "c": 1}
+
+
 # -- the app's target
 
 

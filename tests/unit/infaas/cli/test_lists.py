@@ -125,6 +125,18 @@ def test_status_shows_what_variants_reach_in_their_metric(
     assert f"  {shown}  " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("ends", "shown"),
+    [([1.1, 1.2, None], "1.2 (1.1..)"), ([1.1, 1.2, 1.5], "1.2 (1.1..1.5)"), ([None, 1.2, None], "1.2")],
+)
+def test_p99_is_shown_with_its_interval(
+    ends: list[float | None], shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    print_table([VARIANT | {"p99_ms": {"1": ends}}], lists._VARIANTS, "", wide=True)
+    assert f"  {shown}  " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("columns", [lists._APPS, lists._MODELS, lists._VARIANTS, lists._SELECTION])
 def test_every_list_fits_80_columns(
     columns: tuple[Column, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -291,6 +291,28 @@ def test_a_plan_is_printed_as_the_contract_says(policy: str, edited: Any, capsys
     assert decode(PipelinePlan, encode(found)).policy == policy, "what deploy sends"
 
 
+def test_a_file_with_the_goal_accuracy_spends_its_budget_on_the_whole_pipeline(
+    edited: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accuracies = {}
+    for budget in (0.6, 4.0):
+        more = "".join(
+            f'[[option]]\nvertex = "translate"\nhardware = "cpu"\nprice_per_hour = 0.1\nvariant = "{name}"\n'
+            f"batch_latency_ms = {{ 1 = {ms} }}\naccuracy = {accuracy}\n"
+            for name, ms, accuracy in (("small", 30.0, 0.92), ("large", 90.0, 0.97))
+        )
+        path = edited(("[[load]]", f'[plan]\ngoal = "accuracy"\nbudget_per_hour = {budget}\n{more}[[load]]'))
+        found = json.loads(ran(capsys, ["pipeline", "plan", path, "--json"]).out)
+        assert (found["policy"], 3600 * found["cost_per_s"] <= budget) == ("model-less", True)
+        accuracies[budget] = found["vertices"]["translate"]["accuracy"]
+    assert accuracies == {0.6: 0.92, 4.0: 0.97}
+    path = edited(("[[load]]", '[plan]\ngoal = "speed"\n[[load]]'))
+    assert (
+        "plan.goal: there is no goal 'speed'; there are accuracy, cost"
+        in ran(capsys, ["pipeline", "plan", path], 2).err
+    )
+
+
 def test_the_way_between_stages_is_what_was_measured() -> None:
     """Of several variants the mean, also of what varies."""
     one, other = ({"hop_ms": ms, "hop_quantiles_ms": [ms - 1.0, ms, ms + 3.0]} for ms in (2.0, 4.0))

@@ -164,7 +164,26 @@ def test_sleeping_is_seen_as_disturbance_and_working_is_not():
         key=lambda one: one.wall_over_cpu,
     )
     assert busy.least_ms <= busy.p50_ms <= busy.p99_ms
+    assert busy.least_ms <= (busy.p99_low_ms or 0.0) <= busy.p99_ms <= (busy.p99_high_ms or 1e9)
     assert busy.cpu_ms > 0
+
+
+@pytest.mark.parametrize(
+    ("count", "ends"),
+    [(1, (0, None)), (60, (57, None)), (367, (358, None)), (368, (359, 367)), (20_000, (19_771, 19_827))],
+)
+def test_p99_lies_between_two_calls_that_depend_on_their_number(count: int, ends: tuple[int, int | None]) -> None:
+    """The largest of fewer than 368 may lie below it: 0.99 ** 367 > 0.025."""
+    assert measuring.ends_of_p99(count) == ends
+
+
+def test_the_interval_of_p99_holds_it_in_19_of_20_measurements() -> None:
+    rng = np.random.default_rng(1)
+    low, high = measuring.ends_of_p99(800)
+    assert high is not None
+    drawn = np.sort(rng.exponential(size=(4000, 800)), axis=1)
+    true = -np.log(0.01)
+    assert np.mean((drawn[:, low] <= true) & (true <= drawn[:, high])) >= 0.945
 
 
 def test_long_calls_are_made_few_times():
