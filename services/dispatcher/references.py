@@ -30,10 +30,8 @@ from services.dispatcher.learning import Learning
 from services.dispatcher.query import Query
 
 COUNT_S = 2.0  # between two times that what references said is stored
-DOUBT, FEW = (
-    0.05,
-    400,
-)  # width of an accuracy's interval from which on it is in doubt; labels or references that end that
+DOUBT = 0.05  # width of an accuracy's interval, from which on it is in doubt
+FEW = 400  # labels or references that end that
 PROBED = 10  # times as large a share of what is refused: nothing else is computed for it, and some 100 labels show that the world went back
 
 

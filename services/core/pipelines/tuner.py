@@ -110,9 +110,8 @@ class PipelineTuner:
         self._changed = self._violated = self._looked = self._tested = now
         self._forecast = make_forecaster(forecaster, LOOK_S) if forecaster else None
         self._said = said
-        self._asked: int | None = (
-            None  # the bin in which the first query came: how traffic begins is no error of a forecast
-        )
+        # The bin in which the first query came: how traffic begins is no error of a forecast.
+        self._asked: int | None = None
         self.lead_s = 0.0
         self._close = int(np.abs(self._spans - round(SMOOTHED_S / BIN_S)).argmin())  # the window of forecasts
         self._coming = deque([0.0], maxlen=round(CALM_S / LOOK_S))  # queries in it that were foreseen, at each look
