@@ -36,7 +36,12 @@ def test_each_is_a_valid_scenario_that_its_text_says(tmp_path: Path) -> None:
 
 def test_everything_is_drawn() -> None:
     drawn = [document_of(seed) for seed in range(1, 400)]
-    assert {fault["kind"] for one in drawn for fault in one["fault"]} == {*KINDS, *BESIDE, "query-cancelled"}
+    assert {fault["kind"] for one in drawn for fault in one["fault"]} == {
+        *KINDS,
+        *BESIDE,
+        "query-cancelled",
+        "labels-late",
+    }
     for key in ("pipeline", "job"):
         assert any(key in one for one in drawn) and not all(key in one for one in drawn)
     needs = {key for one in drawn for load in one["load"] for key in load}
