@@ -161,7 +161,7 @@ class FeedbackChecks:
             self._accepted.add((uid, item))
 
     def stored(self, event: FeedbackEvent, now: float) -> None:
-        """A feedback's row: what it says is said once of an item, and of who answered. Labels of plain apps are class 0."""
+        """A feedback's row: what it says is said once of an item, and of who answered."""
         if event.uid in self._rows:
             return  # of which the recorder keeps one
         self._rows.add(event.uid)
@@ -180,7 +180,7 @@ class FeedbackChecks:
         if name not in answered or record is None:
             words = f"{event.app}: a label of what {', '.join(answered)} answered scores {name}"
             self._violations.add("feedback-once", now, words, query.number)
-        elif event.score != 1.0 - told(replace(record, variant=name), event.query or b"", event.item):
+        elif event.score != (event.label == str(told(replace(record, variant=name), event.query or b"", event.item))):
             words = f"{event.app}: {name} is scored by another answer than its own"
             self._violations.add("feedback-once", now, words, query.number)
 
