@@ -107,7 +107,7 @@ def test_a_feedback_that_comes_again_counts_once_whatever_fails() -> None:
     verdict = trial.verdict()
     assert not [one for one in verdict.violations if one.invariant == "no-error"]
     counted: dict[str, int] = defaultdict(int)
-    for key, stored in trial.system._contexts.items():
+    for key, stored in trial.system.contexts.items():
         value = None if key.endswith(".counted") else read_value(stored.value)
         counted[key.partition(".")[0]] += 0 if value is None else value.n
     assert sum(counted.values()) > 50
