@@ -260,7 +260,7 @@ STORE_RIGHTS: tuple[StoreRights, ...] = (
         "payloads_bucket",
         "kv",
         creates=_r("registrar"),
-        reads=_r("registrar", "operator"),
+        reads=_r("registrar", "operator", "dispatcher"),
         writes=_r("registrar", "executor", "operator"),
     ),
     StoreRights("jobs_bucket", "kv", creates=_r("jobs"), reads=_r("jobs", "offline", "operator"), writes=_r("jobs")),

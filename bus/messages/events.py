@@ -208,7 +208,7 @@ class FeedbackEvent(Event, frozen=True, kw_only=True, gc=False):
     query: uid of the query. id: the id that its sender gave it. input_digest: the digest of the inputs. label: JSON. uid: the feedback's own:
     an event that comes again has the same. variant: that answered; None: several did, or nobody knows. score: how right the answer was, 0..1; None: it does
     not count, or is no matter of right and wrong. promised: the accuracy that it should have reached on average: that its query stated, else the
-    registered one. item: of the query, from 0.
+    registered one. item: of the query, from 0. asked: when the query came, Unix seconds; None: nobody knows.
     """
 
     kind: ClassVar[str] = "feedback"
@@ -224,6 +224,7 @@ class FeedbackEvent(Event, frozen=True, kw_only=True, gc=False):
     score: float | None = None
     promised: float | None = None
     item: int = 0
+    asked: float | None = None
 
 
 class SelectionEvent(Event, frozen=True, kw_only=True, gc=False):

@@ -161,6 +161,10 @@ def _array(name: str, tensor: Any) -> Array:
         return to_array(tensor, name, binary=True).astype(np.bytes_)
 
 
+CONTAINERS = (
+    "{model}: a class measures itself in its own process. Write the items by `infaas payloads export {app} kept.npz --labelled`, and start"
+    " `infaas container` once more with --validation kept.npz, --labels-key labels and another --version, which serves from then on"
+)
 LEAST = 100  # labelled items that a model is measured anew on
 
 
@@ -226,7 +230,7 @@ def delete(app: str, /, *, id: str | None = None, data_dir: DataDir = None, json
 def remeasure(app: str, /, *, data_dir: DataDir = None, json: Json = False) -> int:
     """Measure an app's models anew on its queries that were kept and have labels. Each becomes the next version, from the same file, with the new figures.
 
-    Variants are built again, int8 ones with new scales. Live accuracy starts anew. `infaas model set-version` brings the version before back.
+    Classes (`infaas container`) are started once more instead, as it then says. Variants are built again, int8 ones with new scales. Live accuracy starts anew. `infaas model set-version` brings the version before back.
 
     Example: `infaas remeasure wine`
 
@@ -245,6 +249,8 @@ def remeasure(app: str, /, *, data_dir: DataDir = None, json: Json = False) -> i
         for one in found["models"]:
             print(f"measured {one['model']} version {one['version']} for {app} on {found['labels']:,} labels")
             print_variants(COLUMNS, "no variants", one["variants"], wide=False)
+        if found["left_out"]:
+            print(CONTAINERS.format(app=app, model=", ".join(found["left_out"])))
 
     show(document, json, render)
     return 0
@@ -290,9 +296,13 @@ async def _remeasure(data_dir: Path | None, app: str) -> dict[str, Any]:
                 f"{app} has {kept.items} labelled items among the queries that it has kept, and {LEAST} are needed: send labels"
                 " (infaas feedback), or keep a larger share (infaas app set --payloads)"
             )
-        models = [one for one in await client.models(app=app) if app in one["serving"]]
-        if not models:
+        served = [one for one in await client.models(app=app) if app in one["serving"]]
+        if not served:
             fail(f"{app} is a pipeline, or serves no model: remeasure the app of a stage")
+        models = [one for one in served if one["format"] != "container"]
+        themselves = [one["model"] for one in served if one["format"] == "container"]
+        if not models:
+            fail(CONTAINERS.format(app=app, model=", ".join(themselves)))
         with tempfile.TemporaryDirectory(prefix="infaas-") as directory, progress_bars() as shown:
 
             def on_progress(status: RegistrationStatus) -> None:
@@ -308,4 +318,4 @@ async def _remeasure(data_dir: Path | None, app: str) -> dict[str, Any]:
                 if status.state != "done":
                     raise RegistrationFailed(status)
                 documents.append(await document_of(client.variants, status))
-    return {"app": app, "labels": kept.items, "models": documents}
+    return {"app": app, "labels": kept.items, "models": documents, "left_out": themselves}

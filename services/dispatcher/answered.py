@@ -9,8 +9,9 @@ import msgspec
 from bus.codec import encode
 from bus.messages.catalog import TARGETS, VariantRecord
 from bus.messages.events import FeedbackEvent
-from bus.messages.flow import DoneBatch
+from bus.messages.flow import DoneBatch, Payload
 from bus.messages.quality import AppQuality, LiveAccuracy
+from bus.tensors import BadTensor, to_array
 from services.core.actor import Do
 from services.core.catalog import Catalog
 from services.core.ensemble.outputs import aim_of, reached, said, score
@@ -30,7 +31,7 @@ ANSWERS = ""  # in place of a variant: the app's answers, whoever made them
 class Answered(msgspec.Struct, gc=False):
     """A query of an app without a policy, or a stage's. variant: "" if it was refused, and copies alone are answered. floor: the accuracy that it stated.
     said: of each item (`services.core.ensemble.outputs.said`).
-    arm: of the release. id: its client's; None for a stage's. copies: other variants that have answered it, too, and what those said.
+    arm: of the release. id: its client's; None for a stage's. asked: Unix seconds. copies: other variants that have answered it, too, and what those said.
     """
 
     uid: bytes
@@ -40,6 +41,7 @@ class Answered(msgspec.Struct, gc=False):
     said: list[Any]
     arm: Arm | None
     id: str | None
+    asked: float
     copies: tuple[tuple[str, list[Any]], ...] = ()
 
 
@@ -81,14 +83,18 @@ class AnsweredQueries:
             if len(words) == 1 and type(words[0]) is int:
                 words = self._classes.get(words[0]) or self._classes.setdefault(words[0], words)
             name = query.head.id if part is None else None
-            kept.append(Answered(query.uid, ask.app, batch.variant, ask.accuracy or None, words, ask.arm, name))
+            kept.append(
+                Answered(query.uid, ask.app, batch.variant, ask.accuracy or None, words, ask.arm, name, query.arrived)
+            )
         if len(kept) >= KEPT:
             self._old, self._young = self._young, Generation()
 
     def refused(self, query: Query) -> None:
         """A query has been refused, and is copied all the same."""
         name, ask = query.head.id if query.part is None else None, query.ask
-        self._young.queries.append(Answered(query.uid, ask.app, "", None, [None] * ask.items, None, name))
+        self._young.queries.append(
+            Answered(query.uid, ask.app, "", None, [None] * ask.items, None, name, query.arrived)
+        )
 
     def copied(self, uid: bytes, variant: str, words: list[Any] | None) -> None:
         """Another variant has answered this query, too."""
@@ -189,9 +195,27 @@ def prediction_of(join: Join, predictions: Predictions, now: float) -> Predictio
     )
 
 
-def scored_event(event: FeedbackEvent, scored: Scored, variant: str | None) -> FeedbackEvent:
-    """With what it says. variant: that answered; None: several did."""
-    return msgspec.structs.replace(event, variant=variant, score=scored.answer, promised=scored.promised)
+def kept_answer(
+    uid: bytes | None, app: str, kept: Payload, record_of: Callable[[str], VariantRecord | None]
+) -> Answered | None:
+    """A query that all dispatchers have forgotten, and that its app keeps. uid: of a stage, if that is named. None: a label says nothing of it."""
+    record = record_of(kept.variant)
+    try:
+        outputs = {name: to_array(one, name) for name, one in kept.outputs.items()}
+    except BadTensor:  # bytes
+        return None
+    words = None if record is None else said(outputs, record.metric)
+    if words is None:
+        return None
+    return Answered(uid or bytes.fromhex(kept.query), app, kept.variant, None, words, None, kept.id, kept.time)
+
+
+def scored_event(event: FeedbackEvent, scored: Scored, of: Answered | Prediction) -> FeedbackEvent:
+    """With what it says. Of a prediction several variants made the answer."""
+    found = (of.uid, of.variant or None, of.asked) if isinstance(of, Answered) else (event.query, None, of.at)
+    query, variant, asked = found
+    what = {"score": scored.answer, "promised": scored.promised}
+    return msgspec.structs.replace(event, query=query, variant=variant, asked=asked, **what)
 
 
 class Publisher:

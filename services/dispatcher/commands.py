@@ -40,6 +40,14 @@ class PutQuality(Struct, frozen=True):
     revision: int
 
 
+class FindKept(Struct, frozen=True):
+    """Find a query that its app keeps: by its uid in hexadecimal digits, else the latest one with the client's id; comes back as Payload, or None."""
+
+    app: str
+    query: str | None
+    id: str | None
+
+
 class ContextWritten(Struct, frozen=True):
     """The value is stored, at this revision."""
 

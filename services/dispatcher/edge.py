@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 
 from bus.codec import BadMessage, decode, decode_kept
 from bus.messages.catalog import TensorSpec
+from bus.messages.flow import Payload, id_digest
 from bus.messages.public import Requirements, Tensor
 from bus.messages.quality import AppQuality
 from bus.port import Bus, KeyValue, NotFound, WrongRevision
@@ -30,6 +32,7 @@ from services.dispatcher.commands import (
     ContextWritten,
     DeleteResults,
     FetchTensors,
+    FindKept,
     GatherOutputs,
     PutQuality,
     ReadContext,
@@ -50,6 +53,7 @@ IDLE_S = 600.0  # without calls, after which its process ends
 MOST_WAITING = 1000  # calls of one policy
 MOST_STATE = 2**16  # bytes of a state
 LARGEST_REPLY = 64 * 2**20
+LISTED_S = 5.0
 
 
 class PolicyFailed(ChildProcessError):
@@ -301,6 +305,41 @@ def _rows(rows: list[Learnt], members: Sequence[Member]) -> list[Learnt]:
     return [row._replace(weight=row.weight / total) for row in rows]
 
 
+class KeptQueries:
+    """Queries of the payloads bucket, by name. Names are listed again after LISTED_S: labels that come days later come in thousands."""
+
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+        self._bus, self._subjects = bus, subjects
+        self._listing = asyncio.Lock()
+        self._names: dict[str, tuple[float, defaultdict[str, list[str]]]] = {}
+
+    async def find(self, command: FindKept) -> Payload | None:
+        """The query that is meant, if it is there."""
+        try:
+            bucket = await self._bus.key_value(self._subjects.payloads_bucket, create=False)
+        except NotFound:
+            return None
+        name = id_digest(command.id) if command.query is None else command.query
+        found = []
+        for key in (await self._listed(bucket, command.app))[name]:
+            with suppress(NotFound):  # its time was over
+                found.append(decode(Payload, (await bucket.get(key)).value or b""))
+        return max(found, key=lambda one: one.time, default=None)
+
+    async def _listed(self, bucket: KeyValue, app: str) -> defaultdict[str, list[str]]:
+        async with self._listing:
+            at, names = self._names.get(app, (-math.inf, defaultdict(list)))
+            if time.monotonic() > at + LISTED_S:
+                names = defaultdict(list)
+                for key in await bucket.keys(app):
+                    _, asked, digest, uid = key.split(".")
+                    names[uid].append(key)
+                    if asked == uid:  # a stage is named by its own uid alone
+                        names[digest].append(key)
+                self._names[app] = time.monotonic(), names
+            return names
+
+
 class DispatcherEdge:
     """Carries out the commands of services/dispatcher/commands.py."""
 
@@ -309,6 +348,7 @@ class DispatcherEdge:
         self._subjects = subjects
         self._bucket: KeyValue | None = None
         self._policies = UserPolicies()
+        self._kept = KeptQueries(bus, subjects)
 
     async def perform(self, command: Any) -> Any:
         """Carry out one command. Raises BusError and PolicyFailed."""
@@ -323,6 +363,8 @@ class DispatcherEdge:
             return await fetch_tensors(self._bus, command.refs)
         if type(command) is DeleteResults:
             return await delete_all(self._bus, self._subjects.outputs_bucket, command.keys)
+        if type(command) is FindKept:
+            return await self._kept.find(command)
         if type(command) is PutQuality:
             return await _put(await self._bus.key_value(self._subjects.catalog_bucket), command)
         if self._bucket is None:  # most dispatchers serve no app that needs it

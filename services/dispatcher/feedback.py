@@ -16,13 +16,14 @@ from msgspec import Struct
 from bus.fields import filled
 from bus.messages.catalog import Ensemble
 from bus.messages.events import FeedbackEvent
-from bus.messages.flow import FeedbackSought, FeedbackTaken
-from bus.messages.public import MOST_TEXT, Code, Error, Feedback, Refusal
+from bus.messages.flow import FeedbackSought, FeedbackTaken, Payload
+from bus.messages.public import MOST_TEXT, Error, Feedback, Refusal
 from bus.subjects import DISPATCHERS, Subjects
 from services.core.actor import (
     NOTHING,
     After,
     Cancel,
+    Do,
     Done,
     Effect,
     Envelope,
@@ -39,21 +40,29 @@ from services.dispatcher.answered import (
     AnsweredQueries,
     Publisher,
     Scored,
+    kept_answer,
     score_answered,
     score_prediction,
     scored_event,
 )
 from services.dispatcher.apps import Apps
+from services.dispatcher.commands import FindKept
 from services.dispatcher.contexts import COUNTS, Contexts
 from services.dispatcher.copies import Copies
 from services.dispatcher.counted import mark_of_bytes
 from services.dispatcher.feedback_names import (
+    ANY_CONTEXT,
+    DEAF,
+    FORGOTTEN,
     FeedbackLists,
     OpenFeedback,
+    bad_request,
+    json_of,
     mark_of,
     mark_of_item,
     named_uid,
     row_uid,
+    uid_of,
 )
 from services.dispatcher.learning import FeedbackUpdate, Learning, Sender
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
@@ -62,21 +71,10 @@ from services.dispatcher.stages import learns
 
 UNKNOWN = "_unknown"  # in metrics: apps that do not exist, whose names clients choose
 MOST_OPEN = 10_000  # feedbacks that are not applied yet: at most 1 MB each, usually 1 kB
+KEPT_S = 15.0  # s to find a query among those that are kept
 PATIENCE = 0.25  # s in which another dispatcher says that it has a prediction; a message takes less than a thousandth
 _NO_INPUTS = (b"", b"\xc0")
-_encode = msgspec.json.Encoder().encode
 
-DEAF = (
-    "app: {} is a pipeline, and no policy makes its answers, so nothing learns: send feedback to the app of a stage, with"
-    " the stage's own `query` (uid in query_outcomes), or give a stage's app a policy (infaas.admin.set-selection)"
-)
-
-
-FORGOTTEN = (
-    "{} is not known any more, and whether it has had its feedback is not, either: many others have counted since. If it has not, send the"
-    " `inputs` without `query` and `id`"
-)
-ANY_CONTEXT = "{} is not known any more, and so its context is not: send the `context` that it had, or the `inputs` without `query` and `id`"
 MARKS = ("counted", "move")  # commands of Learning about older marks
 
 
@@ -166,7 +164,7 @@ class Feedbacks:
         mark = self._mark(app, feedback, event)
         event = msgspec.structs.replace(event, uid=row_uid(mark))
         if record.pipeline is not None and not learns(record, self._apps):
-            return self._refuse(sender, _error("bad_request", DEAF.format(app)))
+            return self._refuse(sender, bad_request(DEAF.format(app)))
         if self.open >= MOST_OPEN:
             text = "too much feedback waits to be stored: send it again"
             return self._refuse(sender, Error(code="overloaded", message=text, retry_after_ms=1000.0))
@@ -197,28 +195,28 @@ class Feedbacks:
             text = "the dispatcher has only just started: ask again"
             return Error(code="overloaded", message=text, retry_after_ms=100.0)
         if self._apps.catalog.app(app) is None:
-            return _error("unknown_app", self._apps.catalog.no_app(app))
+            return Error(code="unknown_app", message=self._apps.catalog.no_app(app))
         inputs = bytes(feedback.inputs)
         if feedback.id is None and feedback.query is None and inputs in _NO_INPUTS:
-            return _error("bad_request", "give the `query` that an answer named, the `id` of a query, or its `inputs`")
+            return bad_request("give the `query` that an answer named, the `id` of a query, or its `inputs`")
         if feedback.label is None:
-            return _error("bad_request", "field `label` is missing: what the answer should have been")
-        label = _json(feedback.label)
+            return bad_request("field `label` is missing: what the answer should have been")
+        label = json_of(feedback.label)
         if label is None:
-            return _error("bad_request", f"label must be a value of JSON, at most {MOST_TEXT} characters long")
+            return bad_request(f"label must be a value of JSON, at most {MOST_TEXT} characters long")
         unfit = self._unfit(app, feedback.label)
         if unfit is not None:
-            return _error("bad_request", unfit)
+            return bad_request(unfit)
         for name in ("id", "context"):
             if len(getattr(feedback, name) or "") > MOST_TEXT:
-                return _error("bad_request", f"{name} must be at most {MOST_TEXT} characters long")
+                return bad_request(f"{name} must be at most {MOST_TEXT} characters long")
         if feedback.item < 0:
-            return _error("bad_request", f"item must be the number of an item, from 0, not {feedback.item}")
+            return bad_request(f"item must be the number of an item, from 0, not {feedback.item}")
         if feedback.retry_key is not None and len(feedback.retry_key) != 16:
-            return _error("bad_request", f"retry_key must be 16 random bytes, not {len(feedback.retry_key)}")
-        query = None if feedback.query is None else _uid(feedback.query)
+            return bad_request(f"retry_key must be 16 random bytes, not {len(feedback.retry_key)}")
+        query = None if feedback.query is None else uid_of(feedback.query)
         if query == b"":
-            return _error("bad_request", "query must be the 32 hexadecimal digits that an answer named as its `query`")
+            return bad_request("query must be the 32 hexadecimal digits that an answer named as its `query`")
         digest = None if inputs in _NO_INPUTS else blake2b(inputs, digest_size=16).hexdigest()
         return filled(FeedbackEvent, feedback, time=now, app=app, label=label, input_digest=digest, query=query)
 
@@ -269,7 +267,7 @@ class Feedbacks:
             marks = (one.mark, mark_of_item(of.app, of.uid, item))
             record = self._apps.catalog.variant(of.variant)
             scored = score_answered(one.feedback.label, item, of, self._apps.catalog.variant)
-            event, arm, right = scored_event(event, scored, of.variant or None), of.arm, scored.of(record)
+            event, arm, right = scored_event(event, scored, of), of.arm, scored.of(record)
             self._copies.labelled(of.uid, item, one.feedback.label)
         update = FeedbackUpdate(
             None, item, one.feedback.label, marks, event, one.sender, scored=scored, arm=arm, right=right
@@ -278,25 +276,25 @@ class Feedbacks:
 
     def _no_item(self, one: OpenFeedback, items: int) -> list[Effect]:
         text = f"item {one.feedback.item} is none of the query's: they are 0 to {items - 1}"
-        return self._refuse(one.sender, _error("bad_request", text))
+        return self._refuse(one.sender, bad_request(text))
 
     def _apply(self, one: OpenFeedback, prediction: Prediction, *, reevaluated: bool = False) -> list[Effect]:
         if isinstance(prediction.of, str):
-            return self._refuse(one.sender, _error("bad_request", prediction.of))
+            return self._refuse(one.sender, bad_request(prediction.of))
         asked_in = prediction.context
         if prediction.of is not None:
             prediction.fed.add(one.feedback.item)
             prediction = prediction.of
             unfit = self._unfit(prediction.app, one.feedback.label)
             if unfit is not None:
-                return self._refuse(one.sender, _error("bad_request", unfit))
+                return self._refuse(one.sender, bad_request(unfit))
         ensemble = self._ensemble(prediction.app)
         if ensemble is None:  # it has been switched off meanwhile
             return self._count(one)
         context = one.feedback.context
         if ensemble.contextual and context not in (None, asked_in):
             text = f"context is not that of the query: it was asked in {asked_in!r}, and not in {context!r}"
-            return self._refuse(one.sender, _error("bad_request", text))
+            return self._refuse(one.sender, bad_request(text))
         item = one.feedback.item
         if item >= prediction.items:
             return self._no_item(one, prediction.items)
@@ -310,7 +308,7 @@ class Feedbacks:
         )
         scored = score_prediction(one.feedback.label, item, prediction, self._apps.catalog.variant)
         released = None if prediction.arm is None else prediction.variants.get(prediction.arm.model)
-        one.event = scored_event(one.event, scored, None)
+        one.event = scored_event(one.event, scored, prediction)
         update = FeedbackUpdate(
             prediction, item, one.feedback.label, marks, one.event, one.sender, more=more, reevaluated=reevaluated, scored=scored,
             arm=prediction.arm, right=None if released is None else scored.of(self._apps.catalog.variant(released)),
@@ -328,6 +326,8 @@ class Feedbacks:
     def done(self, done: Done | Failed | TimedOut) -> list[Effect]:
         """The edge has read or written what has counted in a context, or run a user's own policy."""
         kind = done.id[0]
+        if kind == "kept":
+            return self._found_kept(done)
         ended = self.learning.wrote if kind == "write" else self.learning.moved if kind in MARKS else self.learning.ran
         return self._after(ended(done))
 
@@ -371,7 +371,7 @@ class Feedbacks:
             return (taken, *known)
         if asked.applied or self._apps.catalog.app(asked.app) is None:
             return NOTHING
-        label = _json(asked.feedback.label)
+        label = json_of(asked.feedback.label)
         digest = None if asked.digest is None else asked.digest.hex()
         event = filled(
             FeedbackEvent,
@@ -417,7 +417,7 @@ class Feedbacks:
             return self.learning.record(one.event, [one.mark], one.sender)
         app = one.event.app
         if self._is_plain(app):
-            return self._count(one, self._answered.find(app, one.query, one.feedback.id))
+            return self._find_kept(one, self._answered.find(app, one.query, one.feedback.id))
         if one.by_id and one.latest is not None:
             one.is_about(one.latest)
             known = self.learning.known((one.mark,), one.sender)
@@ -431,6 +431,27 @@ class Feedbacks:
         marks = (one.mark, mark_of_item(app, one.meant(), item)) if one.named else (one.mark,)
         update = FeedbackUpdate(None, item, one.feedback.label, marks, one.event, one.sender, seeks=one)
         return self._after(self.learning.apply(update, ensemble))
+
+    def _find_kept(self, one: OpenFeedback, of: Answered | None) -> list[Effect]:
+        """Count it. Where no dispatcher knows what it is about, the app may have kept that."""
+        app, query = self._apps.catalog.app(one.event.app), one.query
+        if of is not None or not one.named or app is None or not app.payloads:
+            return self._count(one, of)
+        self._asked += 1
+        self._sought[self._asked] = one
+        command = FindKept(app.app, None if query is None else query.hex(), one.feedback.id)
+        return [Do(("kept", self._asked), command, KEPT_S)]
+
+    def _found_kept(self, done: Done | Failed | TimedOut) -> list[Effect]:
+        """The edge has looked for it among the queries that are kept."""
+        one = self._sought.pop(done.id[1])
+        if not isinstance(done, Done):
+            text = "the queries that are kept cannot be read now: send the feedback again with the same retry_key"
+            return self._refuse(one.sender, Error(code="overloaded", message=text, retry_after_ms=1000.0))
+        kept: Payload | None = done.result
+        if kept is None:
+            return self._count(one)
+        return self._count(one, kept_answer(one.query, one.event.app, kept, self._apps.catalog.variant))
 
     def _evaluate(self, one: OpenFeedback, now: float, *, complete: bool) -> Iterable[Effect]:
         """No dispatcher knows the prediction: ask the members again, if it is certain that the feedback has not counted. complete: whether all
@@ -449,11 +470,11 @@ class Feedbacks:
                 else "with the query's `inputs`"
             )
             text = f"{what} is not known to this app, or not any more: send the feedback {remedy}"
-            return self._refuse(one.sender, _error("bad_request", text))
+            return self._refuse(one.sender, bad_request(text))
         if one.named and not complete:
-            return self._refuse(one.sender, _error("bad_request", FORGOTTEN.format(what)))
+            return self._refuse(one.sender, bad_request(FORGOTTEN.format(what)))
         if one.named and feedback.context is None and self._contextual(app):
-            return self._refuse(one.sender, _error("bad_request", ANY_CONTEXT.format(what)))
+            return self._refuse(one.sender, bad_request(ANY_CONTEXT.format(what)))
         uid = blake2b(one.mark, digest_size=16, person=b"evaluate again").digest()
         waiting = self._evaluated.setdefault(uid, [])
         waiting.append(one)
@@ -477,24 +498,3 @@ class Feedbacks:
             else:
                 effects.extend(self._apply(one, made, reevaluated=True))
         return effects
-
-
-def _uid(text: str) -> bytes:
-    """b"" if it is none."""
-    try:
-        uid = bytes.fromhex(text)
-    except ValueError:
-        return b""
-    return uid if len(uid) == 16 and len(text) == 32 else b""
-
-
-def _json(label: Any) -> str | None:
-    try:
-        text = _encode(label).decode()
-    except (TypeError, ValueError, RecursionError):
-        return None
-    return text if len(text) <= MOST_TEXT else None
-
-
-def _error(code: Code, text: str) -> Error:
-    return Error(code=code, message=text)

@@ -6,13 +6,14 @@ each item of a query.
 
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct
 
 from bus.messages.events import FeedbackEvent
 from bus.messages.flow import FeedbackTold
-from bus.messages.public import Accepted, Error, Feedback, Refusal, RefusedItem
+from bus.messages.public import MOST_TEXT, Accepted, Error, Feedback, Refusal, RefusedItem
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, After, Cancel, Effect, Envelope, Handler, Inlet, Publish
 from services.dispatcher.counted import mark_of_bytes
@@ -20,6 +21,17 @@ from services.dispatcher.learning import Sender
 
 LIST_S = 20.0  # s in which all of a list are to end
 MOST_LISTED = 5_000  # feedbacks in a list
+
+DEAF = (
+    "app: {} is a pipeline, and no policy makes its answers, so nothing learns: send feedback to the app of a stage, with"
+    " the stage's own `query` (uid in query_outcomes), or give a stage's app a policy (infaas.admin.set-selection)"
+)
+FORGOTTEN = (
+    "{} is not known any more, and whether it has had its feedback is not, either: many others have counted since. If it has not, send the"
+    " `inputs` without `query` and `id`"
+)
+ANY_CONTEXT = "{} is not known any more, and so its context is not: send the `context` that it had, or the `inputs` without `query` and `id`"
+_encode = msgspec.json.Encoder().encode
 
 
 class ListDue(Struct, frozen=True):
@@ -147,3 +159,26 @@ def named_uid(id: str, digest: bytes | None) -> bytes:
 def row_uid(mark: bytes) -> bytes:
     """The uid of a feedback's row."""
     return blake2b(mark, digest_size=16, person=b"feedback").digest()
+
+
+def uid_of(text: str) -> bytes:
+    """Of a query by its name; b"" if that is none."""
+    try:
+        uid = bytes.fromhex(text)
+    except ValueError:
+        return b""
+    return uid if len(uid) == 16 and len(text) == 32 else b""
+
+
+def json_of(label: Any) -> str | None:
+    """None: it is no JSON, or too long."""
+    try:
+        text = _encode(label).decode()
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return text if len(text) <= MOST_TEXT else None
+
+
+def bad_request(text: str) -> Error:
+    """What a feedback is refused with."""
+    return Error(code="bad_request", message=text)

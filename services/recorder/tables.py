@@ -56,7 +56,7 @@ _FREE = (
     "vertex",
     "column_name",
 )
-_MOMENTS = ("since", "ended")  # beside the first column; of tables with rows
+_MOMENTS = ("since", "ended", "asked")  # beside the first column; of tables with rows
 
 
 class Batch(Struct, Generic[E], frozen=True):

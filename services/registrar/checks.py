@@ -96,7 +96,8 @@ def measured_anew(request: Register, catalog: Catalog) -> Register | Error:
         )
     if known.format == CONTAINER:
         return error_of(
-            f"remeasures: {request.model} measures itself in its own process: start it again with another validation set"
+            f"remeasures: {request.model} measures itself in its own process: start `infaas container` once more with another --version and"
+            " --validation"
         )
     if known.metric not in METRICS or known.metric in (AGREEMENT, "ndcg"):
         return error_of(

@@ -5,14 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from bus.codec import decode, encode
 from bus.messages.catalog import Signature
-from bus.messages.public import RESENT, Answer, CancelQuery, QueryHead, Refusal, Requirements, Tensor
+from bus.messages.public import RESENT, Answer, CancelQuery, Feedback, QueryHead, Refusal, Requirements, Tensor
 from bus.subjects import Subjects
 from services.core.actor import Publish, Undelivered
 from services.core.emulation import zeros
-from services.simulation.composites import QueryItems, wrong_items
+from services.simulation.composites import CLASSES, NOTHING, Numbers, QueryItems, wrong_items
 from services.simulation.kernel import NETWORK, Environment
 from services.simulation.report import RunReport
 from services.simulation.scenario.model import NEEDS, Scenario, WorkloadSpec
@@ -22,6 +23,7 @@ PRIMING = 1.0  # s between two queries to each app before the scenario begins
 PATIENCE = 2 * NETWORK + 1e-6  # s beyond the objective that an answer may take, because it travels to the client
 INBOX = "_INBOX.c."
 LEFT = "_INBOX.left."  # before a query's inbox: where its client hears whether it was taken back
+LABELLED = "_INBOX.labelled."
 PRIMED = "_INBOX.primed"
 NOBODY = "no_responders"  # in place of a refusal's code, where no dispatcher listened
 
@@ -31,7 +33,7 @@ class QueryTemplate:
     the time is that they state as their deadline; None: they state none.
     """
 
-    __slots__ = ("app", "body", "fields", "head", "inputs", "limit", "needs", "subject", "varied", "within")
+    __slots__ = ("app", "body", "fields", "head", "inputs", "items", "limit", "needs", "subject", "varied", "within")
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class QueryTemplate:
         stated = [name for name in NEEDS if not (deadline and name == "latency_ms")]
         fields: dict[str, Any] = {name: value for name in stated if (value := getattr(needs, name)) is not None}
         self.app = app
+        self.items = items
         self.varied: QueryItems | None = None
         self.subject = subjects.query(app)
         self.fields = fields
@@ -92,12 +95,13 @@ class Clients:
     """Of a scenario. begins: the environment's time at which it begins.
 
     named: whether each query has an id, its number, and a retry key, as those of infaas.client have. asked: called with each query's inbox. left: with that of
-    one that is taken back, and with the answer to that.
+    one that is taken back, and with the answer to that. labelled: with the answer that a label is of, its item, and what became of it (None: it is sent).
     """
 
     named = False
     asked: Callable[[str, QueryTemplate], None] = staticmethod(lambda _inbox, _kind: None)
     left: Callable[[str, object], None] = staticmethod(lambda _inbox, _answer: None)
+    labelled: Callable[[str, Answer, int, object], None] = staticmethod(lambda _app, _answer, _item, _said: None)
 
     def __init__(
         self, environment: Environment, scenario: Scenario, subjects: Subjects, report: RunReport, begins: float
@@ -106,6 +110,9 @@ class Clients:
         self.others: dict[str, Callable[[Any], None]] = {}  # other inboxes, and what takes their messages
         self.resent: Callable[[str], float | None] | None = None  # s after which a query of this app is sent again
         self.leaves: Callable[[str], float | None] | None = None  # s after which a query of this app is taken back
+        self.labels: Callable[[str], float | None] = lambda _: (
+            None
+        )  # s after which labels of answers of this app are sent
         self._environment = environment
         self._subjects = subjects
         self._report = report
@@ -211,8 +218,15 @@ class Clients:
             self._report.answered(
                 kind.app, now - self._begins, now - sent, kind.limit, message.accuracy, message.variant
             )
+            labels = np.zeros(kind.items, np.int64)
             if kind.varied is not None:
-                self._judge(kind, kind.varied, inbox, message)
+                labels = self._judge(kind, kind.varied, inbox, message)
+            late = self.labels(kind.app)
+            if late is not None and isinstance(message.query, str):
+                for again in (0, 1):
+                    self._environment.at(
+                        late + again * min(late, 1.0), self._label, (kind.app, inbox, message, labels, again)
+                    )
         elif type(message) in (Refusal, Undelivered):
             if type(message) is Refusal and self.resent is not None:
                 self._refused.add(inbox)
@@ -221,9 +235,29 @@ class Clients:
             if kind.varied is not None:
                 kind.varied.ended(inbox)
 
-    def _judge(self, kind: QueryTemplate, items: QueryItems, inbox: str, answer: Answer) -> None:
-        """Compare an answer with its labels, and send some of them back."""
+    def _label(self, what: tuple[str, str, Answer, Numbers, int]) -> None:
+        """Send the labels of an answer: twice with the same words, with the same key, or by another name with another label."""
+        app, inbox, answer, labels, again = what
+        number = int(inbox.removeprefix(INBOX))
+        assert isinstance(answer.query, str)
+        for item, label in enumerate(labels.tolist()):
+            way, other = (number + item) % 3, again == 1
+            word = Feedback(query=answer.query, label=label, item=item, inputs=NOTHING)
+            if way:
+                key = number * 4 + (way == 2 and other)
+                word = replace(word, retry_key=item.to_bytes(8, "little") + key.to_bytes(8, "little"))
+            if way == 2 and self.named:
+                named = {} if other else {"query": None, "id": str(number)}
+                word = replace(word, label=(label + 1) % CLASSES if other else label, **named)
+            heard = f"{LABELLED}{number}.{item}.{again}"
+            self.others[heard] = lambda said, item=item: self.labelled(app, answer, item, said)  # type: ignore[misc]
+            self.labelled(app, answer, item, None)
+            self._environment.publish(self._subjects.feedback(app), word, heard)
+
+    def _judge(self, kind: QueryTemplate, items: QueryItems, inbox: str, answer: Answer) -> Numbers:
+        """Compare an answer with its labels, and send some of them back. Returns them."""
         labels = items.ended(inbox)
         self._report.judged(kind.app, answer, len(labels), wrong_items(answer, labels))
         for lesson in items.lessons(inbox, answer, labels):
             self._environment.publish(self._subjects.feedback(kind.app), lesson)
+        return labels

@@ -58,6 +58,12 @@ def said(model: str, accuracy: float, item: int) -> int:
     return (truth(item) + (1 + draw % (CLASSES - 1) if wrong else 0)) % CLASSES
 
 
+def told(record: VariantRecord, uid: bytes, item: int) -> int:
+    """What a variant answers to a query's item of an app without a policy: class 0 if it is right, as often as it was registered, else 1."""
+    wrong = drawn(f"{record.variant} {item}", int.from_bytes(uid[-8:], "little")) >= (record.accuracy or 0.0) * _SPACE
+    return int(wrong)
+
+
 class SimulatedModels:
     """wrong: whether a variant's answers are all wrong now. A variant without an accuracy is right else."""
 

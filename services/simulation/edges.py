@@ -11,6 +11,7 @@ from bus.codec import decode_kept, encode
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import Tier
 from bus.messages.public import Tensor
+from bus.messages.quality import AppQuality
 from bus.messages.scaling import LeaderRecord, StartMachine
 from services.autoscaler.vms.commands import (
     LEADER,
@@ -24,7 +25,7 @@ from services.autoscaler.vms.commands import (
     Stop,
     machine_key,
 )
-from services.core.catalog import replicas_key
+from services.core.catalog import quality_key, replicas_key
 from services.core.emulation import one_at_a_time, zeros
 from services.core.placement import quarantine_key
 from services.core.planning.fleet import Unsolved, solve_fleet
@@ -44,7 +45,7 @@ from services.executor.commands import (
 )
 from services.executor.queue import QueuedQuery
 from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
-from services.simulation.composites import SimulatedModels
+from services.simulation.composites import SimulatedModels, told
 from services.simulation.hardware import SimulatedDevice, SimulatedMachine, Transfers
 from services.simulation.kernel import Environment, Promised
 
@@ -68,7 +69,7 @@ class SimulatedExecutorEdge(Struct, eq=False):
     As on a real device, up to LOADERS models are loaded at once.
 
     models: what models say; where they have nothing to say, outputs are zeros, for later stages. None: outputs are empty, as nobody looks at them.
-    skew: seconds by which its clock is ahead.
+    skew: seconds by which its clock is ahead. tells: whether its dispatchers hear which classes were answered (`told`).
     """
 
     computes = True  # what it does stops with its process
@@ -79,6 +80,7 @@ class SimulatedExecutorEdge(Struct, eq=False):
     holds: Callable[[VariantRecord, int], None]
     models: SimulatedModels | None = None
     skew: float = 0.0
+    tells: bool = False
     _computing: dict[str, tuple[float, list[QueuedQuery]]] = {}  # by instance: when its last batch ends
     # When each has done the loads that it was given: a heap.
     _loaders: list[float] = field(default_factory=lambda: [0.0] * LOADERS)
@@ -180,13 +182,16 @@ class SimulatedExecutorEdge(Struct, eq=False):
     def _result(self, command: RunBatch, record: VariantRecord, started: float, finished: float) -> BatchResult:
         queries = command.queries
         started, finished = started + self.skew, finished + self.skew
+        known: list[list[Any] | None] | None = None
+        if self.tells:
+            known = [[told(record, query.route.uid, item) for item in range(query.items)] for query in queries]
         if self.models is None:
-            return BatchResult(started, finished, [NO_OUTPUTS] * len(queries))
+            return BatchResult(started, finished, [NO_OUTPUTS] * len(queries), said=known)
         said = [self.models.outputs(record, query.inputs) for query in queries]
         outputs = [
             one or zeros(record.signature.outputs, query.items) for one, query in zip(said, queries, strict=True)
         ]
-        return BatchResult(started, finished, outputs, note="" if all(said) else NO_CONTENTS)
+        return BatchResult(started, finished, outputs, note="" if all(said) else NO_CONTENTS, said=known)
 
     def _overlap(self, command: RunBatch) -> Promised:
         """Begin a batch among others. When it ends depends on those that come and go meanwhile."""
@@ -228,10 +233,12 @@ class SimulatedExecutorEdge(Struct, eq=False):
 
 
 class SimulatedDispatcherEdge(Struct, eq=False):
-    """A dispatcher's edge. stored: the selection bucket of all dispatchers, by key."""
+    """A dispatcher's edge. catalog: the bucket. stored: the selection bucket of all dispatchers, by key."""
 
     remote = frozenset((ReadContext, WriteContext, PutQuality))  # what travels on its process's connection
 
+    environment: Environment
+    catalog: str
     stored: dict[str, StoredContext]
 
     def __call__(self, command: Any) -> tuple[float, Any]:
@@ -245,6 +252,10 @@ class SimulatedDispatcherEdge(Struct, eq=False):
                 self.stored[command.key] = StoredContext(command.value, command.revision + 1)
                 return STORE, ContextWritten(command.revision + 1)
             case PutQuality():
+                key = quality_key(command.app)
+                held = decode_kept(AppQuality, self.environment.get(self.catalog, key))
+                if held is None or held.revision < command.revision:
+                    self.environment.put(self.catalog, key, command.value)
                 return STORE, None
         return 0.0, ValueError(f"simulated dispatchers cannot {type(command).__name__}")
 

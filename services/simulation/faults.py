@@ -74,6 +74,7 @@ class Faults:
         if clients is not None:
             clients.resent = lambda app: self._delay_of("query-resent", app)
             clients.leaves = lambda app: self._delay_of("query-cancelled", app)
+            clients.labels = lambda app: self._delay_of("labels-late", app)
         for number, fault in enumerate(faults):
             kernel.at(begins + fault.at_s - kernel.now, self._begin, (number, fault))
             if fault.until_s < inf and fault.kind not in AT_ONCE:

@@ -83,6 +83,7 @@ class SimulatedSystem:
         self.booted: Callable[[str, MachineSpec], None] = lambda *_: None
         self.skew: Callable[[str], float] = lambda _: 0.0
         self.controllers = 1
+        self._tells = any(fault.kind == "labels-late" for fault in scenario.faults)
         several = any(app.selection is not None or app.pipeline is not None for app in scenario.apps)
         self.models = SimulatedModels() if several else None
         self.appears: Callable[[SimulatedMachine], None] = lambda _: None
@@ -96,7 +97,7 @@ class SimulatedSystem:
         autoscaler = replace(policy.settings.autoscaler, bill=bill)
         self._settings = replace(policy.settings, autoscaler=autoscaler)
         self.booting: dict[str, MachineSpec] = {}
-        self._contexts: dict[str, StoredContext] = {}
+        self.contexts: dict[str, StoredContext] = {}
         self._executors: dict[str, SimulatedExecutorEdge] = {}
         self._incarnations = count(1)
         self._uids = count(1)
@@ -129,7 +130,9 @@ class SimulatedSystem:
         dispatcher = make_dispatcher(
             self._settings, self.subjects, name + life, self._selection, self._scenario.prices, self._new_uid
         )
-        self._environment.enter(name, dispatcher, SimulatedDispatcherEdge(self._contexts))
+        self._environment.enter(
+            name, dispatcher, SimulatedDispatcherEdge(self._environment, self.subjects.catalog_bucket, self.contexts)
+        )
 
     def _start_controller(self, name: str, life: str = "") -> None:
         scaling = load_scaling(self._settings, strict=True)
@@ -217,7 +220,7 @@ class SimulatedSystem:
         for name, device in machine.devices.items():
             executor = make_executor(settings, self.subjects, worker, device.spec, next(self._incarnations))
             edge = SimulatedExecutorEdge(
-                self._environment, device, self._load_seconds, self._holds, self.models, self.skew(worker)
+                self._environment, device, self._load_seconds, self._holds, self.models, self.skew(worker), self._tells
             )
             self._executors[f"{worker}/{name}"] = edge
             self._environment.enter(f"{worker}/{name}", executor, edge)

@@ -321,7 +321,8 @@ def test_accuracy_by_the_hour_is_that_of_the_labels_that_count(db: Recorder) -> 
         )
 
     counted = [label(i, variant=VARIANT, score=float(i % 2), promised=0.95) for i in range(994)]
-    db.ledger.write([message(*counted, label(1000), label(5000, score=1.0, promised=0.9))])
+    late = label(9000, score=1.0, promised=0.9, asked=HOUR + 5000.0)  # it counts in the hour of its query
+    db.ledger.write([message(*counted, label(1000), late)])
     [first, second] = db.ask("SELECT * FROM accuracy_by_app_hourly ORDER BY time")
     assert first[:4] == (datetime.fromtimestamp(HOUR, UTC), "hid", pytest.approx(0.95), 0.5)
     assert first[4:6] == (pytest.approx(0.45, abs=0.01), pytest.approx(0.55, abs=0.01))

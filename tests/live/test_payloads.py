@@ -1,5 +1,7 @@
 """Queries that are kept with their answers, on a whole system, by the commands (with --json): exported with labels, measured anew on, deleted."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +76,34 @@ def test_what_is_kept_is_exported_measured_anew_on_and_deleted(tmp_path: Path) -
         assert system.told("payloads", "delete", APP)["deleted"] == ITEMS / 2 - 2
         ask(system, x[:10], labels[:10])
         assert eventually(lambda: "100 are needed" in system.command("remeasure", APP).stderr)
+        system.done("payloads", "delete", APP)
+
+        late = ask(system, x, labels, labelled=False)
+        assert eventually(lambda: len(exported()["item"]) == ITEMS)
+        [dispatcher] = system.pids("dispatcher")
+        os.kill(dispatcher, signal.SIGKILL)  # the next one knows nothing of what was asked
+        rows = [f"{query},{label}\n" for query, label in zip(late, labels[::2], strict=True)]
+        (tmp_path / "labels.csv").write_text("query,label\n" + "".join(rows))
+        assert eventually(lambda: not system.command("feedback", APP, str(tmp_path / "labels.csv")).returncode)
+        found = exported("--labelled")
+        right = float((found["outputs.scores"].argmax(axis=1) == found["labels"]).sum())
+        count = "SELECT count(score), sum(score), count(variant) FROM infaas.feedback WHERE query = ANY (%s::uuid[])"
+        assert system.rows(count, late) == [(len(late), right, len(late))]
+
         system.done("admin", "delete-app", APP)
         assert system.told("payloads", "delete", APP)["deleted"] == 0
 
 
-def ask(system: Whole, x: Any, y: Any) -> None:
-    """Queries of two items, q0, q1, ..., and the label of each item behind."""
+def ask(system: Whole, x: Any, y: Any, *, labelled: bool = True) -> list[str]:
+    """Queries of two items, q0, q1, ..., and the label of each item behind. Their names."""
 
-    async def work(client: Any) -> None:
+    async def work(client: Any) -> list[str]:
         told = []
         for n in range(len(x) // 2):
             answer = await client.query(APP, x[2 * n : 2 * n + 2], id=f"q{n}")
             told += [{"query": answer.query, "label": int(y[2 * n + i]), "item": i} for i in (0, 1)]
-        assert not await client.feedbacks(APP, told)
+        assert not labelled or not await client.feedbacks(APP, told)
+        return [one["query"] for one in told[::2]]
 
-    talk(system, work)
+    names: list[str] = talk(system, work)
+    return names

@@ -97,7 +97,7 @@ rate = 20
 """
 
 
-# -- Eleven planted bugs, each of which a search of 60 seeds finds (docs/reliability.md has the number of seeds that each took).
+# -- Twelve planted bugs, each of which a search of 60 seeds finds (docs/reliability.md has the number of seeds that each took).
 SEARCHED = range(1, 61)
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 

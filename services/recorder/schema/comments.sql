@@ -112,6 +112,7 @@ BEGIN
       ('feedback', 'score', '1: the answer was right, 0: wrong, 0..1; null: it does not count, or is no matter of right and wrong'),
       ('feedback', 'promised', 'accuracy, 0..1, that such answers should have: what its query stated, else the registered one'),
       ('feedback', 'item', 'of the query, from 0'),
+      ('feedback', 'asked', 'when its query came; null: nobody knows, and recorded before this was'),
       ('feedback', 'uid', 'the feedback''s own: one that is sent again has the same; null: recorded before there was one'),
 
       ('instance_samples', '', 'Load of each instance every 2 s'),
@@ -241,7 +242,7 @@ BEGIN
       ('shadow_events', 'cost_rate', 'US$ per hour of its machines afterwards'),
       ('shadow_events', 'apps_cost_rate', 'US$ per hour of cost_rate for loaded instances'),
 
-      ('accuracy_by_app_hourly', '', 'What answers of each app reached by their labels, by the hour, and what was promised'),
+      ('accuracy_by_app_hourly', '', 'What answers of each app reached by their labels, by the hour of the queries, and what was promised'),
       ('accuracy_by_app_hourly', 'promised', 'mean accuracy, 0..1, that the labelled queries stated, else the registered one of who answered'),
       ('accuracy_by_app_hourly', 'found', 'share of right answers, 0..1'),
       ('accuracy_by_app_hourly', 'low', 'lower end of its 95 % confidence interval, which holds at every moment'),

@@ -38,7 +38,7 @@ CREATE OR REPLACE VIEW infaas.accuracy_by_app_hourly AS
 SELECT time, app, promised, found, greatest(0, found - margin) AS low, least(1, found + margin) AS high, labels,
        (1 - found) / nullif(1 - promised, 0) AS burn
 FROM (
-  SELECT date_trunc('hour', time) AS time, app, avg(promised) AS promised, avg(score) AS found, count(*) AS labels,
+  SELECT date_trunc('hour', coalesce(asked, time)) AS time, app, avg(promised) AS promised, avg(score) AS found, count(*) AS labels,
          sqrt((count(*) / 4.0 + 5) * ln((count(*) / 4.0 + 5) / (5 * 0.05 ^ 2))) / count(*) AS margin
   FROM infaas.feedback WHERE score IS NOT NULL GROUP BY 1, 2
 ) hourly;

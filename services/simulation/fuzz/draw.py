@@ -34,6 +34,12 @@ def cancels_of(draw: Random, system: Document, faulty_s: float) -> Document:
     return _fault(draw, "query-cancelled", kind, system, faulty_s)
 
 
+def labels_of(draw: Random, system: Document, faulty_s: float) -> Document:
+    """A time whose labels come late, and twice: when dispatchers may have forgotten the queries, or died since."""
+    kind = KindDrawn(1.0, lambda draw, _: {"delay_s": draw.choice([0.1, 0.5, 2.0, 10.0, 30.0])})
+    return _fault(draw, "labels-late", kind, system, faulty_s)
+
+
 def release_of(draw: Random, system: Document, faulty_s: float) -> Document:
     """A release that ends without another one in its place: a share of the queries gets the new version, or copies of them do."""
     model = draw.choice(system["variant"])["model"]
@@ -182,6 +188,7 @@ RECOVERS_S = 20.0  # after the last fault until all is well
 SERVED_S = 8.0  # then, in which queries must be answered in time
 CANCELS = 0.4  # share of the systems whose clients take queries back
 RELEASES = 0.3  # and of those in which a version is brought out in steps, or in the mirror
+LABELS = 0.35  # and of those whose clients send labels late
 BUSY = 0.3  # of a system's cores that the load takes, at most
 
 _SPEED = {"cpu": 1.0, "gpu": 0.15}  # ms against a CPU's
@@ -232,6 +239,9 @@ def document_of(seed: int) -> Document:
     apart = Random(f"{seed} releases")  # noqa: S311
     if apart.random() < RELEASES:
         document["fault"].append(release_of(apart, document, faulty_s))
+    apart = Random(f"{seed} labels")  # noqa: S311
+    if apart.random() < LABELS:
+        document["fault"].append(labels_of(apart, document, faulty_s))
     last = max(one.get("until_s", one["at_s"]) + max(0.0, one.get("delay_s", 0.0)) for one in document["fault"])
     document["scenario"]["duration_s"] = round(max(faulty_s, last) + RECOVERS_S + SERVED_S, 1)
     return {key: value for key, value in document.items() if value}

@@ -9,15 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bus.messages.events import CostEvent, OutcomeEvent, PipelineEvent, SelectionEvent
-from bus.messages.public import Answer
+from msgspec.structs import replace
+
+from bus.messages.events import CostEvent, FeedbackEvent, OutcomeEvent, PipelineEvent, SelectionEvent
+from bus.messages.public import Accepted, Answer
 from bus.messages.scaling import LeaderRecord
 from services.autoscaler.vms.actor import Controller
 from services.autoscaler.vms.machines import BOOT_S, LOST_S
 from services.core.cost import price_per_hour
 from services.dispatcher.actor import Dispatcher
+from services.dispatcher.answered import ANSWERS
+from services.dispatcher.commands import StoredContext
+from services.dispatcher.contexts import COUNTS, context_key, read_value
 from services.executor.actor import Executor
 from services.simulation.clients import QueryTemplate
+from services.simulation.composites import told
+from services.simulation.faults import NEWER
 from services.simulation.fuzz.queries import AskedQuery
 from services.simulation.fuzz.violations import RETURNS_S, Violations
 from services.simulation.hardware import SimulatedDevice
@@ -124,16 +131,70 @@ class MachineChecks:
 
 
 class FeedbackChecks:
-    """What feedback taught, against what clients sent."""
+    """What feedback taught and what labels scored, against what clients sent. asked: their queries."""
 
-    def __init__(self, violations: Violations) -> None:
+    def __init__(self, violations: Violations, scenario: Scenario, asked: Mapping[str, AskedQuery]) -> None:
+        self._asked = asked
         self._violations = violations
+        self._variants = {one.variant: one for one in scenario.variants}
+        self._plain = {app.app for app in scenario.apps if app.selection is None and app.pipeline is None}
+        self._apps: defaultdict[str, set[tuple[bytes, int]]] = defaultdict(set)
+        self._accepted: set[tuple[bytes, int]] = set()
+        self._rows: set[bytes | None] = set()
+        self._stored: set[tuple[bytes | str | None, int]] = set()  # by its query, and by the id
+        self._scored: set[tuple[bytes | None, int]] = set()
+        self._ids: dict[bytes, str] = {}
         self._sent: dict[bytes, set[int]] = {}
         self._taught: defaultdict[tuple[bytes, str], int] = defaultdict(int)
 
     def sent(self, query: str, item: int) -> None:
         """A client sent feedback, perhaps again. query: the uid that its answer named."""
         self._sent.setdefault(bytes.fromhex(query), set()).add(item)
+
+    def labelled(self, app: str, answer: Answer, item: int, said: object) -> None:
+        """A client sends a label (None), or hears what became of it."""
+        uid = bytes.fromhex(str(answer.query))
+        self.sent(str(answer.query), item)
+        self._apps[app].add((uid, item))
+        self._ids[uid] = answer.id or ""
+        if isinstance(said, Accepted):
+            self._accepted.add((uid, item))
+
+    def stored(self, event: FeedbackEvent, now: float) -> None:
+        """A feedback's row: what it says is said once of an item, and of who answered."""
+        if event.uid in self._rows:
+            return  # of which the recorder keeps one
+        self._rows.add(event.uid)
+        at = event.query, event.item
+        self._stored.update((at, (event.id, event.item)))
+        if event.score is None:
+            return
+        if at in self._scored:
+            self._violations.add("feedback-once", now, f"{event.app}: item {at[1]} of a query is scored again")
+        self._scored.add(at)
+        query = self._asked.get(self._ids.get(event.query or b"", ""))
+        if event.app not in self._plain or query is None:
+            return
+        answered, name = {one[1] for _, one in query.said if one[0] == "answer"}, event.variant or ""
+        record = self._variants.get(name.removesuffix(NEWER))
+        if name not in answered or record is None:
+            words = f"{event.app}: a label of what {', '.join(answered)} answered scores {name}"
+            self._violations.add("feedback-once", now, words, query.number)
+        elif event.score != (event.label == str(told(replace(record, variant=name), event.query or b"", event.item))):
+            words = f"{event.app}: {name} is scored by another answer than its own"
+            self._violations.add("feedback-once", now, words, query.number)
+
+    def ended(self, values: Mapping[str, StoredContext], now: float) -> None:
+        """The run has ended. values: of the selection bucket."""
+        for uid, item in self._accepted:
+            if (uid, item) not in self._stored and (self._ids[uid], item) not in self._stored:
+                self._violations.add("lost-row", now, f"item {item} of a query: its label was accepted, and has no row")
+        for app in self._plain:
+            value = read_value(getattr(values.get(context_key(app, COUNTS, None)), "value", None))
+            one = None if value is None else value.scores.get(ANSWERS)
+            if one is not None and one.observed.count > len(self._apps[app]):
+                words = f"{app}: {one.observed.count:g} labels count of {len(self._apps[app])} that came"
+                self._violations.add("feedback-once", now, words)
 
     def taught(self, event: SelectionEvent, now: float) -> None:
         """A feedback taught about a member."""

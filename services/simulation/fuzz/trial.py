@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from bus.codec import decode
-from bus.messages.events import CostEvent, Event, OutcomeEvent, PipelineEvent, SelectionEvent
+from bus.messages.events import CostEvent, Event, FeedbackEvent, OutcomeEvent, PipelineEvent, SelectionEvent
 from bus.messages.fleet import LoadInstance, MoveInstance, UnloadInstance
 from bus.messages.flow import Execute, HandBack, Route
 from bus.messages.public import Answer, Feedback, Refusal
@@ -133,7 +133,7 @@ class FaultTrial(Run):
         found = self.violations = Violations(BEGINS)
         self.queries = QueryChecks(scenario, found, BEGINS)
         self.machines = MachineChecks(scenario, self.system, found)
-        self.feedback = FeedbackChecks(found)
+        self.feedback = FeedbackChecks(found, scenario, self.queries.asked)
         self.liveness = Liveness(scenario, self.system, kernel.actors, self.queries.asked, found)
         self.quiet = last_end(scenario.faults)  # from which on nothing goes wrong
         kernel.leads = self.machines.leads
@@ -147,6 +147,7 @@ class FaultTrial(Run):
         self.clients.named = True
         self.clients.asked = self._asked
         self.clients.left = lambda inbox, said: self.queries.left(inbox.removeprefix(INBOX), said, kernel.now)
+        self.clients.labelled = self.feedback.labelled
         self._take = kernel.received
         kernel.received = self._received
         publish = kernel.publish
@@ -194,6 +195,7 @@ class FaultTrial(Run):
         kernel.run(kernel.now + FORGET_S)
         self.queries.ended(kernel.now)
         self.machines.ended(kernel.now)
+        self.feedback.ended(self.system.contexts, kernel.now)
         if quiet:
             self.liveness.served(BEGINS + self.quiet + RECOVERS_S, end)
             self.liveness.empty(kernel.now)
@@ -237,6 +239,8 @@ class FaultTrial(Run):
                     self.machines.cost(event, now)
                 case SelectionEvent():
                     self.feedback.taught(event, now)
+                case FeedbackEvent():
+                    self.feedback.stored(event, now)
                 case PipelineEvent():
                     self.machines.replicas(event, now)
 

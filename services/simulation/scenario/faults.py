@@ -38,6 +38,7 @@ FAULTS: Mapping[str, tuple[str, ...]] = {
     "lease-late": ("process",),
     "query-resent": ("app", "delay_s"),
     "query-cancelled": ("app", "delay_s"),
+    "labels-late": ("app", "delay_s"),
     "change": ("what", "app", "model", "factor"),
 }
 assert set(FAULTS) == set(get_args(FaultKind))
@@ -53,7 +54,15 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {  # keys without a default, with the k
     "worker": ("clock-off",),
     "model": ("model-errs",),
     "factor": ("device-slow", "load-slow", "profile-wrong"),
-    "delay_s": ("messages-delayed", "watch-late", "clock-off", "boot-late", "query-resent", "query-cancelled"),
+    "delay_s": (
+        "messages-delayed",
+        "watch-late",
+        "clock-off",
+        "boot-late",
+        "query-resent",
+        "query-cancelled",
+        "labels-late",
+    ),
     "process": tuple(kind for kind, takes in FAULTS.items() if "process" in takes),
 }
 _CHANGES: Mapping[str, tuple[str, ...]] = {  # what each change needs

@@ -20,7 +20,7 @@ FaultKind = Literal[
     "worker-dies", "worker-joins", "device-slow", "load-fails", "load-hangs", "load-slow", "profile-wrong", "model-errs",
     "messages-delayed", "link-clogged", "link-lost", "process-stopped", "process-dies", "watch-late", "events-twice", "ack-lost",
     "stream-down", "clock-off", "boot-late", "boot-never", "boot-twice", "lease-late", "query-resent",
-    "query-cancelled", "change",
+    "query-cancelled", "labels-late", "change",
 ]  # fmt: skip
 Direction = Literal["in", "out", "both"]
 Change = Literal["app-deleted", "model-deleted", "version", "release", "mirror", "target", "plan", "setting"]
@@ -111,6 +111,7 @@ class FaultSpec(Struct, frozen=True, kw_only=True):
     stream-down: they are not stored before until_s.
     lease-late: its claims of the lease are answered at until_s.
     query-resent: clients send each query (of `app`, if named) again after delay_s, with the same key. query-cancelled: they take it back then.
+    labels-late: they send the labels of what is answered (by `app`, if named) delay_s later, and again; simulated models then say which class they mean.
     change: `what` happens to `app` or `model` in the catalogue, until until_s: it is deleted, another version of it is linked ("version"), or
     gets the share `factor` of the queries ("release") or copies of them ("mirror"), its slo_target ("target") or its largest batch ("setting") becomes
     `factor`, its plan is withdrawn ("plan").

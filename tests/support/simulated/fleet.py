@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
 from bus.messages.fleet import EnsureLoaded, ExecutorExited
-from bus.messages.flow import Execute, Route
+from bus.messages.flow import Execute, Payload, Route
 from bus.messages.jobs import SYSTEM
 from bus.messages.public import ObjectRef, Tensor
 from bus.messages.quality import AppQuality
@@ -28,6 +28,7 @@ from services.dispatcher.commands import (
     ContextWritten,
     DeleteResults,
     FetchTensors,
+    FindKept,
     GatherOutputs,
     PutQuality,
     ReadContext,
@@ -198,6 +199,7 @@ class ContextStore:
         self.objects: dict[str, dict[str, Any]] = {}
         self.gathered: list[str] = []  # their keys
         self.lost = ""  # why nothing can be stored
+        self.kept: list[Payload] = []
         self.stored: dict[str, StoredContext] = {}
         self.policy: Callable[[RunPolicy], tuple[float, Any]] | None = None
         self.put: Callable[[AppQuality], None] = lambda _: None  # what dispatchers put into the catalogue
@@ -215,6 +217,9 @@ class ContextStore:
             return 0.001, _ref(command.key, self.objects[command.key])
         if isinstance(command, FetchTensors):
             return 0.001, {ref.name: encode(self.objects[ref.key][ref.tensor]) for ref in command.refs}
+        if isinstance(command, FindKept):
+            named = (one for one in self.kept if command.query in (None, one.query) and command.id in (None, one.id))
+            return 0.001, next(named, None)
         if isinstance(command, DeleteResults):
             for key in command.keys:
                 self.objects.pop(key, None)

@@ -1,4 +1,4 @@
-"""Eleven bugs, put around the services' actors from outside: what a search for faults must find."""
+"""Twelve bugs, put around the services' actors from outside: what a search for faults must find."""
 
 from collections.abc import Callable, Iterable
 from math import inf
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from bus.messages.events import OutcomeEvent, SelectionEvent
+from bus.messages.events import FeedbackEvent, OutcomeEvent, SelectionEvent
 from bus.messages.flow import DoneBatch, Execute, Route
 from bus.messages.public import Error, QueryCancelled, QueryHead, Refusal
 from services.autoscaler.vms.actor import Controller
@@ -110,6 +110,18 @@ def feedback_counted_twice(actor: Dispatcher) -> Handle:
     return handle
 
 
+def label_scored_again(actor: Dispatcher) -> Handle:
+    """Another word about an item that has its label is scored, too."""
+
+    def handle(envelope: Envelope) -> Iterable[Effect]:
+        for one in actor.handle(envelope):
+            event = one.event if type(one) is Record else None
+            again = type(event) is FeedbackEvent and event.variant is not None and event.score is None
+            yield Record(replace(event, score=1.0)) if again else one
+
+    return handle
+
+
 def memory_kept(actor: Executor) -> Handle:
     """A model that is unloaded keeps its memory."""
 
@@ -200,6 +212,7 @@ PLANTED: dict[str, PlantedBug] = {
     "a row ok for a refusal": PlantedBug(frozenset({"row-as-told"}), Dispatcher, ok_for_a_refusal),
     "lost query on kill": PlantedBug(frozenset({"nothing-open"}), Dispatcher, lost_on_a_kill),
     "feedback counted twice": PlantedBug(frozenset({"feedback-once"}), Dispatcher, feedback_counted_twice),
+    "a label scored again": PlantedBug(frozenset({"feedback-once"}), Dispatcher, label_scored_again),
     "memory over the device": PlantedBug(frozenset({"memory"}), Executor, memory_kept),
     "an old epoch obeyed": PlantedBug(frozenset({"epoch"}), Controller, old_epoch_obeyed),
     "a need dropped silently": PlantedBug(frozenset({"needs"}), Dispatcher, need_dropped),

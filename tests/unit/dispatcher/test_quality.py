@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bus.messages.catalog import Ensemble
 from bus.messages.events import FeedbackEvent
+from bus.messages.flow import Payload
 from bus.messages.public import ListRequest, Requirements
 from bus.messages.quality import AppQuality
+from bus.tensors import from_array
 from services.core.outcomes import is_client_error
 from services.dispatcher.contexts import FORGOTTEN_S
 from services.dispatcher.metrics import DispatcherMetrics
@@ -136,6 +139,37 @@ def test_a_label_counts_once_for_the_variant_that_answered_whenever_it_comes() -
     ]
     [none] = fleet.sent(dict, "_INBOX.none")
     assert "items" in none["error"]["message"] or "item 2" in none["error"]["message"]
+
+
+def test_a_label_of_a_query_that_all_have_forgotten_counts_where_its_app_keeps_it() -> None:
+    fleet = serving(CHEAP)
+    answers = [fleet.reply(fleet.ask(items=2, id=name), 0.05) for name in "ab"]
+    asked, said = fleet.stage.now, {"y": from_array(np.array([1.0, 0.0], np.float32))}
+    named = zip(answers, "ab", strict=True)
+    fleet.contexts.kept = [
+        Payload(query=one["query"], id=name, time=asked, variant="cheap-1", inputs={}, outputs=said)
+        for one, name in named
+    ]
+    fleet.stage.kill("d0")
+    fleet.start_dispatcher("next", seconds=1.0)
+
+    def tell(**word: Any) -> dict[str, Any]:
+        fleet.stage.publish(fleet.subjects.feedback("app"), word, f"_INBOX.{word}", 2.0)
+        [said] = fleet.sent(dict, f"_INBOX.{word}")
+        return said
+
+    assert tell(query=answers[0]["query"], label=1)["accepted"], "nothing is known of it: its app keeps nothing"
+    fleet.change(payloads=1.0)
+    for word in ({"query": answers[1]["query"]}, {"id": "b"}):
+        assert tell(**word, label=1)["accepted"]
+    assert tell(id="b", label=1, item=1)["accepted"]
+    assert "0 to 1" in tell(id="b", label=1, item=2)["error"]["message"]
+    rows = [event for kind, event in fleet.stage.records if kind == "feedback"]
+    uid = bytes.fromhex(answers[1]["query"])
+    assert [(row.query, row.variant, row.score, row.asked) for row in rows if row.variant] == [
+        (uid, "cheap-1", 1.0, asked), (uid, "cheap-1", None, asked), (uid, "cheap-1", 0.0, asked)
+    ]  # fmt: skip
+    assert known(fleet).variants["cheap-1"].labels == 2
 
 
 def test_variants_that_answer_alike_share_their_labels() -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from bus.codec import decode
 from bus.messages.catalog import AppRecord
-from bus.messages.events import OutcomeEvent
+from bus.messages.events import FeedbackEvent, OutcomeEvent
 from bus.messages.fleet import ExecutorExited
 from bus.messages.flow import DoneBatch
 from bus.messages.scaling import LeaderRecord, StartMachine
@@ -333,6 +333,15 @@ def test_queries_are_taken_back_and_are_in_no_objective() -> None:
     assert result["refusals"]["cancelled"] == len(gone) > 5
     assert result["refused"] == 0
     assert result["attainment"] == (result["answered"] - result["late"]) / (result["queries"] - len(gone))
+
+
+def test_labels_come_late_and_each_counts_once_for_who_answered() -> None:
+    run = Told(given(FaultSpec(kind="labels-late", at_s=1.0, until_s=7.0, app="a", delay_s=0.5)))
+    run.result()
+    rows = [event for _, event in run.log if isinstance(event, FeedbackEvent)]
+    scored = [(row.query, row.item) for row in rows if row.score is not None]
+    assert len(rows) > len(scored) == len(set(scored)) > 5
+    assert {row.variant for row in rows if row.score is not None} <= {"small-cpu", "large-cpu"}
 
 
 @pytest.mark.parametrize(

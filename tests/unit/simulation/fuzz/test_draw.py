@@ -36,7 +36,12 @@ def test_each_is_a_valid_scenario_that_its_text_says(tmp_path: Path) -> None:
 
 def test_everything_is_drawn() -> None:
     drawn = [document_of(seed) for seed in range(1, 400)]
-    assert {fault["kind"] for one in drawn for fault in one["fault"]} == {*KINDS, *BESIDE, "query-cancelled"}
+    assert {fault["kind"] for one in drawn for fault in one["fault"]} == {
+        *KINDS,
+        *BESIDE,
+        "query-cancelled",
+        "labels-late",
+    }
     for key in ("pipeline", "job"):
         assert any(key in one for one in drawn) and not all(key in one for one in drawn)
     needs = {key for one in drawn for load in one["load"] for key in load}
@@ -102,7 +107,7 @@ def test_a_feedback_that_comes_again_counts_once_whatever_fails() -> None:
     verdict = trial.verdict()
     assert not [one for one in verdict.violations if one.invariant == "no-error"]
     counted: dict[str, int] = defaultdict(int)
-    for key, stored in trial.system._contexts.items():
+    for key, stored in trial.system.contexts.items():
         value = None if key.endswith(".counted") else read_value(stored.value)
         counted[key.partition(".")[0]] += 0 if value is None else value.n
     assert sum(counted.values()) > 50

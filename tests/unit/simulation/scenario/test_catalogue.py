@@ -231,6 +231,7 @@ def test_faults_befall_processes(tmp_path, process):
         {"kind": "boot-twice", "hardware": "gpu", "delay_s": 2.0},
         {"kind": "query-resent", "app": "cars", "delay_s": 0.2},
         {"kind": "query-cancelled", "app": "cars", "delay_s": 0.2},
+        {"kind": "labels-late", "app": "cars", "delay_s": 2.0},
         {"kind": "change", "what": "setting", "app": "cars", "factor": 4.0},
         {"kind": "change", "what": "model-deleted", "model": "resnet50"},
     ],
