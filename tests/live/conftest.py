@@ -1,9 +1,11 @@
 """Fixtures of tests against whole systems, and which of these tests belong to `make test`: each way through all of it once."""
 
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
+import infaas
 from tests.support.clients.stock import nc
 from tests.support.gateways.curl import place
 from tests.support.servers.ensembles import ensembles
@@ -40,6 +42,13 @@ CROSSINGS = {
     "test_embedded_postgres.py": ("test_what_was_committed_survives_kill_9",),
     "test_supervise.py": ("test_a_killed_child_is_reported_and_restarted",),
 }
+
+
+@pytest.fixture
+def client(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[infaas.Client]:
+    """A client of the system that the test is about."""
+    name = next(one for one in ("pipelines", "ensembles", "system") if one in request.fixturenames)
+    return infaas.connect(request.getfixturevalue(name).nats)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
