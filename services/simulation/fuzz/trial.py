@@ -28,7 +28,8 @@ from services.simulation.fuzz.draw import RECOVERS_S, document_of
 from services.simulation.fuzz.liveness import FeedbackChecks, Liveness, MachineChecks
 from services.simulation.fuzz.queries import QueryChecks
 from services.simulation.fuzz.violations import Violation, Violations, last_end
-from services.simulation.kernel import ActorHalted, Headers, RunningActor, SimulatedEdge, as_read
+from services.simulation.hosts import RunningActor, SimulatedEdge
+from services.simulation.kernel import ActorHalted, Headers, as_read
 from services.simulation.report import RunReport
 from services.simulation.run import STEP, Run, seldom_collected
 from services.simulation.scenario.model import BEGINS, Scenario
