@@ -1,6 +1,5 @@
 """Errors of the client library and the system reach the gateway's clients without names of subjects."""
 
-import asyncio
 import json
 import tracemalloc
 
@@ -213,28 +212,25 @@ def test_what_the_client_library_cannot_do(error: InfaasError, status: int, code
     assert "secret" not in failure.message
 
 
-def test_what_clients_did_wrong_is_put_together_and_what_dispatchers_saw_is_left_to_them() -> None:
-    async def taken() -> tuple[list[ClientError], list[ClientError]]:
-        log = ClientErrorLog()
-        refused = failure_from(Refused("unknown_app", "no app"))
-        wrong, unknown = RequestFailed(None, "data is missing"), RequestFailed(None, "no app", code="unknown_app")
-        for failure in (
-            refused,
-            failure_from(Refused("bad_request", "no")),
-            RequestFailed(None, "full", code="overloaded"),
-        ):
-            log.add("a", failure, 5.0)
-        for _ in range(3):
-            log.add("a", wrong, 5.5)
-        log.add("x" * 100, unknown, 6.0)
-        log.add(None, wrong, 6.0)
-        first = await log.take()
-        for number in range(3 * MOST_NAMES):
-            log.add(f"n{number}", unknown, 7.0)
-        log.close()
-        return first, await log.take()
-
-    first, last = asyncio.run(taken())
+async def test_what_clients_did_wrong_is_put_together_and_what_dispatchers_saw_is_left_to_them() -> None:
+    log = ClientErrorLog()
+    refused = failure_from(Refused("unknown_app", "no app"))
+    wrong, unknown = RequestFailed(None, "data is missing"), RequestFailed(None, "no app", code="unknown_app")
+    for failure in (
+        refused,
+        failure_from(Refused("bad_request", "no")),
+        RequestFailed(None, "full", code="overloaded"),
+    ):
+        log.add("a", failure, 5.0)
+    for _ in range(3):
+        log.add("a", wrong, 5.5)
+    log.add("x" * 100, unknown, 6.0)
+    log.add(None, wrong, 6.0)
+    first = await log.take()
+    for number in range(3 * MOST_NAMES):
+        log.add(f"n{number}", unknown, 7.0)
+    log.close()
+    last = await log.take()
     assert first == [
         ClientError(time=5, app="a", code="bad_request", count=3),
         ClientError(time=6, app="x" * 64, code="unknown_app", count=1),
