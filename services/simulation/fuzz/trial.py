@@ -222,9 +222,8 @@ class FaultTrial(Run):
         elif type(message.message) is HandBack:
             self.queries.unheard(_number(message.message.route))
 
-    def _stored(self, whose: str, batch: str, events: list[Event]) -> None:
+    def _stored(self, _whose: str, batch: str, events: list[Event]) -> None:
         """The stream has a batch of events, perhaps again. The recorder stores each once."""
-        del whose
         if batch in self._batches:
             return
         self._batches.add(batch)
@@ -241,8 +240,7 @@ class FaultTrial(Run):
                 case PipelineEvent():
                     self.machines.replicas(event, now)
 
-    def _look(self, argument: Any = None) -> None:
-        del argument
+    def _look(self, _argument: Any = None) -> None:
         self.machines.look(self.kernel.now)
         self.liveness.look(self.kernel.now)
         self.kernel.at(LOOKS_S, self._look)
