@@ -19,10 +19,7 @@ CROSSINGS = {
     "test_stock_client.py": ("test_right_answers", "test_a_query_sent_again_under_its_key_is_the_same_query"),
     "test_stock_bad_input.py": ("test_refusals_and_answers_are_in_the_record",),
     "test_system_client.py": ("test_right_answers_to_many_at_once", "test_the_blocking_client"),
-    "test_gateway_rest.py": (
-        "test_real_answers_by_app_model_and_variant",
-        "test_what_clients_did_wrong_is_counted_once_wherever_it_was_found",
-    ),
+    "test_gateway_rest.py": ("test_what_clients_did_wrong_is_counted_once_wherever_it_was_found",),
     "test_gateway_grpc.py": ("test_real_answers_by_app_model_and_variant",),
     "test_gateway_access.py": ("test_every_verb_with_every_token",),
     "test_gateway_rest_dialects.py": ("test_a_selection_is_set_over_http_and_a_wrong_one_refused",),
