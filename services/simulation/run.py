@@ -89,7 +89,7 @@ class Run:
     def _recorded(self, _name: str, event: Event) -> None:
         if type(event) is not OutcomeEvent:
             if self.kernel.now >= BEGINS or type(event) is PipelineEvent:
-                self.report.event(event.kind, event, self.kernel.now - BEGINS)
+                self.report.event(event, self.kernel.now - BEGINS)
         elif self.report.pipelines and event.time >= BEGINS:
             self.report.pipelines.outcome(event)
 
