@@ -26,8 +26,8 @@ class AppReport(RunReport):
         super().answered(app, now, seconds, limit_s, accuracy, variant)
         self._latencies[app][int(now // EVERY)].append(seconds)
 
-    def event(self, kind: str, event: Event, now: float) -> None:
-        super().event(kind, event, now)
+    def event(self, event: Event, now: float) -> None:
+        super().event(event, now)
         if isinstance(event, StateEvent) and event.to_state == "Interfered":
             self._interfered[event.variant].append(round(now, 3))
 

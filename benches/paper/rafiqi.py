@@ -100,8 +100,8 @@ class SwapReport(RunReport):
         super().__init__(*args, **kwargs)
         self.actions: Counter[str] = Counter()
 
-    def event(self, kind: str, event: Event, now: float) -> None:
-        super().event(kind, event, now)
+    def event(self, event: Event, now: float) -> None:
+        super().event(event, now)
         if isinstance(event, ScalingEvent):
             self.actions[event.action] += event.count
 

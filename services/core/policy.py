@@ -189,9 +189,8 @@ class Baseline:
         self.name = name
         self._of = dict(given)
 
-    def scale(self, problem: PlanningProblem, now: float) -> dict[str, int]:
+    def scale(self, problem: PlanningProblem, _now: float) -> dict[str, int]:
         """Instances of the chosen variants, by variant; of the others, those that there are."""
-        del now
         candidates = {one.name: one for one in problem.candidates}
         by_app: dict[str, list[RequirementClass]] = {}
         for demand in problem.demands:

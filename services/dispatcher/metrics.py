@@ -107,8 +107,7 @@ class DispatcherMetrics:
         seconds = histogram("infaas_decision_seconds", "Selection of one query; at most 20 a second are timed.")
         return (*families, seconds.add(self._decisions))
 
-    def missing(self, actor: Dispatcher, now: float) -> str:
-        del now
+    def missing(self, actor: Dispatcher, _now: float) -> str:
         return actor.view.missing if actor.apps.synced else "the catalogue"
 
     def under_way(self, actor: Dispatcher) -> bool:

@@ -76,8 +76,7 @@ class ExecutorInsight:
             busy.add(tally.seconds, **where)
         return waiting, running, overlapping, factor, limit, pending, sizes, busy
 
-    def missing(self, actor: Executor, now: float) -> str:
-        del now
+    def missing(self, actor: Executor, _now: float) -> str:
         return actor.succession.missing
 
     def under_way(self, actor: Executor) -> bool:

@@ -58,15 +58,13 @@ class FixedSize:
     most: int
     slo_s: float = field(default=0.0, init=False)
 
-    def limit(self, now: float) -> int:
-        del now
+    def limit(self, _now: float) -> int:
         return self.most
 
     def arrived(self, items: int, now: float) -> None:
         pass
 
-    def hold_until(self, now: float, queued: int) -> float:
-        del now, queued
+    def hold_until(self, _now: float, _queued: int) -> float:
         return 0.0
 
     def measured(self, items: int, seconds: float) -> None:
@@ -80,14 +78,12 @@ class Delayed(FixedSize):
     wait_s: float
     _since: float | None = field(default=None, init=False)
 
-    def hold_until(self, now: float, queued: int) -> float:
-        del queued
+    def hold_until(self, now: float, _queued: int) -> float:
         if self._since is None:
             self._since = now
         return self._since + self.wait_s
 
-    def measured(self, items: int, seconds: float) -> None:
-        del items, seconds
+    def measured(self, _items: int, _seconds: float) -> None:
         self._since = None
 
 
@@ -151,8 +147,7 @@ class Aimd(FixedSize):
 
     _limit: int = field(default=1, init=False)
 
-    def limit(self, now: float) -> int:
-        del now
+    def limit(self, _now: float) -> int:
         return self._limit
 
     def measured(self, items: int, seconds: float) -> None:

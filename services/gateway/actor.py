@@ -182,8 +182,7 @@ class GatewayInsight:
         self._resent = resent
         self._missing = missing
 
-    def families(self, actor: Gateway) -> Iterable[MetricFamily]:
-        del actor
+    def families(self, _actor: Gateway) -> Iterable[MetricFamily]:
         counts = self._counts
         return (
             counter(
@@ -208,6 +207,5 @@ class GatewayInsight:
             ),
         )
 
-    def missing(self, actor: Gateway, now: float) -> str:
-        del actor
+    def missing(self, _actor: Gateway, now: float) -> str:
         return self._missing(now)

@@ -199,8 +199,7 @@ class RafiqiApi:
     def _known(self, model: str, version: str | None) -> bool:
         return self._service.catalog.model(model, version) is not None
 
-    async def listed(self, request: HttpRequest) -> JsonReply:
-        del request
+    async def listed(self, _request: HttpRequest) -> JsonReply:
         catalog = self._service.catalog
         records = sorted(catalog.models, key=lambda record: (record.model, record.created))
         return JsonReply([self._described(record) for record in records])

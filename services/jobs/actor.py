@@ -395,6 +395,5 @@ def families(actor: Coordinator) -> Iterable[MetricFamily]:
     return (gauge("infaas_jobs", "Offline jobs that are remembered, by their state.").add_all(states, "state"),)
 
 
-def missing(actor: Coordinator, now: float) -> str:
-    del now
+def missing(actor: Coordinator, _now: float) -> str:
     return "the catalogue and the jobs" if actor._gate.unsynced else ""

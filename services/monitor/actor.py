@@ -369,8 +369,7 @@ def families(actor: MonitorActor) -> Iterable[MetricFamily]:
     return alive, utilisation, foreign, memory, promised, price, instances, quarantined, draining
 
 
-def missing(actor: MonitorActor, now: float) -> str:
-    del now
+def missing(actor: MonitorActor, _now: float) -> str:
     if not actor._executors.synced:
         return "the catalogue"
     silent = [status.device for status in _statuses(actor) if not status.alive]

@@ -483,6 +483,5 @@ def families(actor: Registrar) -> Iterable[MetricFamily]:
     return (unfinished,)
 
 
-def missing(actor: Registrar, now: float) -> str:
-    del now
+def missing(actor: Registrar, _now: float) -> str:
     return "the catalogue" if actor._gate.unsynced else ""

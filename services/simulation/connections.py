@@ -34,7 +34,7 @@ from services.core.actor import (
     Will,
 )
 from services.shell.runtime.outbox import LATEST, ROWS, SOON
-from services.simulation.hosts import EventBatch, Link, Occupant, Process
+from services.simulation.hosts import EventBatch, Link, Process, Promised, RunningActor, SimulatedEdge
 from services.simulation.kernel import (
     INBOX,
     NETWORK,
@@ -43,9 +43,6 @@ from services.simulation.kernel import (
     Kernel,
     Listen,
     Mail,
-    Promised,
-    RunningActor,
-    SimulatedEdge,
     as_read,
     result_of,
 )
@@ -169,7 +166,7 @@ class Connections(Kernel):
 
     def _member(self, name: str, actor: Actor, edge: SimulatedEdge | None) -> RunningActor:
         process = self.process(self._process_of(name))
-        member = process.members[name] = Occupant(name, self._entered, actor, edge, process)
+        member = process.members[name] = RunningActor(name, self._entered, actor, edge, process)
         if process.left:
             member.open = EventBatch()
             member.open.events, process.left = process.left, []
@@ -179,7 +176,6 @@ class Connections(Kernel):
         return member
 
     def _subscribe(self, member: RunningActor) -> None:
-        assert type(member) is Occupant
         if not member.process.into.lost:
             super()._subscribe(member)
 
@@ -187,7 +183,6 @@ class Connections(Kernel):
         member = self.members.get(name)
         super().leave(name, goodbye=goodbye)
         if member is not None:
-            assert type(member) is Occupant
             del member.process.members[name]
             if not goodbye:  # else they are written within LATEST seconds
                 member.open = None
@@ -198,10 +193,9 @@ class Connections(Kernel):
 
     def _farewell(self, member: RunningActor) -> None:
         """It handles what is on its way, as a subscription that is drained."""
-        assert type(member) is Occupant
         self._send(member.process.into, self._leaves, member)
 
-    def _leaves(self, member: Occupant) -> None:
+    def _leaves(self, member: RunningActor) -> None:
         if member.process.stops and member.alive:
             member.process.waiting.append((False, self._leaves, member))
         else:
@@ -244,19 +238,17 @@ class Connections(Kernel):
         self._push(due, action, argument)
 
     def _publish(self, member: RunningActor, effect: Publish) -> None:
-        assert type(member) is Occupant
         self._send(member.process.out, self._route, (effect.subject, effect.message, effect.reply, member, b"", None))
 
     def _publish_behind(self, member: RunningActor, effect: Publish) -> None:
         """There is one server."""
-        assert type(member) is Occupant
         self._send(
             member.process.out, self._route_behind, (effect.subject, effect.message, effect.reply, member, b"", None)
         )
 
     def _route_behind(self, mail: Mail) -> None:
         """The first one on a connection that was made anew says that what came on the one before is lost."""
-        assert type(mail[3]) is Occupant
+        assert mail[3] is not None
         process = mail[3].process
         if process.anew and not process.into.lost:
             process.anew = False
@@ -275,7 +267,6 @@ class Connections(Kernel):
         self.received(reply)
 
     def _send_to(self, member: RunningActor, envelope: Envelope) -> None:
-        assert type(member) is Occupant
         self._send(member.process.into, self._take, (member, envelope))
 
     def _unheard(self, reply: str, sender: RunningActor | None) -> None:
@@ -292,7 +283,6 @@ class Connections(Kernel):
 
     def _tell(self, member: RunningActor, change: Changed | Synced) -> None:
         """A bucket's change, or that all have come, is on its way to a process that watches it."""
-        assert type(member) is Occupant
         process = member.process
         due = max(process.watched, self.now + process.late, process.served)
         if due > self.now:
@@ -301,19 +291,18 @@ class Connections(Kernel):
         else:
             self._send(process.into, self._watch, (member, change))
 
-    def _watched(self, late: tuple[Occupant, Changed | Synced, bool]) -> None:
+    def _watched(self, late: tuple[RunningActor, Changed | Synced, bool]) -> None:
         member, change, twice = late
         for _ in range(1 + twice):
             self._send(member.process.into, self._watch, (member, change))
 
-    def _watch(self, what: tuple[Occupant, Changed | Synced]) -> None:
+    def _watch(self, what: tuple[RunningActor, Changed | Synced]) -> None:
         self._deliver(what[0], Envelope(self.now, what[1]))
 
     def _deliver(self, member: RunningActor, envelope: Envelope) -> None:
         if not member.alive:
             self.unread(envelope)
             return
-        assert type(member) is Occupant
         process = member.process
         if process.stops:
             process.waiting.append((False, self._take, (member, envelope)))
@@ -331,21 +320,19 @@ class Connections(Kernel):
     # -- effects
 
     def _will(self, member: RunningActor, effect: Will) -> None:
-        assert type(member) is Occupant
         key = member.name, effect.key
         if effect.publish is None:
             member.process.wills.pop(key, None)
         else:
             member.process.wills[key] = effect.publish
 
-    def _speak(self, what: tuple[Occupant, Publish]) -> None:
+    def _speak(self, what: tuple[RunningActor, Publish]) -> None:
         self._publish(*what)
 
     def _ring(self, timer: tuple[RunningActor, After, int]) -> None:
         member, effect, number = timer
         if member.timers.get(effect.key) != number or not member.alive:
             return
-        assert type(member) is Occupant
         if member.process.stops:
             member.process.waiting.append((True, self._ring, timer))
             return
@@ -353,7 +340,6 @@ class Connections(Kernel):
         self._deliver(member, Envelope(self.now, effect.message))
 
     def _do(self, member: RunningActor, effect: Do) -> None:
-        assert type(member) is Occupant
         if member.edge is None:
             raise ActorHalted(f"{member.name} has no edge for {type(effect.command).__name__}")
         if type(effect.command) in member.remote:
@@ -372,14 +358,13 @@ class Connections(Kernel):
         if seconds < inf:
             self._push(self.now + seconds, self._did, (member, message, self.now + seconds, paused))
 
-    def _fulfilled(self, member: Occupant, number: Any, paused: float, result: Any) -> None:
+    def _fulfilled(self, member: RunningActor, number: Any, paused: float, result: Any) -> None:
         member.promised -= 1
         self._did((member, Done(number, result), self.now, paused))
 
     def _did(self, done: tuple[RunningActor, Any, float, float]) -> None:  # type: ignore[override]
         """A command's time is over; not yet, if its process was stopped meanwhile and its device with it."""
         member, message, due, paused = done
-        assert type(member) is Occupant
         process = member.process
         if member.computes and member.alive:
             if process.stops:
@@ -393,7 +378,7 @@ class Connections(Kernel):
 
     # requests to buckets and streams
 
-    def _serve(self, request: tuple[Occupant, Do, list[bool]]) -> None:
+    def _serve(self, request: tuple[RunningActor, Do, list[bool]]) -> None:
         """At the server. It does what was asked also if the process has died, or waits no longer."""
         member, effect, _ = request
         if member.process.served > self.now:
@@ -405,17 +390,17 @@ class Connections(Kernel):
         seconds, message = result_of(effect, *outcome)
         self._push(self.now + seconds, self._serves, (request, message))
 
-    def _serves(self, answer: tuple[tuple[Occupant, Do, list[bool]], Any]) -> None:
+    def _serves(self, answer: tuple[tuple[RunningActor, Do, list[bool]], Any]) -> None:
         self._send(answer[0][0].process.into, self._answered, answer)
 
-    def _answered(self, answer: tuple[tuple[Occupant, Do, list[bool]], Any]) -> None:
+    def _answered(self, answer: tuple[tuple[RunningActor, Do, list[bool]], Any]) -> None:
         (member, _, waits), message = answer
         if waits[0]:
             waits[0] = False
             member.promised -= 1
             self._deliver(member, Envelope(self.now, message))
 
-    def _unanswered(self, request: tuple[Occupant, Do, list[bool]]) -> None:
+    def _unanswered(self, request: tuple[RunningActor, Do, list[bool]]) -> None:
         member, effect, waits = request
         if waits[0]:
             waits[0] = False
@@ -426,7 +411,6 @@ class Connections(Kernel):
     # events
 
     def _record(self, member: RunningActor, effect: Record) -> None:
-        assert type(member) is Occupant
         member.recorded += 1
         self._recorded(member.name, effect.event)
         batch, awaited = member.open, effect.event.awaited
@@ -438,7 +422,7 @@ class Connections(Kernel):
         if len(batch.events) == ROWS:
             self._soon.append((self._seal, (member, batch)))
 
-    def _seal(self, what: tuple[Occupant, EventBatch | None]) -> None:
+    def _seal(self, what: tuple[RunningActor, EventBatch | None]) -> None:
         member, batch = what
         if batch is None or member.open is not batch:
             return
@@ -453,13 +437,13 @@ class Connections(Kernel):
         if len(member.outbox) == 1:
             self._write(member)
 
-    def _write(self, member: Occupant) -> None:
+    def _write(self, member: RunningActor) -> None:
         batch = member.outbox[0]
         batch.tries += 1
         self._send(member.process.out, self._store, (member, batch))
         self._push(self.now + ANSWERED, self._again, (member, batch, batch.tries))
 
-    def _again(self, what: tuple[Occupant, EventBatch, int]) -> None:
+    def _again(self, what: tuple[RunningActor, EventBatch, int]) -> None:
         """A batch that nobody has acknowledged is sent again."""
         member, batch, tries = what
         if not member.alive or not member.outbox or member.outbox[0] is not batch or batch.tries != tries:
@@ -469,7 +453,7 @@ class Connections(Kernel):
         else:
             self._write(member)
 
-    def _store(self, what: tuple[Occupant, EventBatch]) -> None:
+    def _store(self, what: tuple[RunningActor, EventBatch]) -> None:
         """At the server."""
         member, batch = what
         if member.process.unstored:
@@ -479,7 +463,7 @@ class Connections(Kernel):
         if not member.process.deaf:
             self._send(member.process.into, self._acknowledged, what)
 
-    def _acknowledged(self, what: tuple[Occupant, EventBatch]) -> None:
+    def _acknowledged(self, what: tuple[RunningActor, EventBatch]) -> None:
         member, batch = what
         if not member.outbox or member.outbox[0] is not batch:
             return

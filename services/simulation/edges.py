@@ -47,7 +47,8 @@ from services.executor.queue import QueuedQuery
 from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
 from services.simulation.composites import SimulatedModels, told
 from services.simulation.hardware import SimulatedDevice, SimulatedMachine, Transfers
-from services.simulation.kernel import Environment, Promised
+from services.simulation.hosts import Promised
+from services.simulation.kernel import Environment
 
 STORE = 0.001  # s for one write to a bucket
 UNLOAD = 0.01  # s

@@ -7,7 +7,21 @@ from typing import Any
 
 from bus.messages.events import Event
 from services.core.actor import Actor, Publish
-from services.simulation.kernel import RunningActor, SimulatedEdge
+
+
+class Promised:
+    """What a command's result will be, at a time that nobody knows yet. The environment sets `then`, the edge calls `keep` once."""
+
+    __slots__ = ("then",)
+    then: Callable[[Any], None]
+
+    def keep(self, result: Any) -> None:
+        """The result is there now."""
+        self.then(result)
+
+
+# An actor's simulated edge: command -> (seconds that it takes, result or an exception).
+SimulatedEdge = Callable[[Any], tuple[float, Any] | Promised]
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +51,7 @@ class Process:
     name: str
     out: Link = field(default_factory=Link)
     into: Link = field(default_factory=Link)
-    members: dict[str, "Occupant"] = field(default_factory=dict)
+    members: dict[str, "RunningActor"] = field(default_factory=dict)
     stops: int = 0
     twice: int = 0
     deaf: int = 0
@@ -51,7 +65,7 @@ class Process:
     watched: float = 0.0
     served: float = 0.0
     waiting: list[tuple[bool, Callable[[Any], None], Any]] = field(default_factory=list)
-    work: list[tuple["Occupant", Any, float, float]] = field(default_factory=list)
+    work: list[tuple["RunningActor", Any, float, float]] = field(default_factory=list)
     left: list[Event] = field(default_factory=list)
     wills: dict[tuple[str, Any], Publish] = field(default_factory=dict)
     last: list[Publish] = field(default_factory=list)
@@ -70,15 +84,34 @@ class EventBatch:
     soon: bool = False
 
 
-class Occupant(RunningActor):
-    """An actor in a process. computes: whether its commands are work of a device, which a stopped process does not do. remote: the types of
+class RunningActor:
+    """One running actor, in a process. order: how many entered before it. timers: by key, the number of the event that is due.
+
+    recorded: number of events so far. sealing: number of the first event of the batch on its way to disk; 0: none. full: number of its last.
+    soon: somebody waits for one of them. promised: results that its edge still owes.
+
+    Where processes fail: computes: whether its commands are work of a device, which a stopped process does not do. remote: the types of
     those that travel to the server. open: the batch that is being filled. outbox: those that are not acknowledged yet, the first on its way.
     """
 
-    __slots__ = ("computes", "open", "outbox", "process", "remote", "sealed")
+    __slots__ = (
+        "actor", "alive", "computes", "edge", "full", "handle", "inlets", "name", "open", "order", "outbox", "process", "promised",
+        "recorded", "remote", "sealed", "sealing", "soon", "timers", "watches",
+    )  # fmt: skip
 
     def __init__(self, name: str, order: int, actor: Actor, edge: SimulatedEdge | None, process: Process) -> None:
-        super().__init__(name, order, actor, edge)
+        self.name = name
+        self.order = order
+        self.actor = actor
+        self.handle = actor.handle
+        self.edge = edge
+        self.inlets = actor.inlets
+        self.watches = tuple(watch.bucket for watch in actor.watches)
+        self.alive = True
+        self.timers: dict[Any, int] = {}
+        self.recorded = self.sealing = 0
+        self.full, self.soon = 0, False
+        self.promised = 0
         self.process = process
         self.computes: bool = getattr(edge, "computes", False)
         self.remote: frozenset[type] = getattr(edge, "remote", frozenset())

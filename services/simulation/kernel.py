@@ -39,23 +39,9 @@ from services.core.actor import (
     Will,
 )
 from services.shell.runtime.outbox import LATEST, ROWS, SOON
+from services.simulation.hosts import Process, Promised, RunningActor, SimulatedEdge
 
 Headers = Mapping[str, str] | None
-
-
-class Promised:
-    """What a command's result will be, at a time that nobody knows yet. The environment sets `then`, the edge calls `keep` once."""
-
-    __slots__ = ("then",)
-    then: Callable[[Any], None]
-
-    def keep(self, result: Any) -> None:
-        """The result is there now."""
-        self.then(result)
-
-
-# An actor's simulated edge: command -> (seconds that it takes, result or an exception).
-SimulatedEdge = Callable[[Any], tuple[float, Any] | Promised]
 
 
 class Environment(Protocol):
@@ -97,32 +83,6 @@ Listen = Callable[[str, Event], None]
 
 class ActorHalted(RuntimeError):
     """An actor halted (effect Halt) or failed on a message. In production its process would end."""
-
-
-class RunningActor:
-    """One running actor. order: how many entered before it. timers: by key, the number of the event that is due.
-
-    recorded: number of events so far. sealing: number of the first event of the batch on its way to disk; 0: none. full: number of its last. soon: somebody waits for
-    one of them. promised: results that its edge still owes.
-    """
-
-    __slots__ = (
-        "actor", "alive", "edge", "full", "handle", "inlets", "name", "order", "promised", "recorded", "sealing", "soon", "timers", "watches",
-    )  # fmt: skip
-
-    def __init__(self, name: str, order: int, actor: Actor, edge: SimulatedEdge | None) -> None:
-        self.name = name
-        self.order = order
-        self.actor = actor
-        self.handle = actor.handle
-        self.edge = edge
-        self.inlets = actor.inlets
-        self.watches = tuple(watch.bucket for watch in actor.watches)
-        self.alive = True
-        self.timers: dict[Any, int] = {}
-        self.recorded = self.sealing = 0
-        self.full, self.soon = 0, False
-        self.promised = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -191,7 +151,7 @@ class Kernel:
             self._tell(member, Synced(bucket))
 
     def _member(self, name: str, actor: Actor, edge: SimulatedEdge | None) -> RunningActor:
-        return RunningActor(name, self._entered, actor, edge)
+        return RunningActor(name, self._entered, actor, edge, Process(name))
 
     def _subscribe(self, member: RunningActor) -> None:
         for number, inlet in enumerate(member.inlets):

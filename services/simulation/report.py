@@ -132,22 +132,18 @@ class RunReport:
         refusals = self._apps[app].refusals
         refusals[code] = refusals.get(code, 0) + 1
 
-    def event(self, kind: str, event: Event, now: float) -> None:
+    def event(self, event: Event, now: float) -> None:
         """An actor recorded an event. Scaling decisions are counted and listed."""
-        if kind == JobEvent.kind:
-            assert isinstance(event, JobEvent)
+        if isinstance(event, JobEvent):
             self._offline.event(event, now)
-        if kind == SelectionEvent.kind:
-            assert isinstance(event, SelectionEvent)
+        elif isinstance(event, SelectionEvent):
             if now >= self._end:
                 self._close(now)
             self._ensembles[event.app].taught(event)
-        if kind == PipelineEvent.kind:
-            assert isinstance(event, PipelineEvent)
+        elif isinstance(event, PipelineEvent):
             self.pipelines.changed(event, now)
-        if kind != ScalingEvent.kind:
+        if not isinstance(event, ScalingEvent):
             return
-        assert isinstance(event, ScalingEvent)
         if event.count:  # 0: wanted, but not possible
             self._actions[event.action] += 1
         if event.solve_ms is not None:

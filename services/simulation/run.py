@@ -86,17 +86,15 @@ class Run:
             report.job(job, spec.app, spec.inputs)
             self.kernel.at(WARM_UP + spec.at_s, offline.submit, job)
 
-    def _recorded(self, name: str, event: Event) -> None:
-        del name
+    def _recorded(self, _name: str, event: Event) -> None:
         if type(event) is not OutcomeEvent:
             if self.kernel.now >= BEGINS or type(event) is PipelineEvent:
-                self.report.event(event.kind, event, self.kernel.now - BEGINS)
+                self.report.event(event, self.kernel.now - BEGINS)
         elif self.report.pipelines and event.time >= BEGINS:
             self.report.pipelines.outcome(event)
 
-    def _sample(self, argument: Any = None, *, last: bool = False) -> None:
+    def _sample(self, _argument: Any = None, *, last: bool = False) -> None:
         """Report the present state, and the use of the devices since the last sample."""
-        del argument
         now = self.kernel.now
         if not last and now - BEGINS < self.scenario.duration_s:
             self.kernel.at(self.scenario.metrics_every_s, self._sample)

@@ -212,7 +212,6 @@ def test_pipelines_show_their_graph_and_how_stages_are_visited(page: "playwright
         shoot(page, "pipelines-of-twice", size)
         assert_fits(page, size)
         drawn = graph.bounding_box()
-        assert drawn is not None
         assert drawn["x"] + drawn["width"] <= size["width"]
     page.goto(f"{loaded.dashboard}/explain?app=twice")
     page.get_by_text("each asked for its share").wait_for()

@@ -59,7 +59,6 @@ class Learners:
         await client.key_value(subjects.selection_bucket)
         bucket = await client.key_value(subjects.catalog_bucket)
         *records, app = catalogue(*[variant(f"{model}-1", model=model) for model in MODELS], app="a")
-        assert isinstance(app, AppRecord)
         records.append(AppRecord(app="a", links=app.links, signature=app.signature, selection=SELECTION))
         for record in records:
             await bucket.put(key_of(record), encode(record))

@@ -21,7 +21,6 @@ from infaas.demo import digits
 from infaas.errors import Refused
 from infaas.registering import register
 from tests.support.clients.responders import until
-from tests.support.servers.nats import run
 from tests.support.servers.processes import infaas
 from tests.support.servers.secured_nats import Secured, ignored, secured
 
@@ -303,8 +302,8 @@ async def test_a_server_without_tls_or_of_another_authority_is_not_talked_to(
 # ---- keys come and go
 
 
-def test_a_rotated_key_is_good_until_it_is_revoked(tmp_path: Path) -> None:
-    async def main(server: Secured) -> None:
+async def test_a_rotated_key_is_good_until_it_is_revoked(tmp_path: Path) -> None:
+    with secured(tmp_path) as server:
         old = server.login("phone").options()
         server.credentials.rotate("phone")
         server.reload()
@@ -322,9 +321,6 @@ def test_a_rotated_key_is_good_until_it_is_revoked(tmp_path: Path) -> None:
         server.reload()
         await until(lambda: "disconnected" in said)
         await connected.close()
-
-    with secured(tmp_path) as server:
-        run(main(server))
 
 
 async def test_who_was_denied_before_is_heard_once_it_is_allowed(server: Secured) -> None:

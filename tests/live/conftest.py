@@ -1,9 +1,11 @@
 """Fixtures of tests against whole systems, and which of these tests belong to `make test`: each way through all of it once."""
 
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
+import infaas
 from tests.support.clients.stock import nc
 from tests.support.gateways.curl import place
 from tests.support.servers.ensembles import ensembles
@@ -17,10 +19,7 @@ CROSSINGS = {
     "test_stock_client.py": ("test_right_answers", "test_a_query_sent_again_under_its_key_is_the_same_query"),
     "test_stock_bad_input.py": ("test_refusals_and_answers_are_in_the_record",),
     "test_system_client.py": ("test_right_answers_to_many_at_once", "test_the_blocking_client"),
-    "test_gateway_rest.py": (
-        "test_real_answers_by_app_model_and_variant",
-        "test_what_clients_did_wrong_is_counted_once_wherever_it_was_found",
-    ),
+    "test_gateway_rest.py": ("test_what_clients_did_wrong_is_counted_once_wherever_it_was_found",),
     "test_gateway_grpc.py": ("test_real_answers_by_app_model_and_variant",),
     "test_gateway_access.py": ("test_every_verb_with_every_token",),
     "test_gateway_rest_dialects.py": ("test_a_selection_is_set_over_http_and_a_wrong_one_refused",),
@@ -40,6 +39,13 @@ CROSSINGS = {
     "test_embedded_postgres.py": ("test_what_was_committed_survives_kill_9",),
     "test_supervise.py": ("test_a_killed_child_is_reported_and_restarted",),
 }
+
+
+@pytest.fixture
+def client(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[infaas.Client]:
+    """A client of the system that the test is about."""
+    name = next(one for one in ("pipelines", "ensembles", "system") if one in request.fixturenames)
+    return infaas.connect(request.getfixturevalue(name).nats)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -21,7 +21,6 @@ from services.shell.host.nats import find_nats_server
 from services.shell.host.process import ServerError
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
-from tests.support.servers.nats import run
 from tests.support.servers.nats_cluster import Cluster, api, cluster, leader, whole
 from tests.support.servers.worker import APP, Worker, measured, worker
 
@@ -199,10 +198,16 @@ async def led_by_somebody_but(bus: NatsBus, stream: str, name: str) -> bool:
     return await leader(bus, stream) not in ("", name)
 
 
-def test_streams_and_buckets_are_copied_to_servers_that_join(tmp_path: Path) -> None:
+async def test_streams_and_buckets_are_copied_to_servers_that_join(tmp_path: Path) -> None:
     made = Cluster(tmp_path)
 
-    async def main() -> None:
+    try:
+        find_nats_server()
+    except ServerError as error:
+        pytest.skip(str(error))
+    try:
+        made.servers["n1"].start()
+        made.servers["n2"].start()
         bus = await NatsBus.connect(made.servers["n1"].url, name="test")
         try:
             names = Subjects("t")
@@ -234,14 +239,5 @@ def test_streams_and_buckets_are_copied_to_servers_that_join(tmp_path: Path) -> 
             assert (await bucket.get("a")).value == b"1"
         finally:
             await bus.close()
-
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
-    try:
-        made.servers["n1"].start()
-        made.servers["n2"].start()
-        run(main())
     finally:
         made.close()

@@ -28,10 +28,7 @@ def test_counters_are_the_number_of_queries(ensembles: Ensembles, tmp_path: Path
     count = 30
     url = ensembles.metrics
 
-    async def prepared(client: Any) -> None:
-        await ensembles.app(client, "counted", MEMBERS, {"policy": "exp4"}, input_type="floats")
-
-    talk(ensembles, prepared)
+    talk(ensembles, lambda client: ensembles.app(client, "counted", MEMBERS, {"policy": "exp4"}, input_type="floats"))
     issued = "SELECT count(*) FROM infaas.query_outcomes WHERE app = 'counted' AND parent IS NULL"
     minutely = "SELECT coalesce(sum(queries), 0) FROM infaas.slo_by_app_minutely WHERE app = 'counted'"
     hourly = "SELECT coalesce(sum(queries), 0) FROM infaas.cost_by_app_hourly WHERE app = 'counted'"
@@ -150,42 +147,14 @@ ROGUES = {
 }
 
 
-def test_a_users_own_policy_keeps_its_count_and_one_that_misbehaves_costs_its_own_app_only(
-    ensembles: Ensembles,
+async def test_a_users_own_policy_keeps_its_count_and_one_that_misbehaves_costs_its_own_app_only(
+    ensembles: Ensembles, client: Any
 ) -> None:
     """Each query of a policy that misbehaves gets a refusal that says how; another app's queries go on."""
     url = ensembles.metrics
 
     def refused() -> float:
         return total(series(get(url)), "infaas_refusals_total", app="rogue", code="model_error")
-
-    async def main(client: Any) -> int:
-        x, y = inputs(20, 11)
-        await ensembles.app(client, "own", MEMBERS[:3], {"policy": f"{OWN}:Counting"})
-        await taught(client, "own", x, y)
-        await ensembles.app(client, "rogue", MEMBERS[:3], {"policy": f"{OWN}:Counting"})
-        count = 0
-        load = LibraryLoad(ensembles.nats, "beside-rogues", 10, app="own")
-        async with load:
-            for name, word in ROGUES.items():
-                await client.admin("set-selection", app="rogue", policy=f"{OWN}:{name}")
-                found: list[str] = []
-
-                async def misbehaves(found: list[str] = found, word: str = word) -> bool:
-                    answer = await client.query("rogue", x[:1], timeout=60.0, raise_refused=False)
-                    if isinstance(answer, infaas.Refused):
-                        assert answer.code == "model_error", answer
-                        found.append(answer.message)
-                    return any(word in message for message in found)
-
-                await until(misbehaves)
-                assert all(f"{OWN}:" in message for message in found)
-                count += len(found)
-            await client.admin("set-selection", app="rogue", policy="exp4")
-            await until(lambda: answers(client, x[:1]))
-        assert load.others == {}
-        assert wrong(load, mean_of_members) == {}
-        return count
 
     async def answers(client: Any, x: np.ndarray) -> bool:
         return isinstance(await client.query("rogue", x, timeout=60.0, raise_refused=False), infaas.Answer)
@@ -195,7 +164,31 @@ def test_a_users_own_policy_keeps_its_count_and_one_that_misbehaves_costs_its_ow
         return {row["n"] for row in json.loads(done.stdout)["items"]} if done.returncode == 0 else set()
 
     before = refused()
-    count = talk(ensembles, main)
+    x, y = inputs(20, 11)
+    await ensembles.app(client, "own", MEMBERS[:3], {"policy": f"{OWN}:Counting"})
+    await taught(client, "own", x, y)
+    await ensembles.app(client, "rogue", MEMBERS[:3], {"policy": f"{OWN}:Counting"})
+    count = 0
+    load = LibraryLoad(ensembles.nats, "beside-rogues", 10, app="own")
+    async with load:
+        for name, word in ROGUES.items():
+            await client.admin("set-selection", app="rogue", policy=f"{OWN}:{name}")
+            found: list[str] = []
+
+            async def misbehaves(found: list[str] = found, word: str = word) -> bool:
+                answer = await client.query("rogue", x[:1], timeout=60.0, raise_refused=False)
+                if isinstance(answer, infaas.Refused):
+                    assert answer.code == "model_error", answer
+                    found.append(answer.message)
+                return any(word in message for message in found)
+
+            await until(misbehaves)
+            assert all(f"{OWN}:" in message for message in found)
+            count += len(found)
+        await client.admin("set-selection", app="rogue", policy="exp4")
+        await until(lambda: answers(client, x[:1]))
+    assert load.others == {}
+    assert wrong(load, mean_of_members) == {}
     assert eventually(lambda: refused() >= before + count)
     assert eventually(lambda: counts() == {20})
     killed = ensembles.pids("dispatcher")
@@ -213,27 +206,25 @@ def mean_of_members(given: np.ndarray, query: Query, answer: Any) -> bool:
 
 
 @pytest.mark.parametrize("service", ["dispatcher", "executor"])
-def test_a_process_is_killed_and_each_query_is_answered_once(ensembles: Ensembles, service: str) -> None:
+async def test_a_process_is_killed_and_each_query_is_answered_once(
+    ensembles: Ensembles, service: str, client: Any
+) -> None:
     """A stock client counts the replies in its inbox. It sends nothing again, so what a dispatcher dies with before it has asked a member is lost to it.
 
     Only a dispatcher knows of its joined queries. Its successor finds the rows that it had not stored.
     """
     tag = f"kill-{service}"
 
-    async def main(client: Any) -> tuple[LibraryLoad, StockLoad, float]:
-        app = f"killed-{service}"
-        await ensembles.app(client, app, MEMBERS, {"policy": "majority"})
-        library = LibraryLoad(ensembles.nats, f"{tag}-library", 15, app=app)
-        stock = StockLoad(ensembles.nats, f"{tag}-stock", 15, app=app)
-        async with library, stock:
-            await until(lambda: len(library.answers) > 20 and len(stock.answers) > 20)
-            at = time.time()
-            os.kill(ensembles.pids(service)[0], signal.SIGKILL)
-            struck = len(library.queries), len(stock.queries)
-            await until(lambda: len(library.answers) > struck[0] + 40 and len(stock.answers) > struck[1] + 40)
-        return library, stock, at
-
-    library, stock, at = talk(ensembles, main)
+    app = f"killed-{service}"
+    await ensembles.app(client, app, MEMBERS, {"policy": "majority"})
+    library = LibraryLoad(ensembles.nats, f"{tag}-library", 15, app=app)
+    stock = StockLoad(ensembles.nats, f"{tag}-stock", 15, app=app)
+    async with library, stock:
+        await until(lambda: len(library.answers) > 20 and len(stock.answers) > 20)
+        at = time.time()
+        os.kill(ensembles.pids(service)[0], signal.SIGKILL)
+        struck = len(library.queries), len(stock.queries)
+        await until(lambda: len(library.answers) > struck[0] + 40 and len(stock.answers) > struck[1] + 40)
     assert wrong(library, mean_of_members) == {}
     assert wrong(stock, mean_of_members) == {}
     assert library.others == {}
@@ -256,10 +247,9 @@ def test_a_process_is_killed_and_each_query_is_answered_once(ensembles: Ensemble
     assert eventually(lambda: len(ensembles.pids(service)) == 2)
 
 
-def test_a_gateway_is_killed_and_the_other_one_serves_on(ensembles: Ensembles, tmp_path: Path) -> None:
-    async def prepared(client: Any) -> None:
-        await ensembles.app(client, "fronted", MEMBERS, {"policy": "majority"}, input_type="floats")
-
+async def test_a_gateway_is_killed_and_the_other_one_serves_on(
+    ensembles: Ensembles, tmp_path: Path, client: Any
+) -> None:
     def predict(url: str, item: list[float]) -> int:
         body = json.dumps({"input": item}).encode()
         with urllib.request.urlopen(urllib.request.Request(f"{url}/fronted/predict", body), timeout=60) as reply:
@@ -267,7 +257,7 @@ def test_a_gateway_is_killed_and_the_other_one_serves_on(ensembles: Ensembles, t
         assert found["default"] is False
         return int(found["query_id"])
 
-    talk(ensembles, prepared)
+    await ensembles.app(client, "fronted", MEMBERS, {"policy": "majority"}, input_type="floats")
     x, _ = inputs(40, 10)
     with ExitStack() as stack:
         first, second = (stack.enter_context(gateway(ensembles, tmp_path)) for _ in range(2))

@@ -21,36 +21,35 @@ LONG = 240.0  # s; only ends a failing test
 POISON = 777.0  # as the first feature: the container sleeps
 
 
-def test_a_version_is_rolled_back_and_no_kept_answer_is_of_the_other_one(ensembles: Ensembles) -> None:
+async def test_a_version_is_rolled_back_and_no_kept_answer_is_of_the_other_one(
+    ensembles: Ensembles, client: Any
+) -> None:
     """Nothing restarts. Each answer is that of the version that it names, whether it was kept or computed."""
     x, _ = inputs(1, 1)
     services = ("dispatcher", "executor", "registrar")
     before = [pids_of(ensembles.directory, service) for service in services]
 
-    async def main(client: Any) -> None:
-        await client.admin("add-app", app="versions")
-        await client.admin("link-model", app="versions", model="sound", version="1")
-        await client.admin("set-selection", app="versions", cache_mb=8)
-        for version in ("1", "2", "1"):
-            await client.admin("set-version", app="versions", model="sound", version=version)
-            kept: Counter[str] = Counter()
-            row: deque[str] = deque(maxlen=20)
+    await client.admin("add-app", app="versions")
+    await client.admin("link-model", app="versions", model="sound", version="1")
+    await client.admin("set-selection", app="versions", cache_mb=8)
+    for version in ("1", "2", "1"):
+        await client.admin("set-version", app="versions", model="sound", version=version)
+        kept: Counter[str] = Counter()
+        row: deque[str] = deque(maxlen=20)
 
-            async def settled(version: str = version, kept: Counter[str] = kept, row: deque[str] = row) -> bool:
-                answer = await client.query("versions", x, timeout=60.0)
-                name = "sound" if answer.version == "1" else "sound@2"
-                assert near(answer.output, scores_of(name, x)), answer
-                kept[answer.version] += answer.cached
-                row.append(answer.version)
-                return list(row) == [version] * 20 and kept[version] >= 20
+        async def settled(version: str = version, kept: Counter[str] = kept, row: deque[str] = row) -> bool:
+            answer = await client.query("versions", x, timeout=60.0)
+            name = "sound" if answer.version == "1" else "sound@2"
+            assert near(answer.output, scores_of(name, x)), answer
+            kept[answer.version] += answer.cached
+            row.append(answer.version)
+            return list(row) == [version] * 20 and kept[version] >= 20
 
-            await until(settled)
-
-    talk(ensembles, main)
+        await until(settled)
     assert [pids_of(ensembles.directory, service) for service in services] == before
 
 
-def test_a_hundred_equal_queries_are_one_evaluation_of_each_dispatcher(ensembles: Ensembles) -> None:
+async def test_a_hundred_equal_queries_are_one_evaluation_of_each_dispatcher(ensembles: Ensembles, client: Any) -> None:
     """And those that come later are none. What the executors count says so."""
     x, _ = inputs(1, 12)
     url = ensembles.metrics
@@ -72,14 +71,7 @@ def test_a_hundred_equal_queries_are_one_evaluation_of_each_dispatcher(ensembles
         missed = total(page, "infaas_cache_lookups_total", app="kept", result="miss")
         return computed, missed, total(page, "infaas_cache_lookups_total", app="kept")
 
-    async def prepared(client: Any) -> None:
-        await ensembles.app(client, "kept", ("sound",), {"cache_mb": 8})
-
-    async def main(client: Any) -> None:
-        answers.extend(await asyncio.gather(*(client.query("kept", x, timeout=60.0) for _ in range(100))))
-        answers.extend([await client.query("kept", x, timeout=60.0) for _ in range(50)])
-
-    talk(ensembles, prepared)
+    await ensembles.app(client, "kept", ("sound",), {"cache_mb": 8})
     seen = [figures()]
 
     def still() -> bool:  # what preparing has asked is counted
@@ -88,7 +80,8 @@ def test_a_hundred_equal_queries_are_one_evaluation_of_each_dispatcher(ensembles
 
     assert eventually(still), seen
     before = seen[-1]
-    talk(ensembles, main)
+    answers.extend(await asyncio.gather(*(client.query("kept", x, timeout=60.0) for _ in range(100))))
+    answers.extend([await client.query("kept", x, timeout=60.0) for _ in range(50)])
 
     def grown() -> tuple[float, ...]:
         return tuple(now - then for now, then in zip(figures(), before, strict=True))
@@ -101,16 +94,13 @@ def test_a_hundred_equal_queries_are_one_evaluation_of_each_dispatcher(ensembles
     assert all(answer.cost > 0.0 for answer in computed)
 
 
-def test_labels_come_in_a_file_and_count_once(ensembles: Ensembles, tmp_path: Path) -> None:
+async def test_labels_come_in_a_file_and_count_once(ensembles: Ensembles, tmp_path: Path, client: Any) -> None:
     """As someone with a spreadsheet sends them: bad lines are named, and the good ones have counted."""
     x, _ = inputs(1, 3)
     queries: list[str] = []
 
-    async def main(client: Any) -> None:
-        await ensembles.app(client, "labelled", ("sound",), {"cache_mb": 8})
-        queries.extend([str((await client.query("labelled", x, timeout=60.0)).query) for _ in range(30)])
-
-    talk(ensembles, main)
+    await ensembles.app(client, "labelled", ("sound",), {"cache_mb": 8})
+    queries.extend([str((await client.query("labelled", x, timeout=60.0)).query) for _ in range(30)])
     file = tmp_path / "labels.csv"
 
     def send(text: str) -> Any:
@@ -140,34 +130,31 @@ def test_labels_come_in_a_file_and_count_once(ensembles: Ensembles, tmp_path: Pa
     assert bad.stderr == f"infaas: {file}: cannot be read as CSV: No such file or directory\n"
 
 
-def test_an_app_whose_models_are_unlinked_gives_its_default_output(ensembles: Ensembles) -> None:
+async def test_an_app_whose_models_are_unlinked_gives_its_default_output(ensembles: Ensembles, client: Any) -> None:
     x, _ = inputs(1, 2)
 
-    async def main(client: Any) -> None:
-        await ensembles.app(client, "linked", ("n0", "n1"), {"policy": "majority"}, default_output=[9, 8, 7, 6])
-        for model in ("n0", "n1"):
-            await client.admin("unlink-model", app="linked", model=model)
-        answers: deque[infaas.Answer] = deque(maxlen=20)
+    await ensembles.app(client, "linked", ("n0", "n1"), {"policy": "majority"}, default_output=[9, 8, 7, 6])
+    for model in ("n0", "n1"):
+        await client.admin("unlink-model", app="linked", model=model)
+    answers: deque[infaas.Answer] = deque(maxlen=20)
 
-        async def settled() -> bool:
-            answers.append(await client.query("linked", x, timeout=60.0))
-            return len(answers) == 20 and all(answer.default for answer in answers)
+    async def settled() -> bool:
+        answers.append(await client.query("linked", x, timeout=60.0))
+        return len(answers) == 20 and all(answer.default for answer in answers)
 
-        await until(settled)
-        assert {tuple(answer.output[0]) for answer in answers} == {(9.0, 8.0, 7.0, 6.0)}
-        assert {answer.reason for answer in answers} == {"unknown_model: the app serves no model now"}
-        await client.admin("link-model", app="linked", model="n0", version="1")
+    await until(settled)
+    assert {tuple(answer.output[0]) for answer in answers} == {(9.0, 8.0, 7.0, 6.0)}
+    assert {answer.reason for answer in answers} == {"unknown_model: the app serves no model now"}
+    await client.admin("link-model", app="linked", model="n0", version="1")
 
-        async def back() -> bool:
-            answer = await client.query("linked", x, timeout=60.0)
-            return not answer.default and answer.members == ["n0@1"]
+    async def back() -> bool:
+        answer = await client.query("linked", x, timeout=60.0)
+        return not answer.default and answer.members == ["n0@1"]
 
-        await until(back)
-
-    talk(ensembles, main)
+    await until(back)
 
 
-def test_exp3_leaves_a_model_that_fails_and_comes_back_to_it(ensembles: Ensembles) -> None:
+async def test_exp3_leaves_a_model_that_fails_and_comes_back_to_it(ensembles: Ensembles, client: Any) -> None:
     """Paper 002, Fig. 8. `sound` is the best; it answers wrongly for a while; then it is the best again."""
 
     async def asks(client: Any, enough: Callable[[float], bool], seed: int) -> int:
@@ -180,50 +167,46 @@ def test_exp3_leaves_a_model_that_fails_and_comes_back_to_it(ensembles: Ensemble
                 return (step + 1) * STEP
         pytest.fail(f"of the last 200 of 2,000 queries, sound answers {sum(last) / 200:.0%}")
 
-    async def main(client: Any) -> None:
-        await ensembles.app(client, "drift", ("sound", "n0", "n1"), {"policy": "exp3"})
-        await asks(client, lambda share: share > 0.6, 10_000)
-        await client.admin("set-version", app="drift", model="sound", version="2")
-        await asks(client, lambda share: share < 0.2, 20_000)
-        await client.admin("set-version", app="drift", model="sound", version="1")
-        await asks(client, lambda share: share > 0.6, 30_000)
-
-    talk(ensembles, main)
+    await ensembles.app(client, "drift", ("sound", "n0", "n1"), {"policy": "exp3"})
+    await asks(client, lambda share: share > 0.6, 10_000)
+    await client.admin("set-version", app="drift", model="sound", version="2")
+    await asks(client, lambda share: share < 0.2, 20_000)
+    await client.admin("set-version", app="drift", model="sound", version="1")
+    await asks(client, lambda share: share > 0.6, 30_000)
 
 
-def test_what_all_members_agree_on_is_more_often_right_and_the_shares_are_theirs(ensembles: Ensembles) -> None:
+async def test_what_all_members_agree_on_is_more_often_right_and_the_shares_are_theirs(
+    ensembles: Ensembles, client: Any
+) -> None:
     """What the answer tells is computed again from the outputs of the variants that answered, which SQL names; so is what it cost."""
     x, y = inputs(400, 6)
 
-    async def main(client: Any) -> None:
-        await ensembles.app(client, "agree", MEMBERS, {"policy": "majority"})
-        answer = await client.query("agree", x, timeout=60.0)
-        shares, said = np.array(answer.confidences), answer.output.argmax(axis=1)
-        assert sorted(answer.members) == [f"{model}@1" for model in MEMBERS]
-        assert answer.missing == 0
-        wrong, agreed = said != y, shares == 1.0
-        assert 0 < agreed.sum() < len(x)
-        assert wrong[agreed].mean() < wrong[~agreed].mean()
+    await ensembles.app(client, "agree", MEMBERS, {"policy": "majority"})
+    answer = await client.query("agree", x, timeout=60.0)
+    shares, said = np.array(answer.confidences), answer.output.argmax(axis=1)
+    assert sorted(answer.members) == [f"{model}@1" for model in MEMBERS]
+    assert answer.missing == 0
+    wrong, agreed = said != y, shares == 1.0
+    assert 0 < agreed.sum() < len(x)
+    assert wrong[agreed].mean() < wrong[~agreed].mean()
 
-        def parts() -> list[tuple[Any, ...]]:
-            return ensembles.rows("SELECT variant, cost FROM infaas.query_outcomes WHERE parent = %s", answer.query)
+    def parts() -> list[tuple[Any, ...]]:
+        return ensembles.rows("SELECT variant, cost FROM infaas.query_outcomes WHERE parent = %s", answer.query)
 
-        await until(lambda: len(parts()) == len(MEMBERS))
-        outputs = [(await client.query("agree", x, timeout=60.0, variant=row[0])).output for row in parts()]
-        assert np.allclose(np.mean(outputs, axis=0), answer.output, atol=1e-3)
-        agree = (np.argmax(outputs, axis=2) == said).sum(axis=0) / len(MEMBERS)
-        assert np.abs(agree - shares).max() < 1e-9
-        assert answer.confidence == shares.min()
-        assert answer.cost == pytest.approx(sum(row[1] for row in parts()))
+    await until(lambda: len(parts()) == len(MEMBERS))
+    outputs = [(await client.query("agree", x, timeout=60.0, variant=row[0])).output for row in parts()]
+    assert np.allclose(np.mean(outputs, axis=0), answer.output, atol=1e-3)
+    agree = (np.argmax(outputs, axis=2) == said).sum(axis=0) / len(MEMBERS)
+    assert np.abs(agree - shares).max() < 1e-9
+    assert answer.confidence == shares.min()
+    assert answer.cost == pytest.approx(sum(row[1] for row in parts()))
 
-        def own() -> list[tuple[Any, ...]]:
-            query = "SELECT cost, confidence, missing FROM infaas.query_outcomes WHERE uid = %s AND parent IS NULL"
-            return ensembles.rows(query, answer.query)
+    def own() -> list[tuple[Any, ...]]:
+        query = "SELECT cost, confidence, missing FROM infaas.query_outcomes WHERE uid = %s AND parent IS NULL"
+        return ensembles.rows(query, answer.query)
 
-        await until(lambda: len(own()) == 1)
-        assert own() == [(pytest.approx(answer.cost), pytest.approx(answer.confidence), 0)]
-
-    talk(ensembles, main)
+    await until(lambda: len(own()) == 1)
+    assert own() == [(pytest.approx(answer.cost), pytest.approx(answer.confidence), 0)]
 
 
 SLEEPER = """

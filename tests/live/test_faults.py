@@ -238,14 +238,11 @@ def test_dispatcher_executor_and_monitor_are_killed_at_once(pair: System) -> Non
     assert eventually(lambda: len(pair.pids("dispatcher")) == len(pair.pids("monitor")) == 2)
 
 
-def test_a_registration_beside_the_load(pair: System) -> None:
-    async def main() -> Suffered:
-        beside = asyncio.create_task(suffer(pair, "registering", lambda worker: None, after=4.0))
-        await asyncio.sleep(1.5)
-        await asyncio.to_thread(pair.register, "second", tiny_models.exact(tiny_models.mlp(seed=5)))
-        return await beside
-
-    load = run(main())
+async def test_a_registration_beside_the_load(pair: System) -> None:
+    beside = asyncio.create_task(suffer(pair, "registering", lambda worker: None, after=4.0))
+    await asyncio.sleep(1.5)
+    await asyncio.to_thread(pair.register, "second", tiny_models.exact(tiny_models.mlp(seed=5)))
+    load = await beside
     all_answered_once(load)
     assert unheard(load) == set()
     all_recorded_once(pair, load)

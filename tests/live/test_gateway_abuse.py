@@ -10,7 +10,6 @@ import pytest
 from tests.support.gateways.abuse import INFER, MUTANTS_MAY, everything, mutant, request, tensor
 from tests.support.gateways.gateway_process import Gate, gateway
 from tests.support.gateways.web_application import Reply, read, shut
-from tests.support.servers.nats import run
 from tests.support.servers.system import Whole
 
 GROWTH_MB = 64
@@ -48,36 +47,33 @@ async def good(gate: Gate) -> Reply:
     return reply
 
 
-def test_whatever_is_sent_is_refused_rightly_and_costs_little(patient: Gate) -> None:
+async def test_whatever_is_sent_is_refused_rightly_and_costs_little(patient: Gate) -> None:
     gate = patient
 
-    async def main() -> None:
-        await good(gate)
-        before = gate.resident_mb()
-        wrong = {}
-        count = 0
-        for abuse in everything():
-            count += 1
+    await good(gate)
+    before = gate.resident_mb()
+    wrong = {}
+    count = 0
+    for abuse in everything():
+        count += 1
+        found = await gate.say(abuse.data)
+        status = found[0].status if found else 0
+        if status in (503, 504) and 200 in abuse.fine:  # nothing wrong with it: the variant is being loaded
+            await good(gate)
             found = await gate.say(abuse.data)
             status = found[0].status if found else 0
-            if status in (503, 504) and 200 in abuse.fine:  # nothing wrong with it: the variant is being loaded
-                await good(gate)
-                found = await gate.say(abuse.data)
-                status = found[0].status if found else 0
-            if status not in abuse.fine:
-                wrong[abuse.name] = (status, found[0].body[:200] if found else b"")
-            elif status >= 400 and abuse.data[:5] != b"HEAD ":
-                assert json.loads(found[0].body)["error"], abuse.name
-        assert wrong == {}
-        assert count > 150
-        await good(gate)
-        assert gate.resident_mb() - before < GROWTH_MB
-
-    run(main())
+        if status not in abuse.fine:
+            wrong[abuse.name] = (status, found[0].body[:200] if found else b"")
+        elif status >= 400 and abuse.data[:5] != b"HEAD ":
+            assert json.loads(found[0].body)["error"], abuse.name
+    assert wrong == {}
+    assert count > 150
+    await good(gate)
+    assert gate.resident_mb() - before < GROWTH_MB
     assert gate.alive
 
 
-def test_mutants_of_good_requests(gate: Gate) -> None:
+async def test_mutants_of_good_requests(gate: Gate) -> None:
     chance = random.Random(6)
 
     async def one() -> None:
@@ -85,15 +81,12 @@ def test_mutants_of_good_requests(gate: Gate) -> None:
         for reply in await gate.say(data, replies=4, done=2.0):
             assert reply.status in MUTANTS_MAY, (reply, data)
 
-    async def main() -> None:
-        await good(gate)
-        before = gate.resident_mb()
-        for _ in range(2):
-            await asyncio.gather(*(one() for _ in range(250)))
-        await good(gate)
-        assert gate.resident_mb() - before < GROWTH_MB
-
-    run(main())
+    await good(gate)
+    before = gate.resident_mb()
+    for _ in range(2):
+        await asyncio.gather(*(one() for _ in range(250)))
+    await good(gate)
+    assert gate.resident_mb() - before < GROWTH_MB
     assert gate.alive
 
 
@@ -141,16 +134,13 @@ async def test_slow_clients_are_sent_away(gate: Gate) -> None:
     await good(gate)
 
 
-def test_clients_that_leave_at_any_moment(gate: Gate) -> None:
-    async def main() -> None:
-        whole = request(INFER, tensor())
-        for at in [*range(0, 400, 37), *range(400, len(whole), 500), len(whole)]:
-            _, writer = await asyncio.open_connection("127.0.0.1", gate.port)
-            writer.write(whole[:at])
-            await writer.drain()
-            writer.transport.abort()
-        await good(gate)
-
-    run(main())
+async def test_clients_that_leave_at_any_moment(gate: Gate) -> None:
+    whole = request(INFER, tensor())
+    for at in [*range(0, 400, 37), *range(400, len(whole), 500), len(whole)]:
+        _, writer = await asyncio.open_connection("127.0.0.1", gate.port)
+        writer.write(whole[:at])
+        await writer.drain()
+        writer.transport.abort()
+    await good(gate)
     assert gate.alive
     assert "Traceback" not in gate.log.read_text()

@@ -129,12 +129,13 @@ async def test_other_spellings_are_no_way_around(gate: Gate) -> None:
     assert reply.status == 401
 
 
-def test_a_token_for_an_app_opens_no_other(system: Whole, tmp_path: Path) -> None:
+async def test_a_token_for_an_app_opens_no_other(system: Whole, tmp_path: Path) -> None:
     store = CredentialStore(tmp_path)
     store.begin("infaas")
     of = {app: store.add_token(app, app, None) for app in ("digits", "numbers")}
 
-    async def main(gate: Gate) -> None:
+    (tmp_path / "gateway").mkdir()
+    with gateway(system, tmp_path / "gateway", tokens_file=str(tmp_path / "gateway-tokens")) as gate:
         wrong = {}
         for who, found in verbs().items():
             for method, path in found:
@@ -165,10 +166,6 @@ def test_a_token_for_an_app_opens_no_other(system: Whole, tmp_path: Path) -> Non
                 found = index(b"", metadata=[("authorization", f"Bearer {token}")], timeout=60)
                 assert (b"digits" in found) == (app == "digits")
 
-    (tmp_path / "gateway").mkdir()
-    with gateway(system, tmp_path / "gateway", tokens_file=str(tmp_path / "gateway-tokens")) as gate:
-        asyncio.run(main(gate))
-
 
 def test_the_same_by_grpc(gate: Gate) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{gate.grpc_port}") as channel:
@@ -197,27 +194,24 @@ def test_the_same_by_grpc(gate: Gate) -> None:
                 assert status(method, token) in refused, (method, token)
 
 
-def test_a_token_that_is_taken_away_stops_working(gate: Gate, secrets: Path) -> None:
-    async def main() -> None:
-        file = secrets / "users"
-        before = file.read_text()
-        try:
-            assert (await gate.ask("GET", "/v2", **bearer(USER))).status == 200
-            file.write_text("bob:another-token\n")
+async def test_a_token_that_is_taken_away_stops_working(gate: Gate, secrets: Path) -> None:
+    file = secrets / "users"
+    before = file.read_text()
+    try:
+        assert (await gate.ask("GET", "/v2", **bearer(USER))).status == 200
+        file.write_text("bob:another-token\n")
 
-            async def gone() -> bool:
-                return (await gate.ask("GET", "/v2", **bearer(USER))).status == 401
+        async def gone() -> bool:
+            return (await gate.ask("GET", "/v2", **bearer(USER))).status == 401
 
-            await until(gone)
-            assert (await gate.ask("GET", "/v2", **bearer("another-token"))).status == 200
-        finally:
-            file.write_text(before)
-
-    asyncio.run(main())
+        await until(gone)
+        assert (await gate.ask("GET", "/v2", **bearer("another-token"))).status == 200
+    finally:
+        file.write_text(before)
 
 
-def test_without_tokens_this_machine_manages_and_pages_do_not(system: Whole, tmp_path: Path) -> None:
-    async def main(gate: Gate) -> None:
+async def test_without_tokens_this_machine_manages_and_pages_do_not(system: Whole, tmp_path: Path) -> None:
+    with gateway(system, tmp_path, cors_origins="https://page.example") as gate:
         assert (await gate.ask("POST", "/admin/get_all_applications")).status == 200
         assert (await gate.ask("GET", "/admin/ping")).status == 200
         for method, path in verbs()["operators"]:
@@ -228,9 +222,6 @@ def test_without_tokens_this_machine_manages_and_pages_do_not(system: Whole, tmp
             ):
                 assert (await gate.ask(method, path, **page)).status == 403, (method, path, page)
         assert (await gate.ask("POST", INFER, tensor(), Origin="https://page.example")).status in (200, 503, 504)
-
-    with gateway(system, tmp_path, cors_origins="https://page.example") as gate:
-        asyncio.run(main(gate))
 
 
 def test_in_reach_of_others_nobody_manages_without_tokens(system: Whole, tmp_path: Path) -> None:

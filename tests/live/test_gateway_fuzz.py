@@ -1,6 +1,5 @@
 """Every operation of the gateway's OpenAPI document with generated requests, right and wrong ones (schemathesis)."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,26 +89,23 @@ def test_every_operation_takes_whatever_comes(gate: Gate) -> None:
     assert gate.resident_mb() - before < GROWTH_MB
 
 
-def test_every_path_with_every_verb(gate: Gate) -> None:
+async def test_every_path_with_every_verb(gate: Gate) -> None:
     paths = {
         path: {method.upper() for method in methods} | ({"HEAD"} if "get" in methods else set())
         for path, methods in document()["paths"].items()
     }
     filled = {"{app}": "digits", "{model}": "digits", "{version}": "1"}
 
-    async def main() -> None:
-        for template, methods in paths.items():
-            path = template
-            for name, value in filled.items():
-                path = path.replace(name, value)
-            for verb in VERBS:
-                if verb in methods:
-                    continue
-                reply = await gate.ask(verb, path)
-                assert reply.status == 405, (verb, path, reply)
-                assert set(reply.headers["allow"].split(", ")) == methods, (verb, path)
-        reply = await gate.ask("POST", INFER, tensor())
-        assert reply.status in (200, 503, 504)
-
-    asyncio.run(main())
+    for template, methods in paths.items():
+        path = template
+        for name, value in filled.items():
+            path = path.replace(name, value)
+        for verb in VERBS:
+            if verb in methods:
+                continue
+            reply = await gate.ask(verb, path)
+            assert reply.status == 405, (verb, path, reply)
+            assert set(reply.headers["allow"].split(", ")) == methods, (verb, path)
+    reply = await gate.ask("POST", INFER, tensor())
+    assert reply.status in (200, 503, 504)
     assert gate.alive

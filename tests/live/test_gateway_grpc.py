@@ -1,4 +1,4 @@
-"""Whole systems, asked with Triton's stock gRPC clients: real models answer, needs are met; and a gateway that is sent anything lives."""
+"""Whole systems, asked with Triton's stock clients: real models answer, needs are met; and a gateway that is sent anything by gRPC lives."""
 
 import random
 import signal
@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.http
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -21,7 +22,7 @@ from tests.support.servers.processes import eventually
 from tests.support.servers.system import APP, MODELS, Whole
 
 PATIENCE_S = 60  # far more than anything takes: a large message that is read in quadratic time takes longer
-LATER = ("StatusCode.DEADLINE_EXCEEDED", "StatusCode.RESOURCE_EXHAUSTED", "StatusCode.UNAVAILABLE")
+LATER = ("StatusCode.DEADLINE_EXCEEDED", "StatusCode.RESOURCE_EXHAUSTED", "StatusCode.UNAVAILABLE", "503", "504")
 SERVICE = "/inference.GRPCInferenceService/"
 
 
@@ -31,31 +32,37 @@ def client(system: Whole) -> Iterator[triton.InferenceServerClient]:
         yield found
 
 
-def given(x: np.ndarray) -> triton.InferInput:
-    found = triton.InferInput("x", list(x.shape), "FP32")
+def given(x: np.ndarray, of: Any = triton) -> Any:
+    found = of.InferInput("x", list(x.shape), "FP32")
     found.set_data_from_numpy(x.astype(np.float32))
     return found
 
 
-def infer(client: triton.InferenceServerClient, x: np.ndarray, name: str = APP, **needs: Any) -> triton.InferResult:
-    return insist(lambda: client.infer(name, [given(x)], **needs), LATER)
+def infer(client: Any, x: np.ndarray, name: str = APP, of: Any = triton, **needs: Any) -> Any:
+    return insist(lambda: client.infer(name, [given(x, of)], **needs), LATER)
 
 
-def told(result: triton.InferResult) -> dict[str, Any]:
-    parameters = result.get_response().parameters
-    return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
+def told(result: Any) -> dict[str, Any]:
+    response = result.get_response()
+    if isinstance(response, dict):
+        return response["parameters"]
+    return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in response.parameters.items()}
 
 
-def test_real_answers_by_app_model_and_variant(client: triton.InferenceServerClient, system: Whole) -> None:
+@pytest.mark.parametrize("of", [tritonclient.http, triton])
+def test_real_answers_by_app_model_and_variant(of: Any, system: Whole) -> None:
     x, y = system.x[:32], system.y[:32]
-    result = infer(client, x)
-    assert (result.as_numpy("scores").argmax(1) == y).mean() > 0.8
-    by_model = infer(client, x, f"{APP}.{MODELS[1]}")
-    variant = told(by_model)["variant"]
-    assert told(by_model)["model"] == MODELS[1]
-    again = infer(client, x, f"{APP}.{MODELS[1]}.{variant}", model_version="1")
-    assert told(again)["variant"] == variant
-    np.testing.assert_allclose(again.as_numpy("scores"), by_model.as_numpy("scores"), rtol=1e-4, atol=1e-4)
+    with of.InferenceServerClient(
+        system.gateway_grpc if of is triton else system.gateway.removeprefix("http://")
+    ) as client:
+        result = infer(client, x, of=of)
+        assert (result.as_numpy("scores").argmax(1) == y).mean() > 0.8
+        by_model = infer(client, x, f"{APP}.{MODELS[1]}", of)
+        variant = told(by_model)["variant"]
+        assert told(by_model)["model"] == MODELS[1]
+        again = infer(client, x, f"{APP}.{MODELS[1]}.{variant}", of, model_version="1")
+        assert told(again)["variant"] == variant
+        np.testing.assert_allclose(again.as_numpy("scores"), by_model.as_numpy("scores"), rtol=1e-4, atol=1e-4)
 
 
 def test_inputs_larger_than_a_message_of_the_bus(client: triton.InferenceServerClient, system: Whole) -> None:

@@ -109,21 +109,13 @@ def test_500_come_out_in_order_and_once_although_every_process_is_killed(system:
     assert system.rows(offline_in_slo, APP) == [(0,)]
 
 
-def test_commands_move_a_job_through_the_object_store_and_from_anywhere(system: System) -> None:
+async def test_commands_move_a_job_through_the_object_store_and_from_anywhere(system: System) -> None:
     source = offline_inputs.write(system.directory.parent / "in.jsonl", X)
     target = system.directory.parent / "out.msgpack"
 
-    async def put() -> None:
-        bus = await NatsBus.connect(system.nats, name="test")
-        await (await bus.object_store("things")).put("in.jsonl", source)
-        await bus.close()
-
-    async def get() -> None:
-        bus = await NatsBus.connect(system.nats, name="test")
-        await (await bus.object_store("things", create=False)).get_to("out.msgpack", target)
-        await bus.close()
-
-    run(put())
+    bus = await NatsBus.connect(system.nats, name="test")
+    await (await bus.object_store("things")).put("in.jsonl", source)
+    await bus.close()
     asked = ("--input", "nats://things/in.jsonl", "--output", "nats://things/out.msgpack", "--accuracy", "0.5")
     done = system.command("submit", "--app", APP, *asked, "--id", "mine", "--json")
     assert (done.returncode, json.loads(done.stdout)) == (0, {"job": "mine"}), done.stderr
@@ -136,7 +128,9 @@ def test_commands_move_a_job_through_the_object_store_and_from_anywhere(system: 
     assert (all_over.returncode, json.loads(all_over.stdout)) == (0, {"items": []})
     listed = json.loads(system.command("jobs", "--json").stdout)["items"]
     assert [item for item in listed if item["job"] == "mine"] == [document]
-    run(get())
+    bus = await NatsBus.connect(system.nats, name="test")
+    await (await bus.object_store("things", create=False)).get_to("out.msgpack", target)
+    await bus.close()
     found = offline_inputs.read(target)
     assert np.abs(found - Y).max() < 1e-4 * np.abs(Y).max()
     assert eventually(lambda: os.listdir(system.directory / "spool" / "jobs") == [])
@@ -194,7 +188,7 @@ def test_a_bad_item_fails_the_job_by_number_and_what_came_before_is_kept(system:
     assert not target.exists()
 
 
-def test_what_cannot_be_done_is_refused_with_the_field(system: System) -> None:
+async def test_what_cannot_be_done_is_refused_with_the_field(system: System) -> None:
     files = system.files
     good, out = offline_inputs.write(files / "good.npy", X[:4]).as_uri(), (files / "fresh.npy").as_uri()
     offline_inputs.write(files / "narrow.npy", X[:, :15])
@@ -227,24 +221,20 @@ def test_what_cannot_be_done_is_refused_with_the_field(system: System) -> None:
         "job: this id is in use": {"job": "mine"},
     }
 
-    async def main() -> dict[str, str]:
-        said = {}
-        async with infaas.connect(data_dir=system.directory) as client:
-            for pattern, wrong in cases.items():
-                asked = {"app": APP, "input": good, "output": out} | wrong
-                try:
-                    said[pattern] = f"accepted: {await client.submit(**asked)}"
-                except infaas.Refused as refused:
-                    said[pattern] = str(refused)
-            late = offline_inputs.write(files / "late.jsonl", X[:300]).read_text().splitlines()
-            late[217] = "[1.0]"
-            (files / "late.jsonl").write_text("\n".join(late))
-            job = await client.submit(APP, (files / "late.jsonl").as_uri(), (files / "late.npy").as_uri())
-            status = await client.wait_job(job, timeout=400)
-            assert (status.state, status.done) == ("failed", 0)
-            said["input: item 217: has shape \\[1\\], the model takes \\[16\\]"] = status.reason
-        return said
-
-    said = run(main())
+    said = {}
+    async with infaas.connect(data_dir=system.directory) as client:
+        for pattern, wrong in cases.items():
+            asked = {"app": APP, "input": good, "output": out} | wrong
+            try:
+                said[pattern] = f"accepted: {await client.submit(**asked)}"
+            except infaas.Refused as refused:
+                said[pattern] = str(refused)
+        late = offline_inputs.write(files / "late.jsonl", X[:300]).read_text().splitlines()
+        late[217] = "[1.0]"
+        (files / "late.jsonl").write_text("\n".join(late))
+        job = await client.submit(APP, (files / "late.jsonl").as_uri(), (files / "late.npy").as_uri())
+        status = await client.wait_job(job, timeout=400)
+        assert (status.state, status.done) == ("failed", 0)
+        said["input: item 217: has shape \\[1\\], the model takes \\[16\\]"] = status.reason
     assert {pattern: text for pattern, text in said.items() if not re.search(pattern, text)} == {}
     assert not (files / "fresh.npy").exists()

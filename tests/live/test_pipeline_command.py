@@ -204,7 +204,7 @@ def test_what_is_wrong_is_refused_with_field_and_remedy(place: Place) -> None:
     place.done("pipeline", "remove", name)
 
 
-def test_over_http(place: Place) -> None:
+async def test_over_http(place: Place) -> None:
     name, url = place.name, place.ensembles.gateway
     body = {
         "pipeline": {"name": name, "latency_ms": 2000},
@@ -238,14 +238,11 @@ def test_over_http(place: Place) -> None:
     given = {"name": "image", "datatype": "FP32", "shape": [1, 16], "data": x.ravel().tolist()}
     asked = {"inputs": [given], "parameters": {"latency_ms": 30_000}}
 
-    async def answered(client: Any) -> None:
-        async def answers() -> bool:
-            status, text = await asyncio.to_thread(ask, f"/v2/models/{name}/infer", asked)
-            return status == 200 and [one["name"] for one in json.loads(text)["outputs"]] == ["scores"]
+    async def answers() -> bool:
+        status, text = await asyncio.to_thread(ask, f"/v2/models/{name}/infer", asked)
+        return status == 200 and [one["name"] for one in json.loads(text)["outputs"]] == ["scores"]
 
-        await until(answers, 120.0)
-
-    talk(place.ensembles, answered)
+    await until(answers, 120.0)
     plan = json.loads(place.done("pipeline", "plan", str(place.file), "--json"))
     assert post("deploy_pipeline", {"name": name, "plan": plan}) == (200, "Success!")
     place.planned("inferline")
@@ -275,29 +272,25 @@ async def cascade(rpc, x):
 """
 
 
-def test_a_driver_runs_and_its_trace_is_a_pipeline(place: Place) -> None:
+async def test_a_driver_runs_and_its_trace_is_a_pipeline(place: Place, client: Any) -> None:
     quick, exact = place.apps
     text = DRIVER.replace("QUICK", quick).replace("EXACT", exact)
     (place.folder / "drivers.py").write_text(text)
     found: dict[str, Any] = {}
     exec(text, found)
     x, _ = inputs(600, 4)
+    for app in place.apps:
 
-    async def drive(client: Any) -> None:
-        for app in place.apps:
+        async def answers(app: str = app) -> bool:
+            return isinstance(await client.query(app, x[:1], timeout=60.0, raise_refused=False), infaas.Answer)
 
-            async def answers(app: str = app) -> bool:
-                return isinstance(await client.query(app, x[:1], timeout=60.0, raise_refused=False), infaas.Answer)
-
-            await until(answers, 120.0)
-        for answer, i in zip(
-            await asyncio.gather(*(run(client, found["cascade"], {"image": x[i : i + 1]}) for i in range(8))),
-            range(8),
-            strict=True,
-        ):
-            assert near(answer.output, right(x[i : i + 1]))
-
-    talk(place.ensembles, drive)
+        await until(answers, 120.0)
+    for answer, i in zip(
+        await asyncio.gather(*(run(client, found["cascade"], {"image": x[i : i + 1]}) for i in range(8))),
+        range(8),
+        strict=True,
+    ):
+        assert near(answer.output, right(x[i : i + 1]))
     share = float((scores_of("n0", x).max(1) < SURE).mean())
     assert 0.1 < share < 0.9
     (place.folder / "samples.npz").write_bytes(npz(image=x))

@@ -15,7 +15,6 @@ from tests.support.clients.responders import until
 from tests.support.models.poison_models import POISON
 from tests.support.servers.pipelines import StagedSystem, edge, ones, vertex, when
 from tests.support.servers.processes import eventually
-from tests.support.servers.system import talk
 
 STAGES = ("see", "double", "say")
 
@@ -51,28 +50,24 @@ def processes(pipelines: StagedSystem, what: str) -> list[int]:
 
 
 @pytest.mark.parametrize("what", ["dispatcher", "executor", "worker", "everything"])
-def test_processes_are_killed_in_the_middle_of_stages(pipelines: StagedSystem, what: str) -> None:
+async def test_processes_are_killed_in_the_middle_of_stages(pipelines: StagedSystem, what: str, client: Any) -> None:
     """One answer and one row each. A stock client sends nothing again, so what dies unread in a mailbox is lost to it alone.
 
     Only a dispatcher knows of its pipelines' queries. Its successor finds the rows that it had not stored.
     """
     tag = f"cut-{what}"
 
-    async def main(client: Any) -> tuple[LibraryLoad, StockLoad, float]:
-        app = f"cut-{what}"
-        await chain(pipelines, client, app, "crash")
-        library = LibraryLoad(pipelines.nats, f"{tag}-library", 15, app=app)
-        stock = StockLoad(pipelines.nats, f"{tag}-stock", 15, app=app)
-        async with library, stock:
-            await until(lambda: len(library.answers) > 20 and len(stock.answers) > 20)
-            at = time.time()
-            for pid in processes(pipelines, what):
-                os.kill(pid, signal.SIGKILL)
-            ahead = len(library.answers) + 60, len(stock.answers) + 60
-            await until(lambda: len(library.answers) > ahead[0] and len(stock.answers) > ahead[1], 240.0)
-        return library, stock, at
-
-    library, stock, at = talk(pipelines, main)
+    app = f"cut-{what}"
+    await chain(pipelines, client, app, "crash")
+    library = LibraryLoad(pipelines.nats, f"{tag}-library", 15, app=app)
+    stock = StockLoad(pipelines.nats, f"{tag}-stock", 15, app=app)
+    async with library, stock:
+        await until(lambda: len(library.answers) > 20 and len(stock.answers) > 20)
+        at = time.time()
+        for pid in processes(pipelines, what):
+            os.kill(pid, signal.SIGKILL)
+        ahead = len(library.answers) + 60, len(stock.answers) + 60
+        await until(lambda: len(library.answers) > ahead[0] and len(stock.answers) > ahead[1], 240.0)
     assert wrong(library, twice_its_own) == {}
     assert wrong(stock, twice_its_own) == {}
     assert stock.repeated == {}, "nobody is answered twice"
@@ -109,20 +104,18 @@ def test_processes_are_killed_in_the_middle_of_stages(pipelines: StagedSystem, w
 
 
 @pytest.mark.parametrize("last", ["crash", "hang"])
-def test_a_stage_whose_model_fails_costs_only_its_own_query(pipelines: StagedSystem, last: str) -> None:
+async def test_a_stage_whose_model_fails_costs_only_its_own_query(
+    pipelines: StagedSystem, last: str, client: Any
+) -> None:
     bad = ones(POISON / 2)  # which the stage before it doubles
 
-    async def main(client: Any) -> tuple[LibraryLoad, Any]:
-        await chain(pipelines, client, f"risk-{last}", last)
-        load = LibraryLoad(pipelines.nats, f"risk-{last}", 10, app=f"risk-{last}", latency_ms=PATIENT_MS)
-        async with load:
-            await until(lambda: len(load.answers) > 10)
-            end = await client.query(f"risk-{last}", bad, timeout=60.0, raise_refused=False)
-            known = len(load.queries)
-            await until(lambda: len(load.ends) > known + 20)
-        return load, end
-
-    load, end = talk(pipelines, main)
+    await chain(pipelines, client, f"risk-{last}", last)
+    load = LibraryLoad(pipelines.nats, f"risk-{last}", 10, app=f"risk-{last}", latency_ms=PATIENT_MS)
+    async with load:
+        await until(lambda: len(load.answers) > 10)
+        end = await client.query(f"risk-{last}", bad, timeout=60.0, raise_refused=False)
+        known = len(load.queries)
+        await until(lambda: len(load.ends) > known + 20)
     assert isinstance(end, infaas.Refused), end
     assert end.code in ("model_error", "deadline")
     assert end.message.startswith("vertex say: ")
@@ -130,15 +123,12 @@ def test_a_stage_whose_model_fails_costs_only_its_own_query(pipelines: StagedSys
     assert wrong(load, twice_its_own) == {}
 
 
-def test_many_at_once_have_one_row_each(pipelines: StagedSystem) -> None:
+async def test_many_at_once_have_one_row_each(pipelines: StagedSystem, client: Any) -> None:
     count = 200
 
-    async def main(client: Any) -> list[infaas.Answer]:
-        await chain(pipelines, client, "many", "crash")
-        asked = [client.query("many", ones(float(i % 5)), id=f"many-{i}", timeout=60.0) for i in range(count)]
-        return list(await asyncio.gather(*asked))
-
-    answers = talk(pipelines, main)
+    await chain(pipelines, client, "many", "crash")
+    asked = [client.query("many", ones(float(i % 5)), id=f"many-{i}", timeout=60.0) for i in range(count)]
+    answers = list(await asyncio.gather(*asked))
     assert len({answer.query for answer in answers}) == count
     own = "SELECT count(*), count(DISTINCT uid), sum(cost) FROM infaas.query_outcomes WHERE id LIKE 'many-%%' AND parent IS NULL"
     parts = """

@@ -93,7 +93,6 @@ async def follow(system: System) -> None:
             system.kill("registrar")
             await until(lambda: _followed(seen, many.epoch))
             after = await seen.wanted()
-            assert after is not None
             assert all(after.replicas[name] >= count for name, count in many.replicas.items())
             await until(seen.as_wanted)
             await asyncio.sleep(1)  # under the new leader

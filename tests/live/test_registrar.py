@@ -121,7 +121,6 @@ async def test_a_model_becomes_measured_variants(nats_url: str, prefix: str, tmp
         assert await last_status(system.bus, system.subjects, status.registration) == status
         catalog = await system.catalog()
         app = catalog.app("digits")
-        assert app is not None
         assert (app.links, app.latency_ms) == ({"mlp": "1"}, 50.0)
         variants = catalog.variants_of("digits")
         assert {v.variant for v in variants} == set(status.variants)
@@ -253,7 +252,6 @@ async def test_the_command_prints_what_was_measured(nats_url: str, prefix: str, 
         beside = {v.profile.provenance.partition(":")[::2] for v in catalog.variants_of("digits")}
         assert {kind for kind, _ in beside} == {"measured"}
         assert all("further instance" in what for _, what in beside)
-        assert app is not None
         assert (app.links, app.slo_target) == ({"cnn": "2"}, 0.999)
         code, out, errors = await command(system, "register", model, *about, "--version", "1")
         assert (code, out) == (1, "")

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.support.clients.stock import answered, ask, talk, tensor
+from tests.support.clients.stock import answered, ask, tensor
 from tests.support.servers.processes import eventually
 from tests.support.servers.system import APP, MODELS, Whole
 
@@ -18,12 +18,9 @@ def _recorded(system: Whole, query: str, app: str = APP) -> int:
     return int(system.rows(query, app)[0][0])
 
 
-def test_the_recent_past_of_a_real_system(system: Whole) -> None:
-    async def serve(nc):
-        for i in range(20):
-            await answered(nc, {"inputs": tensor(system.x[i : i + 1]), "accuracy": 0.5, "context": "replay"})
-
-    talk(system, serve)
+async def test_the_recent_past_of_a_real_system(system: Whole, nc) -> None:
+    for i in range(20):
+        await answered(nc, {"inputs": tensor(system.x[i : i + 1]), "accuracy": 0.5, "context": "replay"})
     assert eventually(lambda: _recorded(system, ASKED) >= 20)  # at most 5 s after it happened
     assert eventually(lambda: _recorded(system, PAID) > 0)
     what = ("--from", "-15m", "--app", APP, "--policy", "infaas")  # other tests' apps may be in the shared system
@@ -37,24 +34,21 @@ def test_the_recent_past_of_a_real_system(system: Whole) -> None:
     assert run["simulated"] is True
 
 
-def test_a_pipeline_of_a_real_system(system: Whole) -> None:
-    async def serve(nc):
-        listed = await ask(nc, "infaas.list.apps", {})
-        [app] = [one for one in listed["items"] if one["app"] == APP]
-        given, made = app["inputs"][0]["name"], app["outputs"][0]["name"]
-        never = {"output": made, "reduce": "max", "op": ">", "value": 1e9}
-        graph = {
-            "pipeline": {"name": "replayed", "latency_ms": 20_000.0},
-            "vertex": [{"name": name, "app": APP, "inputs": {given: "$.picture"}} for name in ("first", "second")],
-            "edge": [{"from": "first", "to": "second", "when": never}],
-            "output": {"made": f"second.{made} | first.{made}"},
-        }
-        assert (await ask(nc, "infaas.admin.set-pipeline", graph))["done"]
-        for i in range(20):
-            query = {"inputs": tensor(system.x[i : i + 1]), "latency_ms": 20_000.0, "context": "replay"}
-            await known(nc, query, "infaas.query.replayed")
-
-    talk(system, serve)
+async def test_a_pipeline_of_a_real_system(system: Whole, nc) -> None:
+    listed = await ask(nc, "infaas.list.apps", {})
+    [app] = [one for one in listed["items"] if one["app"] == APP]
+    given, made = app["inputs"][0]["name"], app["outputs"][0]["name"]
+    never = {"output": made, "reduce": "max", "op": ">", "value": 1e9}
+    graph = {
+        "pipeline": {"name": "replayed", "latency_ms": 20_000.0},
+        "vertex": [{"name": name, "app": APP, "inputs": {given: "$.picture"}} for name in ("first", "second")],
+        "edge": [{"from": "first", "to": "second", "when": never}],
+        "output": {"made": f"second.{made} | first.{made}"},
+    }
+    assert (await ask(nc, "infaas.admin.set-pipeline", graph))["done"]
+    for i in range(20):
+        query = {"inputs": tensor(system.x[i : i + 1]), "latency_ms": 20_000.0, "context": "replay"}
+        await known(nc, query, "infaas.query.replayed")
     assert eventually(lambda: _recorded(system, ASKED, "replayed") >= 20)
     assert eventually(lambda: _recorded(system, PAID, "replayed") > 0)
     # The recorder has the app's record, and with it the graph, as soon as it has seen the catalogue's entry.

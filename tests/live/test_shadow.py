@@ -127,7 +127,6 @@ def test_a_shadow_acts_on_simulated_machines_only(loaded: Whole, tmp_path: Path)
 def test_ctrl_c_ends_it_with_a_summary(loaded: Whole) -> None:
     command = [sys.executable, "-P", "-m", "infaas.cli", "shadow", "static", "--data-dir", str(loaded.directory)]
     with subprocess.Popen(command, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
         assert "listening" in process.stderr.readline()
         assert "items, in time" in process.stderr.readline()
         process.send_signal(signal.SIGINT)

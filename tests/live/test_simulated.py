@@ -80,7 +80,6 @@ def test_what_no_cpu_can_do_in_time_goes_to_the_simulated_gpu(world: Whole, regi
     gpu = next(variant["variant"] for variant in registered if variant["hardware"] == "gpu")
     assert all(variant["latency_ms"] * 64 > SOON_MS for variant in registered if variant["precision"] == "fp32" and not variant["simulated"])  # fmt: skip
     first = query(world, "one.npy", "--variant", gpu)  # waits for the load
-    assert first is not None
     assert (first["hardware"], first["simulated"]) == ("gpu", True)
 
     answers: list[dict[str, Any]] = []
@@ -96,7 +95,6 @@ def test_what_no_cpu_can_do_in_time_goes_to_the_simulated_gpu(world: Whole, regi
     assert "zeros" in answers[0]["reason"]
 
     plain = query(world, "one.npy", "--variant", "convnet-v1-ort-fp32-t1-b64")
-    assert plain is not None
     assert (plain["hardware"], plain["simulated"], plain.get("reason")) == ("cpu", False, None)
     candidates = world.told("explain", "--app", "convnet")["candidates"]
     assert {(one["hardware"], one["simulated"]) for one in candidates} == {("cpu", False), ("gpu", True), ("inferentia", True)}  # fmt: skip

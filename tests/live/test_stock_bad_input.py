@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.clients.stock import GOOD, answered, ask, talk, tensor
+from tests.support.clients.stock import GOOD, answered, ask, tensor
 from tests.support.servers.processes import eventually
 from tests.support.servers.system import APP, Whole
 
@@ -151,23 +151,20 @@ async def test_an_upload_that_is_not_what_it_says_fails_with_the_reason(nc, syst
     assert (await ask(nc, "infaas.list.apps", {"app": "hostile"}))["items"] == []
 
 
-def test_refused_registrations_are_counted(system):
-    async def work(nc):
-        for body in (
-            {"app": "../counted"},
-            {"app": "../counted", "model": "m", "format": "onnx", "object": "o", "validation": "v"},
-        ):
-            reply = await ask(nc, "infaas.register", body)
-            assert reply["error"]["code"] == "bad_request"
-
+async def test_refused_registrations_are_counted(nc, system):
     refused = "SELECT count(*) FROM infaas.registrations WHERE state = 'refused'"
     before = system.rows(refused)[0][0]
-    talk(system, work)
+    for body in (
+        {"app": "../counted"},
+        {"app": "../counted", "model": "m", "format": "onnx", "object": "o", "validation": "v"},
+    ):
+        reply = await ask(nc, "infaas.register", body)
+        assert reply["error"]["code"] == "bad_request"
     assert eventually(lambda: system.rows(refused)[0][0] >= before + 2)
     assert "app" in system.rows("SELECT reason FROM infaas.registrations WHERE app = '../counted'")[0][0]
 
 
-def test_refusals_and_answers_are_in_the_record(system):
+async def test_refusals_and_answers_are_in_the_record(nc, system):
     """Every query of this file is one row: counted by what became of it, at most 5 s later."""
     marks = {
         "recorded-ok": {"inputs": GOOD},
@@ -177,12 +174,9 @@ def test_refusals_and_answers_are_in_the_record(system):
         "recorded-nul": {"inputs": GOOD, "context": "a\0b"},
     }
 
-    async def work(nc):
-        await answered(nc, {"inputs": GOOD})  # what serves is loaded
-        for mark, body in marks.items():
-            await ask(nc, f"infaas.query.{APP}", {**body, "id": mark})
-
-    talk(system, work)
+    await answered(nc, {"inputs": GOOD})  # what serves is loaded
+    for mark, body in marks.items():
+        await ask(nc, f"infaas.query.{APP}", {**body, "id": mark})
     # Those that were wrong themselves are no outcomes: client_errors counts them.
     expected = [
         ("recorded-nul", "ok", None),
@@ -192,12 +186,9 @@ def test_refusals_and_answers_are_in_the_record(system):
     assert eventually(lambda: system.rows(query) == expected), system.rows(query)
 
 
-def test_bytes_that_are_no_query_are_in_the_record(system):
-    async def work(nc):
-        for body in (b"\xc1", b"\x93\x01", b"\x80\x04pickle"):
-            await ask(nc, "infaas.query.nobody-at-all", body, raw=True)
-
-    talk(system, work)
+async def test_bytes_that_are_no_query_are_in_the_record(nc, system):
+    for body in (b"\xc1", b"\x93\x01", b"\x80\x04pickle"):
+        await ask(nc, "infaas.query.nobody-at-all", body, raw=True)
     errors = "SELECT code, sum(count) FROM infaas.client_errors WHERE app = 'nobody-at-all' GROUP BY code"
     assert eventually(lambda: system.rows(errors) == [("bad_request", 3)]), system.rows(errors)
     assert system.rows("SELECT count(*) FROM infaas.query_outcomes WHERE app = 'nobody-at-all'") == [(0,)]

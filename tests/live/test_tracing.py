@@ -23,7 +23,6 @@ from services.shell.runtime.telemetry import SpanExporter, span_exporter
 from tests.support.clients.responders import until
 from tests.support.data.events import app_record, model_record, variant_record
 from tests.support.models import tiny_models
-from tests.support.servers.nats import run
 from tests.support.servers.processes import program
 from tests.support.servers.span_collector import Collector, collector
 from tests.support.servers.worker import APP, Worker, measured, worker
@@ -61,8 +60,8 @@ async def arrived(found: Collector, count: int) -> None:
     await until(lambda: len(found.spans) >= count)
 
 
-def test_a_query_is_traced_from_the_client_to_the_answer(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    async def main(found: Collector) -> None:
+async def test_a_query_is_traced_from_the_client_to_the_answer(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    with collector() as found:
         async with traced(found, nats_url, prefix, tmp_path) as (here, spans, _):
             body = encode({"inputs": from_array(X[:1]), "id": "mine"})
             first = await here.ask(X[:1])
@@ -82,7 +81,6 @@ def test_a_query_is_traced_from_the_client_to_the_answer(nats_url: str, prefix: 
             await arrived(found, 6)
 
             told = read(answer.headers)
-            assert told is not None
             assert told.trace == TRACE
             by_name = {span.name: span for span in found.spans if hexed(span, "trace_id") == TRACE}
             assert len(by_name) == 3
@@ -106,12 +104,9 @@ def test_a_query_is_traced_from_the_client_to_the_answer(nats_url: str, prefix: 
             assert len(found.spans) == 6
             assert found.services == ["infaas-test"] * 6
 
+
+async def test_a_pipeline_has_one_span_a_stage_below_its_own(nats_url: str, prefix: str, tmp_path: Path) -> None:
     with collector() as found:
-        run(main(found))
-
-
-def test_a_pipeline_has_one_span_a_stage_below_its_own(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    async def main(found: Collector) -> None:
         async with traced(found, nats_url, prefix, tmp_path) as (here, spans, record):
             vertices = [PipelineVertex(name=name, app=APP, inputs={"x": "$.x"}) for name in ("first", "second")]
             edges = [PipelineEdge(source="first", target="second")]
@@ -150,35 +145,9 @@ def test_a_pipeline_has_one_span_a_stage_below_its_own(nats_url: str, prefix: st
                 assert compute.end_time_unix_nano <= whole.end_time_unix_nano
             assert stages["first"].end_time_unix_nano <= stages["second"].end_time_unix_nano
 
-    with collector() as found:
-        run(main(found))
 
-
-def test_a_service_sends_spans_where_its_settings_say(nats_url: str, prefix: str, tmp_path: Path) -> None:
+async def test_a_service_sends_spans_where_its_settings_say(nats_url: str, prefix: str, tmp_path: Path) -> None:
     """Of a refused query, too: nobody is there to compute it."""
-
-    async def main(found: Collector) -> None:
-        bus = await NatsBus.connect(nats_url, name="test")
-        subjects = Subjects(prefix)
-        bucket = await bus.key_value(subjects.catalog_bucket)
-        for record in (variant_record(), model_record(), app_record()):
-            await bucket.put(key_of(record), encode(record))
-        client = await Client(bus, prefix=prefix).open()
-        x = np.zeros((1, 64), np.float32)
-        while True:  # the client asks again until a dispatcher is there; what it says before it has read the catalogue does not count
-            refused = await client.query(app_record().app, x, latency_ms=200, traceparent=HEADER, raise_refused=False)
-            if found.spans or not isinstance(refused, Refused) or refused.code != "overloaded":
-                break
-            await asyncio.sleep(0.1)
-        assert isinstance(refused, Refused)
-        await arrived(found, 1)
-        (span, *_) = found.named("infaas query")
-        assert hexed(span, "trace_id") == TRACE
-        assert span.status.message == refused.code
-        assert found.services[0] == "infaas-dispatcher"
-        await client.close()
-        await bus.close()
-
     with collector() as found:
         settings = {
             "INFAAS_BUS__URL": nats_url,
@@ -186,7 +155,28 @@ def test_a_service_sends_spans_where_its_settings_say(nats_url: str, prefix: str
             "INFAAS_TELEMETRY__OTLP_ENDPOINT": found.url,
         }
         with program("infaas.cli.run", "dispatcher", errors=tmp_path / "log", **settings):
-            run(main(found))
+            bus = await NatsBus.connect(nats_url, name="test")
+            subjects = Subjects(prefix)
+            bucket = await bus.key_value(subjects.catalog_bucket)
+            for record in (variant_record(), model_record(), app_record()):
+                await bucket.put(key_of(record), encode(record))
+            client = await Client(bus, prefix=prefix).open()
+            x = np.zeros((1, 64), np.float32)
+            while True:  # the client asks again until a dispatcher is there; what it says before it has read the catalogue does not count
+                refused = await client.query(
+                    app_record().app, x, latency_ms=200, traceparent=HEADER, raise_refused=False
+                )
+                if found.spans or not isinstance(refused, Refused) or refused.code != "overloaded":
+                    break
+                await asyncio.sleep(0.1)
+            assert isinstance(refused, Refused)
+            await arrived(found, 1)
+            (span, *_) = found.named("infaas query")
+            assert hexed(span, "trace_id") == TRACE
+            assert span.status.message == refused.code
+            assert found.services[0] == "infaas-dispatcher"
+            await client.close()
+            await bus.close()
         lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
         assert {line["service"] for line in lines} == {"dispatcher"}
         assert {line["message"] for line in lines} >= {"dispatcher runs", "dispatcher stopped"}

@@ -15,7 +15,7 @@ from bus.codec import decode
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
 from bus.subjects import Subjects
 from tests.support.clients.responders import until
-from tests.support.servers.nats import free_port, run
+from tests.support.servers.nats import free_port
 from tests.support.servers.processes import alive, environ, eventually, stands_by
 from tests.support.servers.secured_nats import Secured
 from tests.support.servers.secured_nats import secured as a_secured_server
@@ -104,41 +104,38 @@ def host(secured: Secured, tmp_path: Path) -> Iterator[Host]:
             process.wait()
 
 
-def test_it_serves_restarts_what_ends_and_drains_when_it_is_stopped(secured: Secured, host: Host) -> None:
-    async def main() -> None:
-        bus = await secured.bus("operator")
-        # who may hear that an executor ended
-        dispatcher = await secured.bus("dispatcher")
-        beats: list[WorkerHeartbeat] = []
-        exits: list[ExecutorExited] = []
-        hear: Any = lambda delivery: beats.append(decode(WorkerHeartbeat, delivery.data))  # noqa: E731
-        told: Any = lambda delivery: exits.append(decode(ExecutorExited, delivery.data))  # noqa: E731
-        await bus.subscribe(SUBJECTS.worker_heartbeat("n7"), hear)
-        await dispatcher.subscribe(SUBJECTS.exited("n7"), told)
-        await dispatcher.flush()
-        await until(lambda: beats and beats[-1].devices[0].alive)
+async def test_it_serves_restarts_what_ends_and_drains_when_it_is_stopped(secured: Secured, host: Host) -> None:
+    bus = await secured.bus("operator")
+    # who may hear that an executor ended
+    dispatcher = await secured.bus("dispatcher")
+    beats: list[WorkerHeartbeat] = []
+    exits: list[ExecutorExited] = []
+    hear: Any = lambda delivery: beats.append(decode(WorkerHeartbeat, delivery.data))  # noqa: E731
+    told: Any = lambda delivery: exits.append(decode(ExecutorExited, delivery.data))  # noqa: E731
+    await bus.subscribe(SUBJECTS.worker_heartbeat("n7"), hear)
+    await dispatcher.subscribe(SUBJECTS.exited("n7"), told)
+    await dispatcher.flush()
+    await until(lambda: beats and beats[-1].devices[0].alive)
 
-        # The executor dies: everybody hears of it at once, and a new one comes.
-        before = host.children()
-        os.kill(before["executor"], signal.SIGKILL)
-        await until(lambda: exits)
-        assert (exits[0].worker, exits[0].device, exits[0].reason) == ("n7", "cpu", "killed by SIGKILL")
-        assert exits[0].running == [], "it computed nothing"
-        await until(lambda: host.children().get("executor") not in (None, before["executor"]))
-        assert host.children()["monitor"] == before["monitor"]
-        await until(lambda: beats[-1].devices[0].alive and not beats[-1].draining)
+    # The executor dies: everybody hears of it at once, and a new one comes.
+    before = host.children()
+    os.kill(before["executor"], signal.SIGKILL)
+    await until(lambda: exits)
+    assert (exits[0].worker, exits[0].device, exits[0].reason) == ("n7", "cpu", "killed by SIGKILL")
+    assert exits[0].running == [], "it computed nothing"
+    await until(lambda: host.children().get("executor") not in (None, before["executor"]))
+    assert host.children()["monitor"] == before["monitor"]
+    await until(lambda: beats[-1].devices[0].alive and not beats[-1].draining)
 
-        # It is stopped: first it drains, then says goodbye, and nothing is left.
-        pids = host.children()
-        host.process.terminate()
-        assert await asyncio.to_thread(host.process.wait, 60) == 0
-        assert [beat for beat in beats if beat.draining]
-        await until(lambda: beats[-1].leaving)  # said before the end, heard a moment later
-        assert not any(alive(pid) for pid in pids.values())
-        await dispatcher.close()
-        await bus.close()
-
-    run(main())
+    # It is stopped: first it drains, then says goodbye, and nothing is left.
+    pids = host.children()
+    host.process.terminate()
+    assert await asyncio.to_thread(host.process.wait, 60) == 0
+    assert [beat for beat in beats if beat.draining]
+    await until(lambda: beats[-1].leaving)  # said before the end, heard a moment later
+    assert not any(alive(pid) for pid in pids.values())
+    await dispatcher.close()
+    await bus.close()
     # Who starts before the registrar asks whether it may make a bucket; nothing else is tried that is not allowed.
     assert not [line for line in secured.violations if "$JS.API.STREAM.CREATE." not in line]
     assert all(line.startswith("{") for line in host.log.splitlines()), host.log

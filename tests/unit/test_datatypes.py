@@ -299,17 +299,13 @@ def test_documents_and_examples_name_all_of_them() -> None:
     assert schemas["TensorMetadata"]["properties"]["datatype"]["enum"] == list(DATATYPES)
     assert f"Open Inference Protocol datatype: {', '.join(DATATYPES)}" in (ROOT / "docs/asyncapi.yaml").read_text()
     said = re.search(r"All datatypes of the protocol work: (.*?)\.", (ROOT / "docs/gateway.md").read_text())
-    assert said is not None
     ranges = re.sub(r"(U?INT)8 to \1(64)", r"\g<1>8, \g<1>16, \g<1>32, \g<1>64", said[1])
     assert set(ranges.split(", ")) == set(DATATYPES)
     script = (ROOT / "examples/javascript/infaas.mjs").read_text()
     table = re.search(r"const TYPES = \{(.*?)\};", script, re.DOTALL)
-    assert table is not None
     arrays = dict(re.findall(r"(\w+): (\w+Array)", table[1]))
     rest = re.search(r"// (.*) stay bytes", script)
-    assert rest is not None
     assert {*arrays, *rest[1].split(" and "), "BYTES"} == set(DATATYPES)
     for name, kind in arrays.items():  # as Float32Array, BigUint64Array: so many bits
         bits = re.search(r"\d+", kind)
-        assert bits is not None
         assert int(bits[0]) == 8 * SIZES[name]

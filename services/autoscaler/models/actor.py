@@ -112,11 +112,10 @@ class ModelAutoscaler(TableActor):
 
     # -- what is known
 
-    def _start(self, envelope: Envelope) -> Iterable[Effect]:
+    def _start(self, _envelope: Envelope) -> Iterable[Effect]:
         """Only the leader's own planner is helped between two plans: the other policies say themselves how many instances there
         are.
         """
-        del envelope
         return (self._next_check(),) if self._settings.policy == "infaas" else NOTHING
 
     def _next_check(self) -> Effect:
@@ -141,8 +140,7 @@ class ModelAutoscaler(TableActor):
         self._catalog.apply(envelope.message.key, envelope.message.value)
         return NOTHING
 
-    def _synced_all(self, envelope: Envelope) -> Iterable[Effect]:
-        del envelope
+    def _synced_all(self, _envelope: Envelope) -> Iterable[Effect]:
         self._synced = True
         return NOTHING
 

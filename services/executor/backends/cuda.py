@@ -59,16 +59,14 @@ def growth(device: str) -> AbstractContextManager[Grown]:
 
 
 @cache
-def bus(device: str) -> threading.Lock:
+def bus(_device: str) -> threading.Lock:
     """What weights travel over to this device and back: one model at a time."""
-    del device
     return threading.Lock()
 
 
 @cache
-def quiet(device: str) -> threading.RLock:
+def quiet(_device: str) -> threading.RLock:
     """Held while graphs are captured on this device, and by all that would spoil it: what waits for the whole device, or frees its memory."""
-    del device
     return threading.RLock()
 
 
@@ -233,9 +231,8 @@ _LIBRARY, _NON_BLOCKING = "libcuda.so.1", 1
 
 
 @cache
-def _unused(device: str) -> list[int]:
+def _unused(_device: str) -> list[int]:
     """Streams of closed models. Libraries keep a workspace for each stream (64 MB on a H200) until the process ends, so they are used again."""
-    del device
     return []
 
 

@@ -134,8 +134,7 @@ class ClipperQueryApi:
         )
         return TextReply("Feedback received? 1")
 
-    async def metrics(self, request: HttpRequest) -> JsonReply:
-        del request
+    async def metrics(self, _request: HttpRequest) -> JsonReply:
         return JsonReply(self.counts.report())
 
     def _app(self, request: HttpRequest) -> AppRecord:
@@ -209,9 +208,8 @@ VERBS = (
 )  # fmt: skip
 
 
-async def ping(request: HttpRequest) -> TextReply:
+async def ping(_request: HttpRequest) -> TextReply:
     """Whether it is there."""
-    del request
     return TextReply("PONG")
 
 

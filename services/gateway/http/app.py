@@ -49,8 +49,7 @@ def dialects(service: GatewayService) -> list[Dialect]:
     counts = next(route.endpoint for route in clipping if route.path == clipper.COUNTS)
     document = JsonReply(msgspec.json.decode(DOCUMENT.read_bytes()))
 
-    async def describe(request: HttpRequest) -> HttpReply:
-        del request
+    async def describe(_request: HttpRequest) -> HttpReply:
         return document
 
     return [

@@ -107,8 +107,7 @@ class Pages:
             f"<h1>INFaaS {escape(service.version)}</h1><p>{escape(said)}</p><h2>Apps</h2>{apps}<h2>Places</h2>{places}",
         )
 
-    async def documentation(self, request: HttpRequest) -> Any:
-        del request
+    async def documentation(self, _request: HttpRequest) -> Any:
         return self._page("INFaaS documentation", _FORM)
 
     async def app(self, request: HttpRequest) -> Any:

@@ -121,8 +121,7 @@ class HttpConnection(asyncio.Protocol):
         shared.idle[self] = None
         self._within(self._limits.head_timeout_s)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc
+    def connection_lost(self, _exc: Exception | None) -> None:
         self._shared.all.discard(self)
         self._leave()
         if self._timer is not None:

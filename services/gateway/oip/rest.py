@@ -41,16 +41,13 @@ class Rest:
 
     # -- the server
 
-    async def server(self, request: HttpRequest) -> JsonReply:
-        del request
+    async def server(self, _request: HttpRequest) -> JsonReply:
         return JsonReply(self._server)
 
-    async def live(self, request: HttpRequest) -> JsonReply:
-        del request
+    async def live(self, _request: HttpRequest) -> JsonReply:
         return JsonReply({"live": True})
 
-    async def ready(self, request: HttpRequest) -> JsonReply:
-        del request
+    async def ready(self, _request: HttpRequest) -> JsonReply:
         return _readiness(await self._service.readiness())
 
     async def index(self, request: HttpRequest) -> JsonReply:

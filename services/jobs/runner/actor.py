@@ -448,6 +448,5 @@ def families(actor: Runner) -> Iterable[MetricFamily]:
     return (chunks,)
 
 
-def missing(actor: Runner, now: float) -> str:
-    del actor, now
+def missing(_actor: Runner, _now: float) -> str:
     return ""

@@ -26,7 +26,7 @@ from bus.messages.events import (
     WorkerEvent,
 )
 from bus.messages.jobs import OFFLINE, SYSTEM
-from services.core.metric import SECONDS, Histogram, MetricFamily, MetricKind
+from services.core.metric import SECONDS, Histogram, MetricFamily, counter, gauge, histogram
 from services.core.outcomes import CANCELLED, is_client_error
 
 OTHER, IDLE = "_other", "_idle"
@@ -76,59 +76,59 @@ class EventTotals:
         self._most = most
         self._apps: dict[str, AppTotals] = {}
         self._counters: list[tuple[MetricFamily, tuple[str, ...], Counts]] = []  # with the names of their labels
-        counter = self._counter
-        self._ends = counter(
+        table = self._table
+        self._ends = table(
             "infaas_queries_total",
             "Queries that ended: ok (answered in time), late, refused, error, default, or cancelled (in no objective).",
             "app",
             "outcome",
         )
-        self._refusals = counter(
+        self._refusals = table(
             "infaas_refusals_total", "Queries without an answer, by the refusal's code.", "app", "code"
         )
-        self._mistakes = counter(
+        self._mistakes = table(
             "infaas_client_errors_total",
             "Queries that were wrong themselves, by the refusal's code; in no app's.",
             "code",
         )
-        self._defaults = counter(
+        self._defaults = table(
             "infaas_default_outputs_total",
             "Default outputs given, by the refusal in whose place, or confidence.",
             "app",
             "code",
         )
-        self._parts = counter(
+        self._parts = table(
             "infaas_parts_total",
             "Parts of queries that ended, by member or vertex; in no number of queries.",
             *("app", "stage", "variant", "outcome"),
         )
-        self._variants = counter(
+        self._variants = table(
             "infaas_answers_total",
             "Queries answered, in time or not; without a variant: several models answered.",
             "app",
             "variant",
         )
-        self._charged = counter("infaas_query_cost_dollars_total", "Charged for answers.", "app", "variant")
-        self._offline = counter(
+        self._charged = table("infaas_query_cost_dollars_total", "Charged for answers.", "app", "variant")
+        self._offline = table(
             "infaas_offline_chunks_total",
             "Chunks of offline jobs that ended; in no other number of queries.",
             "outcome",
         )
         spent = ("worker", "hardware", "app", "variant", "simulated")
-        self._cost = counter(
+        self._cost = table(
             "infaas_cost_dollars_total",
             "What loaded instances cost, booked every 10 s; app _idle: nobody. Adds up to the bill.",
             *spent,
         )
-        self._busy = counter("infaas_busy_seconds_total", "Time that instances computed.", *spent)
-        self._scaling = counter(
+        self._busy = table("infaas_busy_seconds_total", "Time that instances computed.", *spent)
+        self._scaling = table(
             "infaas_scaling_actions_total", "Loads, evictions and other actions, by who decided.", "scaler", "action"
         )
-        self._states = counter("infaas_state_changes_total", "Instances that changed their state.", "to")
-        self._workers = counter("infaas_worker_changes_total", "Workers that changed their state.", "to")
-        self._registrations = counter("infaas_registrations_total", "Registrations that ended.", "state")
-        self._jobs = counter("infaas_jobs_ended_total", "Offline jobs that ended.", "state")
-        self._rows = counter("infaas_events_total", "Events recorded.", "kind")
+        self._states = table("infaas_state_changes_total", "Instances that changed their state.", "to")
+        self._workers = table("infaas_worker_changes_total", "Workers that changed their state.", "to")
+        self._registrations = table("infaas_registrations_total", "Registrations that ended.", "state")
+        self._jobs = table("infaas_jobs_ended_total", "Offline jobs that ended.", "state")
+        self._rows = table("infaas_events_total", "Events recorded.", "kind")
         self._folds: dict[str, Callable[[Sequence[Any]], None]] = {
             OutcomeEvent.kind: self._outcomes,
             ClientError.kind: self._client_errors,
@@ -142,11 +142,11 @@ class EventTotals:
             JobEvent.kind: lambda rows: self._each(self._jobs, _ends_of(rows)),
         }
 
-    def _counter(self, name: str, help: str, *labels: str) -> Counts:
+    def _table(self, name: str, help: str, *labels: str) -> Counts:
         """The table of a metric, by the values of its labels."""
-        table: Counts = defaultdict(int)
-        self._counters.append((MetricFamily(name, "counter", help), labels, table))
-        return table
+        counts: Counts = defaultdict(int)
+        self._counters.append((counter(name, help), labels, counts))
+        return counts
 
     def fold(self, kind: str, rows: Sequence[Any]) -> None:
         """Count a batch of one kind."""
@@ -264,24 +264,17 @@ class EventTotals:
         return [*(family for family, _, _ in self._counters), *self._by_app()]
 
     def _by_app(self) -> list[MetricFamily]:
-        latency = MetricFamily("infaas_query_latency_seconds", "histogram", "Arrival at the dispatcher to the answer.")
-        rated = MetricFamily(
-            "infaas_rated_answers_total", "counter", "Answers in time of variants with a measured accuracy."
-        )
-        summed = MetricFamily(
+        latency = histogram("infaas_query_latency_seconds", "Arrival at the dispatcher to the answer.")
+        rated = counter("infaas_rated_answers_total", "Answers in time of variants with a measured accuracy.")
+        summed = counter(
             "infaas_rated_answers_accuracy_total",
-            "counter",
             "Their accuracies, summed up: over infaas_rated_answers_total, the effective accuracy.",
         )
-        attained = MetricFamily(
-            "infaas_slo_attainment_ratio", "gauge", "Answered in time over all offered, last minute, of one dispatcher."
+        attained = gauge(
+            "infaas_slo_attainment_ratio", "Answered in time over all offered, last minute, of one dispatcher."
         )
-        accurate = MetricFamily(
-            "infaas_effective_accuracy_ratio", "gauge", "Mean accuracy of answers in time, last minute."
-        )
-        confident = MetricFamily(
-            "infaas_answer_confidence_ratio", "histogram", "Members that agree with the answer of several models."
-        )
+        accurate = gauge("infaas_effective_accuracy_ratio", "Mean accuracy of answers in time, last minute.")
+        confident = histogram("infaas_answer_confidence_ratio", "Members that agree with the answer of several models.")
         now = self._clock()
         for app, totals in self._apps.items():
             latency.add(totals.milliseconds.scaled(SECONDS, 0.001), app=app)
@@ -310,17 +303,15 @@ STARTED = time.time()
 def process_families() -> Iterable[MetricFamily]:
     """CPU, memory, open files; without /proc only CPU."""
     spent = os.times()
-    cpu = MetricFamily("infaas_process_cpu_seconds_total", "counter", "CPU time of this process, user and system.")
+    cpu = counter("infaas_process_cpu_seconds_total", "CPU time of this process, user and system.")
     yield cpu.add(spent.user + spent.system)
-    yield MetricFamily("infaas_process_start_time_seconds", "gauge", "When it was started, Unix time.").add(STARTED)
+    yield gauge("infaas_process_start_time_seconds", "When it was started, Unix time.").add(STARTED)
     with suppress(OSError, ValueError, IndexError):
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        yield MetricFamily(
-            "infaas_process_resident_memory_bytes", "gauge", "Resident memory, shared parts included."
-        ).add(resident)
+        yield gauge("infaas_process_resident_memory_bytes", "Resident memory, shared parts included.").add(resident)
     with suppress(OSError):
         opened = len(os.listdir("/proc/self/fd"))
-        yield MetricFamily("infaas_process_open_fds", "gauge", "Open file descriptors.").add(opened)
+        yield gauge("infaas_process_open_fds", "Open file descriptors.").add(opened)
 
 
 class ActorCounts:
@@ -345,41 +336,32 @@ class ActorCounts:
 
     def families(self, actor: str, *, under_way: int, held: int, lost: int) -> Iterator[MetricFamily]:
         """under_way: commands; held, lost: events."""
-        messages = MetricFamily("infaas_messages_total", "counter", "Messages that actors took, by type.")
+        taken = counter("infaas_messages_total", "Messages that actors took, by type.")
         for message, (count,) in self.taken.items():
-            messages.add(count, actor=actor, message=message)
-        commands = MetricFamily(
-            "infaas_commands_total", "counter", "Commands that edges carried out, by type and result."
-        )
+            taken.add(count, actor=actor, message=message)
+        commands = counter("infaas_commands_total", "Commands that edges carried out, by type and result.")
         for (command, result), count in self._commands.items():
             commands.add(count, actor=actor, command=command, result=result)
-        seconds = MetricFamily("infaas_command_seconds", "histogram", "How long commands took, by type.")
-        for command, histogram in self._seconds.items():
-            seconds.add(histogram, actor=actor, command=command)
-        yield from (messages, commands, seconds)
-        single: tuple[tuple[str, MetricKind, str, int], ...] = (
+        seconds = histogram("infaas_command_seconds", "How long commands took, by type.")
+        for command, took in self._seconds.items():
+            seconds.add(took, actor=actor, command=command)
+        yield from (taken, commands, seconds)
+        for family, value in (
             (
-                "infaas_undecodable_messages_total",
-                "counter",
-                "Messages that were none of their subject's.",
+                counter("infaas_undecodable_messages_total", "Messages that were none of their subject's."),
                 self.undecodable,
             ),
             (
-                "infaas_forged_messages_total",
-                "counter",
-                "Messages with a reply subject or source not their sender's.",
+                counter("infaas_forged_messages_total", "Messages with a reply subject or source not their sender's."),
                 self.forged,
             ),
-            ("infaas_handler_faults_total", "counter", "Messages that an actor failed on.", self.faults),
-            ("infaas_actor_restarts_total", "counter", "Actors started again after repeated faults.", self.restarts),
-            ("infaas_commands_under_way", "gauge", "Commands that edges are carrying out.", under_way),
-            ("infaas_events_held", "gauge", "Recorded events that the stream has not acknowledged.", held),
+            (counter("infaas_handler_faults_total", "Messages that an actor failed on."), self.faults),
+            (counter("infaas_actor_restarts_total", "Actors started again after repeated faults."), self.restarts),
+            (gauge("infaas_commands_under_way", "Commands that edges are carrying out."), under_way),
+            (gauge("infaas_events_held", "Recorded events that the stream has not acknowledged."), held),
             (
-                "infaas_events_lost_total",
-                "counter",
-                "Recorded events dropped since more than two million were held.",
+                counter("infaas_events_lost_total", "Recorded events dropped since more than two million were held."),
                 lost,
             ),
-        )
-        for name, kind, about, value in single:
-            yield MetricFamily(name, kind, about).add(value, actor=actor)
+        ):
+            yield family.add(value, actor=actor)

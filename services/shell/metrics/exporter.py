@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from importlib import import_module
 
 from bus.port import Bus, BusError
-from services.core.metric import MetricFamily
+from services.core.metric import MetricFamily, gauge
 from services.core.settings import MetricsSettings
 from services.shell.http import HttpListener, Pages, Reply, plain, serve_pages, state_page
 from services.shell.metrics.counts import EventTotals, process_families
@@ -109,15 +109,15 @@ class Exporter:
             # prometheus_client takes a while to import: in a thread, and only when somebody asks.
             made = await asyncio.to_thread(import_module, "services.shell.metrics.exposition")
             self._page = made.page
-        ready = MetricFamily("infaas_ready", "gauge", "1 while nothing is missing: what /readyz says.")
+        ready = gauge("infaas_ready", "1 while nothing is missing: what /readyz says.")
         ready.add(int(not await self.missing()))
         return self._page((ready, *self.families()), self._settings.series, accept)
 
     def families(self) -> Iterable[MetricFamily]:
         """Everything that this process shows."""
         connected = int(self._bus is not None and not self._lost)
-        yield MetricFamily("infaas_process_info", "gauge", "The services in this process.").add(1, service=self._name)
-        yield MetricFamily("infaas_bus_connected", "gauge", "1 while there is a connection to NATS.").add(connected)
+        yield gauge("infaas_process_info", "The services in this process.").add(1, service=self._name)
+        yield gauge("infaas_bus_connected", "1 while there is a connection to NATS.").add(connected)
         yield from process_families()
         if self.totals is not None:
             yield from self.totals.families()

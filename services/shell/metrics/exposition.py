@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
-from services.core.metric import Histogram, MetricFamily, named
+from services.core.metric import Histogram, MetricFamily, gauge, named
 from services.shell.http import Reply
 
 log = logging.getLogger(__name__)
@@ -75,9 +75,7 @@ def _encoded(metrics: Iterable[Metric], accept: str) -> Reply:
 
 
 def _metrics(families: Iterable[MetricFamily], most: int) -> Iterator[Metric]:
-    left_out = MetricFamily(
-        "infaas_series_left_out", "gauge", "Series of a metric beyond metrics.series, which are not shown."
-    )
+    left_out = gauge("infaas_series_left_out", "Series of a metric beyond metrics.series, which are not shown.")
     for family in named(families):  # also those without samples: they show which metrics there are
         yield _metric(family, most)
         if len(family.samples) > most:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from services.core.metric import MetricFamily
+from services.core.metric import MetricFamily, counter, gauge
 from services.core.settings import MetricsSettings
 from services.shell.host.process import ServerError
 from services.shell.host.supervise import Supervisor
@@ -136,16 +136,12 @@ class SystemMetrics:
         )
 
     def _families(self, heard: Iterable[str], lacking: list[Missing], joined: Iterable[str]) -> Iterable[MetricFamily]:
-        ready = MetricFamily("infaas_ready", "gauge", "1 while nothing is missing: what /readyz says.")
+        ready = gauge("infaas_ready", "1 while nothing is missing: what /readyz says.")
         ready.add(int(not lacking))
-        up = MetricFamily(
-            "infaas_part_up", "gauge", "1 while a process of the system runs and, if it has metrics, shows them."
-        )
-        restarts = MetricFamily(
-            "infaas_part_restarts_total", "counter", "How often a process of the system was started again."
-        )
-        hangs = MetricFamily(
-            "infaas_part_hangs_total", "counter", "How often a process of the system was ended because it did not turn."
+        up = gauge("infaas_part_up", "1 while a process of the system runs and, if it has metrics, shows them.")
+        restarts = counter("infaas_part_restarts_total", "How often a process of the system was started again.")
+        hangs = counter(
+            "infaas_part_hangs_total", "How often a process of the system was ended because it did not turn."
         )
         for part in self._supervisor.parts:
             name = part.name

@@ -28,7 +28,8 @@ from services.simulation.fuzz.draw import RECOVERS_S, document_of
 from services.simulation.fuzz.liveness import FeedbackChecks, Liveness, MachineChecks
 from services.simulation.fuzz.queries import QueryChecks
 from services.simulation.fuzz.violations import Violation, Violations, last_end
-from services.simulation.kernel import ActorHalted, Headers, RunningActor, SimulatedEdge, as_read
+from services.simulation.hosts import RunningActor, SimulatedEdge
+from services.simulation.kernel import ActorHalted, Headers, as_read
 from services.simulation.report import RunReport
 from services.simulation.run import STEP, Run, seldom_collected
 from services.simulation.scenario.model import BEGINS, Scenario
@@ -223,9 +224,8 @@ class FaultTrial(Run):
         elif type(message.message) is HandBack:
             self.queries.unheard(_number(message.message.route))
 
-    def _stored(self, whose: str, batch: str, events: list[Event]) -> None:
+    def _stored(self, _whose: str, batch: str, events: list[Event]) -> None:
         """The stream has a batch of events, perhaps again. The recorder stores each once."""
-        del whose
         if batch in self._batches:
             return
         self._batches.add(batch)
@@ -244,8 +244,7 @@ class FaultTrial(Run):
                 case PipelineEvent():
                     self.machines.replicas(event, now)
 
-    def _look(self, argument: Any = None) -> None:
-        del argument
+    def _look(self, _argument: Any = None) -> None:
         self.machines.look(self.kernel.now)
         self.liveness.look(self.kernel.now)
         self.kernel.at(LOOKS_S, self._look)

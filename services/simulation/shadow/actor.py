@@ -133,8 +133,7 @@ class Shadow(TableActor):
             self._system.entry(change.key, change.value)
         return NOTHING
 
-    def _synced_all(self, envelope: Envelope) -> Iterable[Effect]:
-        del envelope
+    def _synced_all(self, _envelope: Envelope) -> Iterable[Effect]:
         self._synced = True
         return NOTHING
 

@@ -232,8 +232,7 @@ class ShadowSystem:
         self._events = self._events[len(ready) :]
         return ready
 
-    def _recorded(self, name: str, event: Event) -> None:
-        del name
+    def _recorded(self, _name: str, event: Event) -> None:
         if type(event) is ScalingEvent and self._kernel.now >= self._begins:
             self._events.append(event)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from nats.aio.client import Client
 
-from tests.support.servers.nats import run
 from tests.support.servers.system import APP, Whole
 
 
@@ -44,16 +43,6 @@ async def answered(nc: Client, body: dict[str, Any], subject: str = f"infaas.que
         assert error["code"] in ("deadline", "overloaded"), error
         assert time.monotonic() < give_up, error
         await asyncio.sleep(max(error.get("retry_after_ms", 0) / 1000, 0.05))
-
-
-def talk(system: Whole, work: Callable[[Client], Awaitable[None]]) -> None:
-    """Do it on such a connection as `nc`."""
-
-    async def main() -> None:
-        async with connected(system) as nc:
-            await work(nc)
-
-    run(main())
 
 
 @asynccontextmanager

@@ -47,7 +47,7 @@ def _run(policy: str, number: int, names: list[str], duration: float, every: flo
         step += 1
         if step % 5 == 0:
             reason = f"load is {load:.0f} queries/s"
-            one.event("scaling", _scaled(now, names[step % len(names)], reason), now)
+            one.event(_scaled(now, names[step % len(names)], reason), now)
         now = step * every
     one.decided(2e-6)
     return one.finished(spent, events=1000 * (number + 1), wall_s=0.01, open_queries=0)

@@ -116,7 +116,6 @@ class Reader:
                 server.wait(60)
             server.kill()
             server.wait()
-            assert server.stdout is not None
             server.stdout.close()
         self._servers.clear()
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import subprocess
-import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tests.support.gateways.web_application import Reply, read, shut
 from tests.support.servers.nats import free_port
-from tests.support.servers.processes import alive, program
+from tests.support.servers.processes import alive, eventually, program
 from tests.support.servers.system import Whole
 
 
@@ -81,18 +81,14 @@ def gateway(system: Whole, directory: Path, **settings: str) -> Iterator[Gate]:
     log = directory / f"gateway-{port}.err"
     with program("infaas.cli", "run", "gateway", errors=log, **variables) as process:
         gate = Gate(port, grpc_port, process, log)
-        asyncio.run(_ready(gate))
+        assert eventually(lambda: _ready(gate)), gate.log.read_text()
         yield gate
 
 
-async def _ready(gate: Gate) -> None:
-    give_up = time.monotonic() + 120
-    while True:
-        try:
-            if (await gate.ask("GET", "/v2/health/ready")).status == 200:
-                return
-        except OSError:
-            pass
-        assert gate.alive, gate.log.read_text()
-        assert time.monotonic() < give_up, gate.log.read_text()
-        await asyncio.sleep(0.05)
+def _ready(gate: Gate) -> bool:
+    assert gate.alive, gate.log.read_text()
+    try:
+        with urllib.request.urlopen(f"{gate.url}/v2/health/ready", timeout=60):
+            return True
+    except OSError:
+        return False

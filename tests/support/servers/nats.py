@@ -87,7 +87,6 @@ class NatsServer:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
         return self._process.pid
 
     def _wait_ready(self) -> None:

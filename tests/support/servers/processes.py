@@ -143,7 +143,6 @@ def container(place: Path, named: str, *options: str, **more: str) -> Iterator[t
 
 def read_line(process: subprocess.Popen[str]) -> str:
     """The next line of its stdout."""
-    assert process.stdout is not None
     return process.stdout.readline().rstrip("\n")
 
 

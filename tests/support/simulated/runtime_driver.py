@@ -19,7 +19,8 @@ from bus.port import Delivery, StreamSpec
 from bus.subjects import Subjects
 from services.core.actor import Actor, Envelope, Publish, Record
 from services.shell.runtime.runtime import Runtime
-from services.simulation.kernel import GRACE, NETWORK, Headers, Promised, Receive, SimulatedEdge
+from services.simulation.hosts import Promised, SimulatedEdge
+from services.simulation.kernel import GRACE, NETWORK, Headers, Receive
 from tests.support.simulated.jumping_loop import JumpingLoop
 
 STREAM = "EVENTS"

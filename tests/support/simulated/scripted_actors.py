@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 from services.core.actor import Effect, Envelope, Inlet, Watch
-from services.simulation.kernel import SimulatedEdge
+from services.simulation.hosts import SimulatedEdge
 
 START = 1000.0
 DELAY = 0.01

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from services.core.actor import Actor, Effect, Envelope, Inlet, Publish, Watch
-from services.simulation.kernel import Kernel, RunningActor, SimulatedEdge
+from services.simulation.hosts import RunningActor, SimulatedEdge
+from services.simulation.kernel import Kernel
 
 
 class _Listener:

@@ -181,25 +181,6 @@ def test_nats_py_reads_the_same(sent: list[bytes], size: int) -> None:
     assert parse(chunks) == known
 
 
-def test_a_handler_that_raises_stops_nothing() -> None:
-    faults: list[tuple[str, str]] = []
-    got: list[bytes] = []
-
-    def handle(delivery: Delivery) -> None:
-        if not delivery.data:
-            raise ValueError("empty")
-        got.append(delivery.data)
-
-    parser = Parser(
-        {"1": handle},
-        lambda subject, error: faults.append((subject, str(error))),
-        *[lambda *_: None] * 4,
-    )
-    parser.feed(message("a", "1", "", b"") + message("b", "1", "", b"", {"A": "b"}) + message("c", "1", "", b"x"))
-    assert faults == [("a", "empty"), ("b", "empty")]
-    assert got == [b"x"]
-
-
 @pytest.mark.parametrize(
     "line",
     [

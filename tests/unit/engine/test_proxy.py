@@ -229,20 +229,17 @@ async def test_with_a_token_only_who_shows_it_may_ask(engine: StandIn) -> None:
 # -- the engine
 
 
-def test_an_engine_that_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with fronted(str(tmp_path / "none.sock")) as front:
-            reply = await front.ask("GET", "/v1.41/nodes")
-            assert reply.status == 502
-            assert "cannot be reached" in reply.message
-            assert "No such file" in await front.proxy.missing()
-            with stand_in(tmp_path) as engine:
-                engine.server_close()
-            (tmp_path / "engine.sock").rename(tmp_path / "none.sock")  # a socket that nobody listens on
-            assert (await front.ask("GET", "/_ping")).status == 502
-            assert "refused" in await front.proxy.missing()
-
-    run(main())
+async def test_an_engine_that_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with fronted(str(tmp_path / "none.sock")) as front:
+        reply = await front.ask("GET", "/v1.41/nodes")
+        assert reply.status == 502
+        assert "cannot be reached" in reply.message
+        assert "No such file" in await front.proxy.missing()
+        with stand_in(tmp_path) as engine:
+            engine.server_close()
+        (tmp_path / "engine.sock").rename(tmp_path / "none.sock")  # a socket that nobody listens on
+        assert (await front.ask("GET", "/_ping")).status == 502
+        assert "refused" in await front.proxy.missing()
     assert [record.levelname for record in caplog.records if record.name.startswith("services")] == ["ERROR", "ERROR"]
 
 
@@ -266,17 +263,14 @@ def test_an_engine_that_answers_something_else(answer: bytes, engine: StandIn) -
     assert "engine" in reply.message
 
 
-def test_an_engine_that_does_not_answer(tmp_path: Path) -> None:
-    async def main() -> None:
+async def test_an_engine_that_does_not_answer(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "engine.sock"))
+        silent.listen()
         async with fronted(str(tmp_path / "engine.sock"), patience=0.2) as front:
             reply = await front.ask("GET", "/v1.41/nodes")
             assert (reply.status, reply.message) == (502, "engine proxy: the engine did not answer within 0.2 s")
             assert "0.2 s" in await front.proxy.missing()
-
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(tmp_path / "engine.sock"))
-        silent.listen()
-        run(main())
 
 
 async def test_it_is_ready_before_a_manager_only(engine: StandIn) -> None:
@@ -358,7 +352,6 @@ def test_it_listens_and_logs_as_the_settings_of_its_config_say(tmp_path: Path) -
             assert reply.status == 200
         assert get(port, f"/v1.41/nodes/{NODE}")[0] == 0, "not where it listens by default"
         found.send_signal(signal.SIGTERM)
-        assert found.stderr is not None
         assert found.stderr.read() == "", "that it runs and what it refuses is only INFO"
 
 

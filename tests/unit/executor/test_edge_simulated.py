@@ -211,7 +211,7 @@ async def test_memory_is_what_the_models_say_of_the_device(tmp_path):
     await bus.close()
 
 
-def test_what_is_computed_is_shown_to_the_supervisor_meanwhile(tmp_path):
+async def test_what_is_computed_is_shown_to_the_supervisor_meanwhile(tmp_path):
     running = shared()
     if running is None:
         pytest.skip("shared memory without a file: Linux only")
@@ -223,17 +223,14 @@ def test_what_is_computed_is_shown_to_the_supervisor_meanwhile(tmp_path):
             seen.append(running.read())
             return super()._result(model, command)
 
-    async def main() -> None:
-        bus = MemoryBus()
-        variant = record(0.1)
-        await (await bus.object_store(SUBJECTS.artifacts_bucket)).put(variant.artifact, ARTIFACT)
-        edge = Watched(bus, SUBJECTS, "cpu", 1, tmp_path, ExecutorSettings(), running)
-        await edge.perform(LoadModel("i", variant))
-        assert (await edge.perform(batch(1, 2))).errors is None
-        assert edge.inline(replace(batch(1), inline=True)).errors is None
-        await bus.close()
-
-    run(main())
+    bus = MemoryBus()
+    variant = record(0.1)
+    await (await bus.object_store(SUBJECTS.artifacts_bucket)).put(variant.artifact, ARTIFACT)
+    edge = Watched(bus, SUBJECTS, "cpu", 1, tmp_path, ExecutorSettings(), running)
+    await edge.perform(LoadModel("i", variant))
+    assert (await edge.perform(batch(1, 2))).errors is None
+    assert edge.inline(replace(batch(1), inline=True)).errors is None
+    await bus.close()
     first, second = (number.to_bytes(16, "big") for number in range(2))
     assert seen == [[first, second], [first]]
     assert running.read() == []

@@ -106,7 +106,6 @@ async def test_functions_go_with_the_request_and_labels_stay_the_names_that_come
         (asked,) = registrar.asked
         assert (asked.metric, asked.labels) == ("top1", [])
         assert asked.functions == functions_of(**functions)
-        assert asked.functions is not None
         assert (asked.functions.before, asked.functions.after, len(asked.functions.sources)) == (
             "own.py:decode",
             "own.py:name",

@@ -234,7 +234,6 @@ async def test_a_chunk_that_failed_ends_the_job_and_what_came_before_is_kept(tmp
         async with working(scene, bad=50):
             status = await scene.end(await scene.submit())
         assert (status.state, status.done, status.failed) == ("failed", 48, 3)
-        assert status.reason is not None
         assert status.reason.startswith("items 48 to 50: model_error: no; the first 48 outputs are in file://")
         assert np.load(scene.files / "out.npy.partial").tolist() == X[:48].sum(axis=1).tolist()
         assert sorted(os.listdir(scene.files)) == ["in.npy", "out.npy.partial"]

@@ -91,7 +91,6 @@ def test_progress_and_states_only_go_forward() -> None:
 def test_the_worst_requests_are_refused_at_once_and_counted() -> None:
     stage = Stage()
     reply = stage.register(replace(REQUEST, app="../x\0", metric="f 1"))
-    assert isinstance(reply, Refusal)
     assert reply.error.code == "bad_request"
     assert "app: " in reply.error.message
     assert "metric: " in reply.error.message
@@ -111,11 +110,9 @@ def test_an_id_and_a_version_are_taken_once() -> None:
     stage = Stage()
     stage.register()
     again = stage.register(replace(REQUEST, app="other"))
-    assert isinstance(again, Refusal)
     assert again.error.message.startswith("registration: ")
     stage.put(SUBJECTS.catalog_bucket, "model.mlp.7", encode(model_record(version="7")))
     taken = stage.register(replace(REQUEST, registration="r2", version="7"))
-    assert isinstance(taken, Refusal)
     assert taken.error.message.startswith("version: version 7 of model mlp")
     assert taken.error.field == "version"
     free = stage.register(replace(REQUEST, registration=None))
@@ -130,7 +127,6 @@ def test_what_another_registrar_has_claimed_is_refused(field: str) -> None:
     stage.tell(Done(stage.commands.pop().id, AlreadyTaken(field)))
     subject, reply = stage.sent[-1]
     assert subject == "_INBOX.1"
-    assert isinstance(reply, Refusal)
     assert reply.error.message.startswith(f"{field}: ")
     assert stage.statuses() == []
 
@@ -142,7 +138,6 @@ def test_a_bucket_that_cannot_be_written_is_an_overload(trouble: Any) -> None:
     claim = stage.commands.pop().id
     stage.tell(Failed(claim, "the disk is full") if trouble is Failed else TimedOut(claim))
     reply = stage.sent[-1][1]
-    assert isinstance(reply, Refusal)
     assert reply.error.code == "overloaded"
 
 

@@ -103,7 +103,6 @@ def test_only_registrations_make_apps_and_links_name_the_newest_version() -> Non
     other = refused(app_record(), UnlinkModel(app="digits", model="mpl"), known)
     assert other.message == "model: app digits does not link mpl; it links mlp"
     unknown = refusal(SetBatching(model="mpl", policy="edf"), known)
-    assert unknown is not None
     assert unknown.message == "model: there is no model mpl; did you mean mlp?"
     assert refused(None, DeleteApp(app="digits")).code == "unknown_app"
     known = catalog()
@@ -264,7 +263,6 @@ def test_a_rule_of_batching_is_for_one_app_model_or_variant() -> None:
 )
 def test_a_wrong_rule_of_batching_is_refused(fields: dict[str, Any], code: str, text: str) -> None:
     error = asked("set-batching", **fields)
-    assert isinstance(error, Error)
     assert error.code == code
     assert error.message.startswith(text)
 
@@ -279,7 +277,6 @@ def test_missing_and_wrong_names_are_named(verb: str) -> None:
     for field in good:
         for bad in (None, "a b", "*"):
             error = asked(verb, **{**values, **good, field: bad})
-            assert isinstance(error, Error)
             assert error.code == "bad_request"
             assert error.message.startswith(f"{field}: ")
 
@@ -295,7 +292,6 @@ def test_each_number_beyond_its_bounds_is_refused(verb: str) -> None:
             more = [one.rule.most + 1] if one.rule.most < inf else []
             for wrong in (-1, *more, *((nan, inf) if one.type is float else ())):
                 error = asked(verb, **{**good, field: [wrong] if one.type == list[float] else wrong})
-                assert isinstance(error, Error)
                 assert f"{field}: must be" in error.message
 
 
@@ -322,7 +318,6 @@ def test_each_number_beyond_its_bounds_is_refused(verb: str) -> None:
 )
 def test_a_wrong_selection_is_refused(fields: dict[str, Any], word: str) -> None:
     error = asked("set-selection", app="a", **fields)
-    assert isinstance(error, Error)
     assert error.code == "bad_request"
     assert word in error.message
 
@@ -361,7 +356,6 @@ def test_a_wrong_selection_is_refused(fields: dict[str, Any], word: str) -> None
 )
 def test_what_cannot_be_done_says_why(verb: str, fields: dict[str, Any], word: str) -> None:
     error = asked(verb, **fields)
-    assert isinstance(error, Error)
     assert error.code == "bad_request"
     assert word in error.message
 
@@ -372,7 +366,6 @@ def test_models_that_are_not_there_are_told_with_the_remedy() -> None:
         ("delete-version", {"model": "mlp", "version": "7"}, "1, 2"),
     ):
         error = asked(verb, **fields)
-        assert isinstance(error, Error)
         assert error.code == "unknown_model"
         assert word in error.message
 

@@ -197,12 +197,10 @@ async def test_records_that_are_not_allowed_leave_nothing_behind(place: Place) -
     other = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)
     await place.do(replace(LINK, record=model_record("first", signature=other)))
     refused = await place.do(PutRecords(variants=(variant_record("v1"),), model=model_record(), link=LINK))
-    assert isinstance(refused, Error)
     assert "signature" in refused.message
     assert await place.keys() == {"app.digits"}
     await place.catalog.put("model.mlp.1", encode(model_record(registration="somebody else's")))
     taken = await place.do(PutRecords(variants=(), model=model_record(), link=None))
-    assert isinstance(taken, Error)
     assert taken.message.startswith("version: ")
 
 
@@ -229,7 +227,6 @@ async def test_a_version_with_other_classes_than_the_models_that_an_app_serves_i
     await place.do(PutRecords(variants=(), model=model_record(app="digits", labels=["no", "yes"]), link=LINK))
     change = replace(LINK, record=model_record("other", app="shapes", labels=["round", "square"]))
     refused = await place.do(change)
-    assert isinstance(refused, Error)
     assert "was registered for app shapes and does not fit app digits" in refused.message
 
 
@@ -319,7 +316,6 @@ async def test_a_version_goes_with_its_variants_once_no_app_serves_it_and_its_nu
     for records in (first, second):
         assert await place.do(records) is None
     kept = await place.do(DeleteVersion(model="mlp", version="1"))
-    assert isinstance(kept, Error)
     assert "app digits serves version 1 of model mlp" in kept.message
     assert isinstance(await place.do(DeleteVersion(model="mlp", version="2")), Pruned)
     assert await place.keys() == {
@@ -433,7 +429,6 @@ async def test_pipelines_see_what_the_bucket_holds_and_plans_follow_the_version_
     assert await place.do(deploying(PLAN, "twice")) is None
     assert (await planned(place, "twice")).vertices["only"].variant == "mlp-1"
     refused = await place.do(DeleteApp(app="digits"))
-    assert isinstance(refused, Error)
     assert "app: digits is a stage of pipeline twice" in refused.message
     assert await place.do(replace(LINK, record=model_record(version="2"))) is None
     assert (await planned(place, "twice")).vertices["only"].variant == "mlp-2"

@@ -14,7 +14,7 @@ from bus.messages.catalog import (
     Ensemble,
     PipelinePlan,
 )
-from bus.messages.public import AdminDone, Error
+from bus.messages.public import AdminDone
 from bus.messages.verbs import DeployPipeline, SetApp, SetTarget
 from services.core.catalog import key_of
 from services.registrar.changes import note_of, refusal
@@ -58,7 +58,6 @@ def test_a_plan_gets_the_cheapest_sufficient_or_the_named_variant() -> None:
     assert note_of(BOTH, BOTH, deploying(None), KNOWN) == ""  # there was none
     named = replace(PLAN, vertices=PLAN.vertices | {"second": stage(variant="exact-t4")})
     after = changed(BOTH, deploying(named))
-    assert after.plan is not None
     assert after.plan.vertices["second"].variant == "exact-t4"
 
 
@@ -67,12 +66,10 @@ def test_plans_take_the_variant_as_fast_as_planned_and_leave_others_to_themselve
     slow = replace(profile, rows=[replace(row, p50_ms=10 * row.p50_ms) for row in profile.rows])
     known = catalog_of(*RECORDS, variant_record("exact-t1", model="exact", accuracy=0.95, profile=slow))
     after = changed(BOTH, deploying(PLAN), known)
-    assert after.plan is not None
     assert after.plan.vertices["second"].variant == "exact-t2", "exact-t1 is cheaper, but ten times slower than planned"
     known = catalog_of(*RECORDS, replace(CHECKS, selection=Ensemble(policy="majority")))
     for planned in (PLAN, replace(PLAN, vertices={"first": stage()})):
         after = changed(BOTH, deploying(planned), known)
-        assert after.plan is not None
         assert after.plan.vertices.keys() == {"first"}
 
 
@@ -189,7 +186,6 @@ def test_hardware_that_no_worker_has_is_refused() -> None:
 )
 def test_what_is_no_plan_is_refused(plan: dict[str, Any], message: str) -> None:
     error = refusal(DeployPipeline(app="both", plan=plan), WITH)
-    assert isinstance(error, Error)
     assert error.message.startswith(message)
 
 
@@ -252,11 +248,9 @@ def test_a_plan_follows_the_version_that_serves() -> None:
     newer = replace(CHECKS, links={"check": "1", "exact": "2"})
     second = [model_record("exact", "2"), variant_record("exact-2", model="exact", version="2", accuracy=0.95)]
     after = changed(DEPLOYED, RefitPlan(app="both"), catalog_of(*RECORDS, newer, *second))
-    assert after.plan is not None
     assert after.plan.vertices["second"].variant == "exact-2"
     assert after.plan.vertices["first"] == DEPLOYED.plan.vertices["first"]  # type: ignore[union-attr]
     voting = changed(DEPLOYED, RefitPlan(app="both"), catalog_of(*RECORDS, replace(CHECKS, selection=EXP4)))
-    assert voting.plan is not None
     assert voting.plan.vertices.keys() == {"first"}
     without = catalog_of(*RECORDS, replace(CHECKS, links={"check": "1"}))
     assert changed(DEPLOYED, RefitPlan(app="both"), without).plan is None

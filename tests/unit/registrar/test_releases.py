@@ -28,14 +28,12 @@ def test_a_new_version_is_held_or_released_in_steps_as_it_was_registered() -> No
     assert stage.registrar._catalog.model("mlp").version == "1", "no query without an app gets it"  # type: ignore[union-attr]
     app = register(stage, "steps")
     assert app.links == {"mlp": "1"}
-    assert app.release is not None
     assert (app.release.version, app.release.old_version, app.release.state) == ("3", "1", "step")
     assert stage.register(replace(REQUEST, registration="r9")).error.message.startswith(
         "app: digits has a release of mlp"
     )
     stage.change(AbortRelease(app="digits"))
     app = register(stage, "mirror")
-    assert app.release is not None
     assert (app.release.state, app.release.mirror, app.release.share, app.release.step) == ("mirror", 0.1, 0.0, -1)
     assert app.release.differs == pytest.approx(0.1 + 2 * (1.0 - 0.9)), "what both errors allow, and 0.1"
     stage.change(AbortRelease(app="digits"))
@@ -78,6 +76,5 @@ def test_counts_are_kept_and_a_verdict_is_carried_out_once() -> None:
     stage.commands = [one for one in stage.commands if isinstance(one.command, StepRelease)]
     stage.perform()
     after = decode(AppRecord, stage.catalog["app.digits"]).release
-    assert after is not None
     assert after.state == "rolled-back"
     assert SUBJECTS.registrar("release") == "t.registrar.release"

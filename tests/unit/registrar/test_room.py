@@ -61,7 +61,6 @@ def test_no_more_instances_than_fit(room: Ceiling, workers: int, most: int, at: 
     alive = [worker(worker=f"w{n}") for n in range(workers)]
     assert room.refuse(count_of(most)[at], catalog(), alive) is None
     error = room.refuse(count_of(most + 1)[at], catalog(), alive)
-    assert isinstance(error, Error)
     assert error.code == "unsatisfiable"
     field = "min_instances" if at == 3 else "count"
     assert error.message.startswith(
@@ -80,7 +79,6 @@ def test_the_unknown_is_not_refused_and_own_versions_may_have_other_classes() ->
     old, new = model_record("lr", "1", app="a", labels=["x"]), model_record("lr", "2", app="a", labels=["y"])
     app = AppRecord(app="a", links={"lr": "2"}, signature=SIGNATURE)
     back = amend(app, SetVersion(app="a", model="lr", version="1"), catalog_of(old, new, app))
-    assert isinstance(back, AppRecord)
     assert back.links == {"lr": "1"}
 
 
@@ -93,7 +91,6 @@ def test_caches_of_all_apps_fit_into_the_setting() -> None:
     assert asked(60.0) is None
     assert asked(61.0) is not None
     error = asked(1e12)
-    assert isinstance(error, Error)
     assert "cache_mb: a dispatcher keeps at most 100 MB of answers (dispatcher.cache_mb)" in error.message
     assert "other apps have 40; give at most 60" in error.message
 
@@ -124,7 +121,6 @@ def test_a_version_that_was_made_for_another_app_serves_only_where_it_means_the_
     catalog = catalog_of(own, app, foreign)
     after = amend(app, LinkVersion(app="fraud", record=foreign), catalog)
     if said is None:
-        assert isinstance(after, AppRecord)
         assert after.links == {"lr": "6"}
         assert set(catalog.versions_for(app, "lr")) == {"5", "6"}
     else:
@@ -142,8 +138,6 @@ def test_the_newest_version_that_fits_is_linked() -> None:
         model_record("lr", "2", app="health", created=9.0, labels=["sick"]),
     )
     after = amend(app, LinkModel(app="fraud", model="lr"), catalog_of(app, own, foreign))
-    assert isinstance(after, AppRecord)
     assert after.links == {"lr": "1"}
     new = amend(AppRecord(app="new", links={}), LinkModel(app="new", model="lr"), catalog_of(own, foreign))
-    assert isinstance(new, AppRecord)
     assert new.links == {"lr": "2"}

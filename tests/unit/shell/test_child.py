@@ -59,7 +59,6 @@ def test_messages_go_both_ways_and_what_is_printed_goes_to_standard_error(monkey
             channel.send(message)
             assert channel.received(list) == message
         channel.close()
-        assert process.stderr is not None
         assert process.stderr.read().decode().splitlines() == ["said by its code", "said by a child of its own"]
         assert how_ended(process.wait()) == "ended with code 7"
 
@@ -76,7 +75,6 @@ def test_a_child_is_killed_with_all_that_it_has_started() -> None:
         assert how_ended(process.wait()) == f"was ended by {signal.SIGKILL.name}"
         with pytest.raises(EOFError):
             channel.received(list)
-        assert process.stderr is not None
         process.stderr.read()  # its end comes when nobody of the group is left to write
         kill_group(process.pid)  # none is there: that is no error
 
@@ -151,7 +149,6 @@ def test_one_class_may_decide_on_queries_and_on_instances() -> None:
 def test_methods_are_needed_where_they_are_asked() -> None:
     assert load_policy(settings(f"{__name__}:Selects")).name == "mine"
     scaling = load_scaling(settings(f"{__name__}:Scales"))
-    assert scaling is not None
     assert scaling.name == "mine"
     assert load_scaling(Settings()) is None
     with pytest.raises(SettingsError, match=r"^dispatcher.policy '.*:Scales' lacks the method select: docs/scaling.md"):

@@ -21,7 +21,7 @@ from services.core.actor import (
     Undelivered,
 )
 from services.simulation.connections import ANSWERED, CLIENTS, Connections
-from services.simulation.kernel import Promised
+from services.simulation.hosts import Promised
 from tests.support.simulated.scripted_actors import DELAY, START, Play, Puppet, Ring, Word, played
 from tests.unit.simulation.test_kernel import on
 

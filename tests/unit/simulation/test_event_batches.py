@@ -1,5 +1,7 @@
 """Batches of events on their way to the stream: what processes, connections and acknowledgements may do to them."""
 
+import pytest
+
 from bus.messages.events import Event
 from services.core.actor import Record, Recorded
 from services.shell.runtime.outbox import LATEST
@@ -74,24 +76,16 @@ def test_a_batch_is_stored_twice_under_one_id(play: Play) -> None:
     assert len(puppet.got(Recorded)) == 1
 
 
-def test_a_batch_whose_acknowledgement_is_lost_is_sent_again_under_its_id(play: Play) -> None:
+@pytest.mark.parametrize(("fault", "stored"), [("deaf", 1), ("unstored", 0)])
+def test_a_batch_whose_acknowledgement_is_lost_or_whose_stream_is_down_is_sent_again_under_its_id(
+    play: Play, fault: str, stored: int
+) -> None:
     stream, puppet = Stream(play), recording(play)
-    net(play).process("p").deaf = 1
+    setattr(net(play).process("p"), fault, 1)
     play.say("s", "x", seconds=2.0)
-    assert (len(stream.batches), puppet.got(Recorded)) == (1, [])
-    net(play).process("p").deaf = 0
+    assert (len(stream.batches), puppet.got(Recorded)) == (stored, [])
+    setattr(net(play).process("p"), fault, 0)
     play.run(ANSWERED)
-    assert len(stream.batches) == 2
+    assert [numbers for _, _, numbers in stream.batches] == [[1.0, 2.0]] * (stored + 1)
     assert len({identity for _, identity, _ in stream.batches}) == 1
-    assert [message for _, message in puppet.got(Recorded)] == [Recorded(2)]
-
-
-def test_a_batch_waits_in_its_process_while_the_stream_is_down(play: Play) -> None:
-    stream, puppet = Stream(play), recording(play)
-    net(play).process("p").unstored = 1
-    play.say("s", "x", seconds=2.0)
-    assert (stream.batches, puppet.got(Recorded)) == ([], [])
-    net(play).process("p").unstored = 0
-    play.run(ANSWERED)
-    assert [numbers for _, _, numbers in stream.batches] == [[1.0, 2.0]]
     assert [message for _, message in puppet.got(Recorded)] == [Recorded(2)]

@@ -25,7 +25,8 @@ from services.core.actor import (
     Undelivered,
 )
 from services.shell.runtime.outbox import LATEST, ROWS
-from services.simulation.kernel import ActorHalted, Kernel, Promised
+from services.simulation.hosts import Promised
+from services.simulation.kernel import ActorHalted, Kernel
 from tests.support.simulated.runtime_driver import Bed
 from tests.support.simulated.scripted_actors import DELAY, Play, Puppet, Ring, Word, played
 

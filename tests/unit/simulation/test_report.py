@@ -127,11 +127,11 @@ def test_accuracy_drop_is_from_the_best_window_before() -> None:
 
 def test_scaling_decisions_are_counted_and_the_first_are_listed() -> None:
     one = report()
-    one.event("scaling", scaled("load", 3, solve_ms=2.0), 1.5)
-    one.event("scaling", scaled("add_worker", 0), 1.6)  # wanted, and not done
-    one.event("worker", WorkerEvent(time=1, worker="w", hardware="cpu", from_state="", to_state="up", reason=""), 1.7)
+    one.event(scaled("load", 3, solve_ms=2.0), 1.5)
+    one.event(scaled("add_worker", 0), 1.6)  # wanted, and not done
+    one.event(WorkerEvent(time=1, worker="w", hardware="cpu", from_state="", to_state="up", reason=""), 1.7)
     for _ in range(KEPT):
-        one.event("scaling", scaled("replicate"), 2.0)
+        one.event(scaled("replicate"), 2.0)
     found = end(one)
     assert found["scale_actions"] == {"load": 1, "replicate": KEPT}
     listed = found["scaling"]["decisions"]

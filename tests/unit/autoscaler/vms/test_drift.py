@@ -141,7 +141,6 @@ def test_the_next_leader_goes_on_and_spends_no_level_once_more() -> None:
     assert heir.told(items(LEAST, 3.0)) == [], "it is open already"
     assert heir.watch.records["hid"].tests["d"][0] >= 10
     assert [event.ended is None for _ in range(2) for event in heir.told(items(LEAST))] == [False]
-    assert heir.saved is not None
     assert heir.saved.open == []
     heir.watch.stored("drift.hid", None)
     assert heir.watch.records == {}

@@ -25,7 +25,6 @@ def vertex(name: str, of: str, text: str, **inputs: str) -> PipelineVertex:
 
 def app_of(name: str, given: tuple[int, ...], made: dict[str, tuple[int, ...]], more: str = "") -> AppRecord:
     record = app(name, {"x": "FP32", **({more: "FP32"} if more else {})}, dict.fromkeys(made, "FP32"), given)
-    assert record.signature is not None
     outputs = [replace(spec, shape=list(made[spec.name])) for spec in record.signature.outputs]
     return replace(record, signature=replace(record.signature, outputs=outputs))
 

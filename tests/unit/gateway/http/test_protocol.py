@@ -186,7 +186,6 @@ async def test_a_small_unread_body_leaves_the_connection_usable() -> None:
         assert (await read(reader)) is not None
         writer.write(body + GET)
         reply = await read(reader)
-        assert reply is not None
         assert reply.body == b"GET /a 0 - h"
         await shut(writer)
 
@@ -223,7 +222,6 @@ async def test_a_head_in_drops_takes_no_longer_than_allowed() -> None:
             if reply.done() or time.monotonic() > began + 3:
                 break
         found = await reply
-        assert found is not None
         assert found.status == 408
         await shut(writer)
 
@@ -285,11 +283,9 @@ async def test_slow_bodies_make_room_take_no_place_and_end() -> None:
             assert [reply.status for reply in await server.say(GET)] == [200]
         assert server.connections.app.limits.running == 0
         first = await read(slow[0][0])
-        assert first is not None
         assert first.status == 503
         slow[-1][1].write(b"x" * 10)
         last = await read(slow[-1][0])
-        assert last is not None
         assert last.body == b"POST /a 1000 - h", "the newest are the last to give way"
         for _, writer in slow:
             await shut(writer)

@@ -18,7 +18,6 @@ from services.gateway.http.access import AccessControl
 from services.gateway.rpc import infer
 from services.gateway.rpc.calls import Calls
 from services.gateway.rpc.infer import INFERENCE, fill, to_data
-from tests.support.servers.nats import run
 
 
 def request(*raw: bytes) -> bytes:
@@ -154,17 +153,16 @@ def test_what_does_not_fit_is_told(datatype: str, shape: list[int], given: dict[
         (KeyError("nobody has foreseen this"), "INTERNAL"),
     ],
 )
-def test_a_request_of_a_stream_counts_with_the_status_that_its_client_is_told(error: Exception, status: str) -> None:
+async def test_a_request_of_a_stream_counts_with_the_status_that_its_client_is_told(
+    error: Exception, status: str
+) -> None:
     settings, counts = GatewaySettings(), RequestCounts()
     calls = Calls(AccessControl(settings), settings, counts)
 
     async def fails() -> bytes:
         raise error
 
-    async def main() -> None:
-        with pytest.raises(RequestFailed):
-            await calls.counted(b"body", fails)
-
-    run(main())
+    with pytest.raises(RequestFailed):
+        await calls.counted(b"body", fails)
     assert counts.requests == {("grpc", status): 1}
     assert (calls.running, calls.buffered) == (0, 0)

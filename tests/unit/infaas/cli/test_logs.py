@@ -53,7 +53,6 @@ def test_following_goes_on_with_new_lines_until_ctrl_c(logs: Path) -> None:
     command = [sys.executable, "-P", "-m", "infaas.cli", *words]
     with subprocess.Popen(command, env=environ(), stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             assert "old" in process.stdout.readline()
             (logs / "monitor.log").write_text(entry(2.0, "new"))
             assert "new" in process.stdout.readline()

@@ -232,6 +232,5 @@ def test_the_file_is_a_pipeline_without_errors(stages: DemoStages, tmp_path: Pat
     assert {vertex.app for vertex in found.pipeline.vertices} == {app for app, *_ in stages.files}
     assert found.loads[0].rate == ((0.0, 42.5),)
     (edge,) = [edge for edge in found.pipeline.edges if edge.when is not None]
-    assert edge.when is not None
     assert (edge.when.op, edge.when.value) == ("<", UNSURE)
     assert edge.probability == pytest.approx(stages.share, abs=1e-3)

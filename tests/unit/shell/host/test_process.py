@@ -96,7 +96,6 @@ def test_a_port_in_use_is_not_free() -> None:
         ],
         stdout=subprocess.PIPE,
     ) as listener:
-        assert listener.stdout is not None
         listener.stdout.readline()
         assert not process.port_is_free(port)
         listener.kill()

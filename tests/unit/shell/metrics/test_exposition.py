@@ -178,7 +178,6 @@ def test_outcomes() -> None:
     assert values(tally, "infaas_effective_accuracy_ratio") == {("a",): 0.8}
     assert values(tally, "infaas_rated_answers_total") == {("a",): 2}
     latency = values(tally, "infaas_query_latency_seconds")["a",]
-    assert isinstance(latency, Histogram)
     assert latency.count == 3  # refusals are no answers
 
 
@@ -248,7 +247,6 @@ def test_the_parts_of_a_query_are_no_queries() -> None:
     assert values(tally, "infaas_effective_accuracy_ratio") == {("a",): 0.7}
     assert values(tally, "infaas_default_outputs_total") == {("a", "confidence"): 1}
     confidence = values(tally, "infaas_answer_confidence_ratio")["a",]
-    assert isinstance(confidence, Histogram)
     assert (confidence.count, confidence.total) == (2, 0.8 + 0.4)
 
 

@@ -62,7 +62,6 @@ class System:
 
 async def kill(outbox: Outbox) -> None:
     task = outbox._task
-    assert task is not None
     task.cancel()
     await asyncio.wait([task])
     if outbox._timer is not None:

@@ -15,7 +15,6 @@ from services.autoscaler.vms.providers.base import ProviderError
 from services.autoscaler.vms.providers.command import Command, Hook
 from services.core.settings import CommandSettings
 from tests.support.clients.responders import until
-from tests.support.servers.nats import run
 
 
 def script(path: Path, text: str) -> str:
@@ -117,15 +116,12 @@ async def test_one_that_takes_too_long_is_ended_with_all_that_it_started(tmp_pat
     await until(lambda: _gone(child))
 
 
-def test_our_settings_are_not_in_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_our_settings_are_not_in_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFAAS_BUS__NKEY_SEED", "secret")
     monkeypatch.setenv("CLOUD_REGION", "north")
 
-    async def main() -> None:
-        add = script(tmp_path, f"env > {tmp_path}/environment")
-        await Hook([add], [add], 10.0).add("cpu", "a")
-
-    run(main())
+    add = script(tmp_path, f"env > {tmp_path}/environment")
+    await Hook([add], [add], 10.0).add("cpu", "a")
     found = (tmp_path / "environment").read_text().splitlines()
     assert "CLOUD_REGION=north" in found
     assert [line for line in found if line.startswith("INFAAS_")] == []
