@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Struct, UnsetType, field
 
 from bus.fields import PART, SHARE, TOKEN, Number
-from bus.messages.quality import LiveAccuracy, VersionRelease
+from bus.messages.quality import Cascade, LiveAccuracy, VersionRelease
 from bus.messages.scaling import Expectation
 
 
@@ -59,15 +59,15 @@ class Functions(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def words(self) -> str:
         """Which there are, and how long they take, for people."""
-        around = (("before", self.before), ("after", self.after))
-        took = "" if self.ms is None else f" ({self.ms:.3g} ms)"
-        return " and ".join(f"{when} {name}" for when, name in around if name) + took
+        around = {"before": self.before, "after": self.after}
+        said = " and ".join(f"{when} {name}" for when, name in around.items() if name)
+        return said if self.ms is None else f"{said} ({self.ms:.3g} ms)"
 
 
 class ProfileRow(Struct, frozen=True, kw_only=True):
-    """The measured latency, in ms, of one batch size at one input length.
+    """The measured latency, in ms, of one batch size at one input length: the bucket of the variable axis; None if all are fixed.
 
-    length: the bucket of the variable axis; None if all lengths are fixed.
+    p50_ms: of a cascade the mean, since costs and rates follow from it. p99_ms: of one, with as many items that go on as 99 % of batches have at most.
     """
 
     batch: int
@@ -102,8 +102,8 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
 
     accuracy: on the whole validation set, 0..1, of so many samples (0: not known). accuracy_low, accuracy_high: its 95 % confidence interval: Wilson's
     of a share of right answers, the normal one of a mean error; None: it was not measured. artifact: object key (sha256) in the artifacts bucket.
-    precision: fp32, int8 (static QDQ), fp16, bf16. hardware: device kind, "cpu", "gpu", ... agreement: the share of answers that equal those of the
-    model as it came, of every output. differing: outputs that are not scored and differ from the model's in more than FLOOR of the answers, with the
+    precision: fp32, int8 (static QDQ), fp16, bf16, cascade. hardware: device kind, "cpu", "gpu", ... agreement: the share of answers that equal those of
+    the model as it came, of every output. differing: outputs that are not scored and differ from the model's in more than FLOOR of the answers, with the
     share that agrees. price_per_s: US$ per second of an instance; None: its share of the device's memory and its threads decide. metric, labels,
     allow_nan, functions: as in `Register`. model_accuracy: of the model as it came; None: not known. alone: why each item is computed alone: its
     answer would depend on others in its batch; empty: it does not. arithmetic: of the CPU on which it was measured, "exact" or "saturating", where its
@@ -145,6 +145,12 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     distribution: str = ""
     live: LiveAccuracy | None = None
     registered: float | None = None
+    cascade: Cascade | None = None
+
+    @property
+    def versions(self) -> list[tuple[str, str]]:
+        """The models whose answers it gives, with their versions. An app that links all of them answers with it."""
+        return [(self.model, self.version)] if self.cascade is None else self.cascade.versions
 
     @property
     def twins(self) -> str:
@@ -219,11 +225,6 @@ def accuracy_of(value: float, metric: str) -> float:
     return 1.0 / (1.0 + max(0.0, value)) if is_error(metric) else value
 
 
-def stated_in(metric: str | None, metrics: frozenset[str]) -> bool:
-    """Whether an accuracy that is stated in this metric (None: as an accuracy) is one for models that are measured by these."""
-    return not metrics or (metric in metrics if metric else not metrics.isdisjoint(ACCURACIES))
-
-
 def value_of(accuracy: float, metric: str) -> float:
     """The metric's value that an accuracy stands for."""
     if metric == "r2":
@@ -233,10 +234,8 @@ def value_of(accuracy: float, metric: str) -> float:
 
 def in_metric(accuracy: float | None, metric: str, unit: str = "") -> str:
     """An accuracy in words, by its metric: "accuracy 0.97", "mae 43.2 EUR"; None: nobody has measured it. unit: of an error."""
-    if accuracy is None:
-        return f"{metric} unknown"
     more = f" {unit}" if unit and is_error(metric) else ""
-    return f"{called(metric)} {value_of(accuracy, metric):.4g}{more}"
+    return f"{metric} unknown" if accuracy is None else f"{called(metric)} {value_of(accuracy, metric):.4g}{more}"
 
 
 def called(metric: str) -> str:

@@ -104,6 +104,12 @@ def latency_ms(profile: VariantRecord | Iterable[ProfileRow], batch: int, length
     return _interpolate(points, _slope(points), batch) * scale
 
 
+def tail_s(record: VariantRecord) -> float:
+    """Seconds that a single item of a cascade may take beyond the mean, which its profile has as the median: those of its second part."""
+    first = min(record.profile.rows, key=lambda row: row.batch, default=None) if record.cascade is not None else None
+    return 0.0 if first is None else (first.p99_ms - first.p50_ms) / 1000.0
+
+
 def cost_per_1000(record: VariantRecord, price_per_s: float, batch: int = 1) -> float:
     """US$ for 1,000 items in batches of this size: the cost of their queries (`query_cost`), as the profile predicts it."""
     return price_per_s * (latency_ms(record, batch) + HANDLING_MS) / batch

@@ -14,13 +14,14 @@ from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from bus.fields import TYPO, meant
-from bus.messages.catalog import ACCURACIES, METRICS, VariantRecord, accuracy_of, is_error, stated_in, value_of
+from bus.messages.catalog import ACCURACIES, METRICS, VariantRecord, accuracy_of, is_error, value_of
 from bus.messages.public import Closest, Code, Error, Requirements
 from services.core.cost import HANDLING_MS
 from services.core.placement import arithmetic_words, is_container, quarantined_words
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask, VariantInstances
 from services.core.selection.instances import CAUTION, OVERHEAD, WAY
+from services.core.validation import stated_in
 
 NEEDS = "needs"  # the field of an error where no variant has what is asked for, rather than none that has it serves
 LOAD_AGAIN = 5.0  # s before a worker that could not load a variant is asked to load it again

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.catalog import ProfileRow, VariantRecord
-from services.core.catalog import Catalog, app_key, dominates, key_of, mark_dominated, model_key, target_of, variant_key
+from services.core.catalog import Catalog, app_key, key_of, model_key, target_of, variant_key
+from services.registrar.policy import dominates, mark_dominated
 from tests.support.data.events import catalog_of
 from tests.support.data.pipelines import deployed
 from tests.support.simulated.registrations import PROFILE, app_record, model_record, variant_record
