@@ -158,7 +158,7 @@ MOST_CASCADES = 32  # that are tried
 def cascades(
     model: str, version: str, own: Iterable[VariantRecord], others: Iterable[VariantRecord]
 ) -> list[CascadePlan]:
-    """The cascades worth a try of a version's own variants and the others of its app, which were measured on the same samples, the likeliest first.
+    """The cascades worth a try of one of a version's own variants and one of its app's other models, measured on the same samples; the likeliest first.
 
     All samples that the first part gets wrong and the second one right have to go on: a cascade cannot cost less. Threads and largest batch of its
     parts are its own.
@@ -174,7 +174,7 @@ def cascades(
         for then in singles:
             gain = (then.accuracy or 0.0) - (first.accuracy or 0.0)
             alike = (first.threads, first.max_batch) == (then.threads, then.max_batch)
-            if gain <= 0.0 or not alike or names.isdisjoint((first.variant, then.variant)):
+            if gain <= 0.0 or not alike or (first.variant in names) == (then.variant in names):
                 continue
             if len({first.arithmetic, then.arithmetic} - {""}) > 1:
                 continue

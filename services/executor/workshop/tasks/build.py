@@ -188,19 +188,18 @@ class Choice(NamedTuple):
 def choose(first: PartAnswers, then: PartAnswers, costs: tuple[float, float], most: float) -> Choice | None:
     """The threshold at which a cascade is at least as right as its second part, at the least cost; None: there is none at a cost of at most `most`.
 
-    It is chosen on the first half of the samples: the lowest from which on no higher one makes the half less right. On the other half it must
-    be as right as the second part, too.
+    The lowest one is chosen at which the first half of the samples is as right. The other half must be, too.
     """
     half = len(first.right) // 2
     order = np.argsort(first.confidence[:half], kind="stable")
     sure, gain = first.confidence[order], (first.right[order].astype(int) - then.right[order])
-    kept = np.append(gain[::-1].cumsum()[::-1], 0)  # by how many go on: what the rest is righter than the second part
-    worse = np.flatnonzero(kept < 0)
-    goes = int(worse[-1]) + 1 if len(worse) else 0
-    while 0 < goes < half and sure[goes] == sure[goes - 1]:
-        goes += 1
-    if goes in (0, half):
+    kept = gain[::-1].cumsum()[
+        ::-1
+    ]  # what those that do not go on are righter than in the second part, by how many go on
+    enough = np.flatnonzero((kept[1:] >= 0) & (sure[1:] > sure[:-1])) + 1
+    if not len(enough):
         return None
+    goes = int(enough[0])
     threshold = float(np.float32((sure[goes - 1] + sure[goes]) / 2.0))
     on = first.confidence < threshold
     answered = np.where(on, then.right, first.right)[half:]
