@@ -17,16 +17,7 @@ from services.autoscaler.vms.commands import SolveFleet
 from services.autoscaler.vms.fleet import Fleet, FleetWorker, devices_of, shape_of
 from services.autoscaler.vms.rules import FleetLimits
 from services.core.catalog import Catalog, accuracy_of, target_of
-from services.core.cost import (
-    HANDLING_MS,
-    Goal,
-    cores_of,
-    cost_per_1000,
-    device_share,
-    load_seconds,
-    machine_price,
-    tail_s,
-)
+from services.core.cost import HANDLING_MS, Goal, cores_of, cost_per_1000, device_share, load_seconds, machine_price
 from services.core.demand import Band, band, meeting, requirement_class, variants_for
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import Device, fits
@@ -169,7 +160,7 @@ class FleetProblems:
             ours = [(k, one) for k, one in enumerate(seen.classes) if one.takes(record)]
             running, factor, _ = self._running(record, workers, seen.classes)
             table = self._tables.table(record)
-            alone_ms = (table.seconds(1) + tail_s(record)) * 1000.0
+            alone_ms = (table.seconds(1) + table.tail_s) * 1000.0
             rate = throughput(table, min((one.limit_s for _, one in ours), default=inf)) / factor
             share = _instance_price(record, able.cores, able.memory_mb, self._price(able)) / 3600.0
             price = share if record.price_per_s is None else record.price_per_s

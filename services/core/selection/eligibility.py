@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.public import Requirements
-from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis, tail_s
+from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis
 from services.core.demand import defaults, reaching
 from services.core.release import Arm
 from services.core.selection.instances import DEFAULT_PRIORITY, MANY, OVERHEAD, Instance
@@ -329,7 +329,7 @@ class AppView:
         """Inference latency in s of a batch of so many items, by variant."""
         column = self._latency.get((items, length))
         if column is None:
-            columns = [g.table.at(length).seconds(items) + tail_s(g.record) for g in self.groups]
+            columns = [g.table.at(length).seconds(items) + g.table.tail_s for g in self.groups]
             column = np.array(columns, dtype=np.float64)
             if len(self._latency) < 256:
                 self._latency[items, length] = column
