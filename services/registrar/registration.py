@@ -227,10 +227,10 @@ class Registration:
             else:
                 self.failures[plan.variant] = reason
 
-    def add_cascades(self, catalog: Catalog) -> bool:
+    def add_cascades(self, catalog: Catalog, settings: RegistrarSettings) -> bool:
         """Once its own variants are measured: whether cascades of them, and of those of the app's other models, are to be tried."""
         app, inspected = catalog.app(self.record.request.app), self.inspected
-        if self.cascades is not None or inspected is None or self.extends or not self.built:
+        if not settings.cascades or self.cascades is not None or inspected is None or self.extends or not self.built:
             return False
         model = self._model(inspected)
         links = [] if app is None else [link for link in sorted(app.links.items()) if link[0] != model.model]

@@ -227,8 +227,8 @@ class FleetProblems:
 
     def _answers(self, record: VariantRecord, load: ForecastLoad) -> bool:
         """Whether this variant may answer the class at all."""
-        needs = load.needs
-        alone = self._tables.table(record).seconds(1) + OVERHEAD_S
+        needs, table = load.needs, self._tables.table(record)
+        alone = table.seconds(1) + table.tail_s + OVERHEAD_S
         if needs.latency_ms is not None and alone > needs.latency_ms / 1000.0:
             return False
         return needs.cost is None or self.cost(record) <= needs.cost

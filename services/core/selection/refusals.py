@@ -238,7 +238,7 @@ def _short(value: float, digits: int = 3, *, up: bool) -> float:
 def offered_s(group: VariantInstances, items: int, length: int | None) -> float:
     """Seconds in which an idle instance answers, with some margin; where there is none yet, after loading it."""
     serving = (*group.active, *group.troubled)
-    seconds = group.table.at(length).seconds(items) + HANDLING_MS / 1000.0
+    seconds = group.table.at(length).seconds(items) + group.table.tail_s + HANDLING_MS / 1000.0
     seconds *= max(1.0, min((one.factor for one in serving), default=1.0))
     return CAUTION * (seconds if serving else seconds + group.seconds_to_load) + OVERHEAD + WAY
 

@@ -13,6 +13,7 @@ from bus.messages.work import BuildVariants, CancelWork, InspectModel, WorkProgr
 from services.core.actor import Publish, Undelivered
 from services.core.catalog import key_of
 from services.core.placement import container_kind
+from services.core.settings import RegistrarSettings
 from services.registrar.commands import AddVariants, PutRecords, RegistrationRecord
 from tests.support.simulated.registrations import (
     PROFILE,
@@ -446,11 +447,11 @@ def test_what_is_being_written_is_not_cancelled() -> None:
 # -- cascades
 
 
-def second_model(**first: Any) -> tuple[Stage, list[Any]]:
+def second_model(stage: Stage | None = None, **first: Any) -> tuple[Stage, list[Any]]:
     """A dear and right model, registered beside a cheap one of the same app, up to the end of its own variants."""
     quick = replace(PROFILE, saturation_qps=100.0 * PROFILE.saturation_qps)
     cheap = variant_record("cheap-t1-b8", model="cheap", profile=quick, **({"accuracy": 0.8, "samples": 500} | first))
-    stage = Stage()
+    stage = stage or Stage()
     for record in (cheap, model_record("cheap"), app_record(links={"cheap": "1"})):
         stage.put(SUBJECTS.catalog_bucket, key_of(record), encode(record))
     order = to_building(stage)
@@ -484,6 +485,11 @@ def test_a_cascade_that_is_not_found_is_no_failure() -> None:
     stage.perform()
     assert (stage.last().state, stage.last().failures) == ("done", [])
     assert not [one for one in stage.variants if one.cascade is not None]
+
+
+def test_cascades_are_switched_off() -> None:
+    _, orders = second_model(Stage(settings=RegistrarSettings(cascades=False)))
+    assert not orders[-1].cascades
 
 
 @pytest.mark.parametrize("change", [{"metric": "f1_macro"}, {"samples": 199}, {"alone": "it is"}, {"hardware": "gpu"}])
