@@ -163,12 +163,12 @@ def cascades(
     All samples that the first part gets wrong and the second one right have to go on: a cascade cannot cost less. Threads and largest batch of its
     parts are its own.
     """
+    own, others = tuple(own), tuple(others)
     ours = [one for one in own if _may_join(one)]
     singles = [one for one in (*ours, *others) if _may_join(one)]
     names = {one.variant for one in ours}
-    known = [
-        (one.accuracy or 0.0, _item_s(one)) for one in (*own, *others) if one.hardware == "cpu" and not one.simulated
-    ]
+    plain = [one for one in (*own, *others) if one.hardware == "cpu" and not one.simulated]
+    known = [(one.accuracy or 0.0, _item_s(one)) for one in plain if one.profile.saturation_qps > 0.0]
     found: dict[tuple[str, ...], tuple[float, CascadePlan]] = {}
     for first in singles:
         for then in singles:

@@ -229,7 +229,7 @@ class Helper:
             ],
         )
         joined = [frame for frame in await self._sandbox(task) if isinstance(frame, Joined)]
-        if joined and joined[-1].pair < len(task.pairs):
+        if joined and 0 <= joined[-1].pair < len(task.pairs) and 0.0 < joined[-1].share < 1.0:
             best = order.cascades[joined[-1].pair]
             found = structs.replace(best.cascade, threshold=joined[-1].threshold, share=joined[-1].share)
             await self._profile(order, artifact, [best.plan], {}, structs.replace(best, cascade=found))
