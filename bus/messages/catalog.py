@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Struct, UnsetType, field
 
 from bus.fields import PART, SHARE, TOKEN, Number
-from bus.messages.quality import LiveAccuracy, VersionRelease
+from bus.messages.quality import Cascade, LiveAccuracy, VersionRelease
 from bus.messages.scaling import Expectation
 
 
@@ -59,16 +59,16 @@ class Functions(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def words(self) -> str:
         """Which there are, and how long they take, for people."""
-        around = (("before", self.before), ("after", self.after))
-        took = "" if self.ms is None else f" ({self.ms:.3g} ms)"
-        return " and ".join(f"{when} {name}" for when, name in around if name) + took
+        around = {"before": self.before, "after": self.after}
+        said = " and ".join(f"{when} {name}" for when, name in around.items() if name)
+        return said if self.ms is None else f"{said} ({self.ms:.3g} ms)"
 
 
 class ProfileRow(Struct, frozen=True, kw_only=True):
-    """The measured latency, in ms, of one batch size at one input length.
+    """The measured latency, in ms, of one batch size at one input length: the bucket of the variable axis; None if all are fixed.
 
-    length: the bucket of the variable axis; None if all lengths are fixed. p99_low_ms, p99_high_ms: the 95 % confidence interval of p99_ms, by the
-    order of so many calls; None: the end is not known, the upper one below 368 calls.
+    p50_ms: of a cascade the mean, since costs and rates follow from it. p99_ms: of one, with as many items that go on as 99 % of batches have at most.
+    p99_low_ms, p99_high_ms: its 95 % confidence interval, by the order of so many calls; None: not known, the upper one below 368 calls.
     """
 
     batch: int
@@ -105,8 +105,8 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
 
     accuracy: on the whole validation set, 0..1, of so many samples (0: not known). accuracy_low, accuracy_high: its 95 % confidence interval: Wilson's
     of a share of right answers, the normal one of a mean error; None: it was not measured. artifact: object key (sha256) in the artifacts bucket.
-    precision: fp32, int8 (static QDQ), fp16, bf16. hardware: device kind, "cpu", "gpu", ... agreement: the share of answers that equal those of the
-    model as it came, of every output. differing: outputs that are not scored and differ from the model's in more than FLOOR of the answers, with the
+    precision: fp32, int8 (static QDQ), fp16, bf16, cascade. hardware: device kind, "cpu", "gpu", ... agreement: the share of answers that equal those of
+    the model as it came, of every output. differing: outputs that are not scored and differ from the model's in more than FLOOR of the answers, with the
     share that agrees. price_per_s: US$ per second of an instance; None: its share of the device's memory and its threads decide. metric, labels,
     allow_nan, functions: as in `Register`. model_accuracy: of the model as it came; None: not known. alone: why each item is computed alone: its
     answer would depend on others in its batch; empty: it does not. arithmetic: of the CPU on which it was measured, "exact" or "saturating", where its
@@ -148,6 +148,12 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     distribution: str = ""
     live: LiveAccuracy | None = None
     registered: float | None = None
+    cascade: Cascade | None = None
+
+    @property
+    def versions(self) -> list[tuple[str, str]]:
+        """The models whose answers it gives, with their versions. An app that links all of them answers with it."""
+        return [(self.model, self.version)] if self.cascade is None else self.cascade.versions
 
     @property
     def twins(self) -> str:
@@ -222,11 +228,6 @@ def accuracy_of(value: float, metric: str) -> float:
     return 1.0 / (1.0 + max(0.0, value)) if is_error(metric) else value
 
 
-def stated_in(metric: str | None, metrics: frozenset[str]) -> bool:
-    """Whether an accuracy that is stated in this metric (None: as an accuracy) is one for models that are measured by these."""
-    return not metrics or (metric in metrics if metric else not metrics.isdisjoint(ACCURACIES))
-
-
 def value_of(accuracy: float, metric: str) -> float:
     """The metric's value that an accuracy stands for."""
     if metric == "r2":
@@ -236,10 +237,8 @@ def value_of(accuracy: float, metric: str) -> float:
 
 def in_metric(accuracy: float | None, metric: str, unit: str = "") -> str:
     """An accuracy in words, by its metric: "accuracy 0.97", "mae 43.2 EUR"; None: nobody has measured it. unit: of an error."""
-    if accuracy is None:
-        return f"{metric} unknown"
     more = f" {unit}" if unit and is_error(metric) else ""
-    return f"{called(metric)} {value_of(accuracy, metric):.4g}{more}"
+    return f"{metric} unknown" if accuracy is None else f"{called(metric)} {value_of(accuracy, metric):.4g}{more}"
 
 
 def called(metric: str) -> str:
@@ -333,7 +332,7 @@ class BatchingFields(Struct, frozen=True, kw_only=True):
         "Milliseconds over which arrivals are counted (threshold), 0.5 to 10,000. Default: 5.",
     ] = None
     contexts: Annotated[
-        int | None, Number(1, MOST_CONTEXTS), "Batches of one instance at a time, 1 to 64. Default: 1."
+        int | None, Number(1, MOST_CONTEXTS), "Batches of one instance at a time, 1 to 64. Default 1."
     ] = None
 
 
@@ -375,11 +374,9 @@ class PipelineVertex(Struct, frozen=True, kw_only=True):
 class PipelineEdge(Struct, frozen=True, kw_only=True):
     """The target is asked once the source has answered. Neither `when` nor `probability`: always.
 
-    when: only if this holds for the source's answer. probability: the share of queries that follow it, above 0; for planning, and without
-    `when` a hash of the query decides by it.
-
-    items: an output of the source. The target is asked once for each of its items, none or many, and its answers are put together in their
-    order. items_max: that one answer may have; what has more is refused, with `items_cut` asked for the first ones. items_mean,
+    when: only if this holds for the source's answer. probability: the share of queries that follow it, above 0; for planning, and without `when` a
+    hash of the query decides by it. items: an output of the source. The target is asked once for each of its items, none or many, and its answers are
+    put together in their order. items_max: that one answer may have; what has more is refused, with `items_cut` asked for the first ones. items_mean,
     items_dispersion: mean number of an answer's items, and variance over mean (1: Poisson's), for planning.
     """
 
@@ -400,8 +397,8 @@ Outputs = Annotated[dict[str, str], "Where each output comes from: [output] in t
 class PipelineRecord(Struct, frozen=True, kw_only=True):
     """A directed acyclic graph of apps that answers the queries of an app (InferLine, paper 004, section 2). docs/contract.md.
 
-    A vertex without incoming edges is asked at once. Any other is asked if it is the target of a followed edge, as soon as it is known
-    of each of its edges whether it is followed. output: by name, where it comes from, as inputs of vertices.
+    A vertex without incoming edges is asked at once; any other if it is the target of a followed edge, once it is known of each of its edges
+    whether it is followed. output: by name, where it comes from, as inputs of vertices.
     """
 
     vertices: Annotated[list[PipelineVertex], "The stages: [[vertex]] in the file."] = field(name="vertex")
@@ -412,9 +409,8 @@ class PipelineRecord(Struct, frozen=True, kw_only=True):
 
 
 class PlannedStage(Struct, frozen=True, kw_only=True):
-    """How a vertex is served. batch: the largest. scale: visits for each query. service_ms: of a largest batch.
-
-    rho: load over what the replicas can serve, 0..1. variant: the planned one; empty: any on this hardware. accuracy: its own, if known.
+    """How a vertex is served. batch: the largest. scale: visits for each query. service_ms: of a largest batch. rho: load over what the replicas can
+    serve, 0..1. variant: the planned one; empty: any on this hardware. accuracy: its own, if known.
     """
 
     hardware: str
@@ -432,9 +428,8 @@ class PipelinePlan(Struct, frozen=True, kw_only=True):
 
     status: optimal (no cheaper configuration meets the objective by the estimator), feasible, infeasible (`reason` says why).
     envelope: of windows in seconds, the most queries of the sample trace in any such window. dispersion: of each window, variance over mean of
-    its number of queries. steps: what the planner did, in order. rate: queries/s of the sample trace. p99_ms: the estimated latency at
-    `percentile`. hop_ms: what it reckons with for each stage beyond a batch's own time. accuracy: of its answers, if stages are right
-    independently of each other; None: not known of all.
+    its number of queries. steps: what the planner did, in order. rate: queries/s of the sample trace. p99_ms: the estimated latency at `percentile`.
+    hop_ms: of each stage beyond a batch's own time. accuracy: of its answers, if stages are right independently; None: not known of all.
     """
 
     pipeline: str

@@ -58,9 +58,8 @@ class TensorHead(Struct, frozen=True, gc=False):
 
 
 class ObjectRef(Struct, frozen=True, gc=False):
-    """A reference to an object in the object store. It replaces a body that is too large for one message.
-
-    bytes: its size; items: of a query's inputs, by which a variant is chosen. 0: not said.
+    """A reference to an object in the object store. It replaces a body that is too large for one message. bytes: its size; items: of a query's inputs,
+    by which a variant is chosen. 0: not said.
     """
 
     bucket: str
@@ -385,7 +384,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     meets all needs, chosen or not. stage: of a pipeline, the vertex for which it was considered. metric, accuracy_source: of the accuracy, as of an
     answer; accuracy_low, accuracy_high, samples: its 95 % interval, and of how many; error: that it stands for, in the unit of the labels (`unit`),
     if the metric is mae or rmse. cost_per_1000: US$ for 1,000 items in its usual batches, by which variants are ordered. cost: US$ per 1,000 such
-    queries that are each alone in their batch, which a query's `cost` limits. functions: of its owner, and their ms of its latency.
+    queries that are each alone in their batch, which a query's `cost` limits. functions, cascade: in words.
     """
 
     model: str
@@ -407,6 +406,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     fits: bool = False
     unit: str = ""
     functions: str = ""
+    cascade: str = ""
     accuracy_source: str = "registered"
     accuracy_low: float | None = None
     accuracy_high: float | None = None

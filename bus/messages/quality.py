@@ -7,6 +7,25 @@ from msgspec import Struct
 ReleaseState = Literal["mirror", "step", "paused", "promoted", "rolled-back", "aborted"]
 
 
+class Cascade(Struct, frozen=True, kw_only=True):
+    """A variant of two parts: the first one answers, and the second one those items of which the first is less sure than `threshold`.
+
+    parts: names of variants. versions: their models with the versions. share: of the validation samples that go on to the second part.
+    """
+
+    parts: list[str]
+    versions: list[tuple[str, str]]
+    threshold: float = 0.0
+    share: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """For people: "a, then b for 13 % below 0.82"."""
+        return f"{self.parts[0]}, then {self.parts[1]} for {self.share:.0%} below {self.threshold:.3g}".replace(
+            "%", " %"
+        )
+
+
 class LiveAccuracy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What labels say of a variant in an app: its accuracy, 0..1, with an interval that holds at every moment, since so many Unix seconds. source
     "reference": what a more accurate variant's answers to so many of the same queries say of it.

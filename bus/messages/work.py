@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from bus.messages.catalog import Functions, Profile, Signature, VariantRecord
 from bus.messages.public import Register
+from bus.messages.quality import Cascade
 
 
 class VariantPlan(Struct, frozen=True, kw_only=True):
@@ -19,6 +20,20 @@ class VariantPlan(Struct, frozen=True, kw_only=True):
     max_batch: int
     format: str
     hardware: str = "cpu"
+
+
+class CascadePlan(Struct, frozen=True, kw_only=True):
+    """A cascade that may be worth building. artifacts: of its parts. costs: of an item in each part, and `most`: the most that it may cost in both,
+    in seconds of a core. model_accuracy, arithmetic: as in its record.
+    """
+
+    plan: VariantPlan
+    cascade: Cascade
+    artifacts: list[str]
+    costs: tuple[float, float]
+    most: float
+    model_accuracy: float | None = None
+    arithmetic: str = ""
 
 
 class InspectModel(Struct, frozen=True, kw_only=True):
@@ -46,7 +61,10 @@ class InspectModel(Struct, frozen=True, kw_only=True):
 
 
 class BuildVariants(Struct, frozen=True, kw_only=True):
-    """`infaas.workshop.<worker>`: build, verify and profile these variants of an inspected model. contended: as in `Register`."""
+    """`infaas.workshop.<worker>`: build, verify and profile these variants of an inspected model. contended: as in `Register`.
+
+    cascades: of which the best is built, if any is worth it, and no other variant.
+    """
 
     registration: str
     model: str
@@ -64,6 +82,7 @@ class BuildVariants(Struct, frozen=True, kw_only=True):
     contexts: int = 1
     allow_nan: bool = False
     functions: Functions | None = None
+    cascades: list[CascadePlan] = []
 
 
 class CancelWork(Struct, frozen=True, kw_only=True):
@@ -98,7 +117,7 @@ class ModelInspected(Struct, frozen=True, kw_only=True):
 
 class VariantBuilt(Struct, frozen=True, kw_only=True):
     """`infaas.registrar.built`: one variant was built, verified and profiled. accuracy_low, accuracy_high, contexts,
-    alone, differing, functions, distribution: as in its record; where items are computed alone, the record's largest batch is 1, whatever was planned.
+    alone, differing, functions, distribution, cascade: as in its record; where items are computed alone, the record's largest batch is 1, whatever was planned.
     """
 
     registration: str
@@ -116,6 +135,7 @@ class VariantBuilt(Struct, frozen=True, kw_only=True):
     alone: str = ""
     functions: Functions | None = None
     distribution: str = ""
+    cascade: Cascade | None = None
 
 
 class VariantFailed(Struct, frozen=True, kw_only=True):

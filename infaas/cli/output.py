@@ -354,13 +354,17 @@ def _offer(closest: dict[str, Any]) -> str:
 
 
 def print_functions(items: Sequence[Mapping[str, Any]]) -> None:
-    """Of each version whose owner's functions run as part of these variants: which they are, and how long they take beside the first one."""
+    """Of each version whose owner's functions run as part of these variants: which they are, and how long they take beside the first one. Of each
+    cascade: its parts.
+    """
     versions = dict[str, str]()
     for item in items:
         if item.get("functions"):
             versions.setdefault(f"{item['model']} {item['version']}", item["functions"])
     for name, said in versions.items():
         print(f"functions of its owner: {name}: {said}, in the sandbox; figures and prices are with them")
+    for name, said in {item["variant"]: item["cascade"] for item in items if item.get("cascade")}.items():
+        print(f"cascade: {name}: {said}")
 
 
 def print_variants(columns: Sequence[Column], empty: str, items: list[dict[str, Any]], wide: bool) -> None:

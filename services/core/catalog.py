@@ -10,9 +10,8 @@ registered one's.
 Beside it: the replicas that the leading VM-autoscaler keeps for deployed pipelines, as it writes them into the control bucket.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
-from math import inf
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -286,16 +285,32 @@ class Catalog:
             if record is None:
                 return ()
             links = sorted(record.links.items())
-            found = self.seen(app, (variant for link in links for variant in self.variants_at(*link)))
+            single = [variant for link in links for variant in self.variants_at(*link)]
+            found = self.seen(
+                app, single + [one for one in self.cascades_of(record) if record.links.items() >= set(one.versions)]
+            )
             self._of_app[app] = found
         return found
 
     def variants_at(self, model: str, version: str) -> tuple[VariantRecord, ...]:
-        """All variants of one version of a model, in order of their names. Empty until the record of the model exists."""
+        """The variants of one version of a model alone, in order of their names. Empty until the record of the model exists."""
+        return tuple(one for one in self._at(model, version) if one.cascade is None)
+
+    def cascades_of(self, app: AppRecord) -> list[VariantRecord]:
+        """The variants of several models that an app links, in whatever versions. They are of the app; none of its models has them."""
+        return [
+            one
+            for model in sorted(app.links)
+            for version in sorted(self._models.get(model, ()))
+            for one in self._at(model, version)
+            if one.cascade is not None
+            and all(name in app.links and at in self._models.get(name, ()) for name, at in one.versions)
+        ]
+
+    def _at(self, model: str, version: str) -> list[VariantRecord]:
         if version not in self._models.get(model, ()):
-            return ()
-        variants = self._of_version.get((model, version), {})
-        return tuple(variants[name] for name in sorted(variants))
+            return []
+        return [one for _, one in sorted(self._of_version.get((model, version), {}).items())]
 
     def arms(self, app: AppRecord) -> list[tuple[VariantRecord, ...]]:
         """The variants of the old and of the new version in an app's release: one of each stays loaded. Empty: none is under way."""
@@ -427,49 +442,6 @@ def _meaning_difference(own: ModelRecord, other: ModelRecord) -> str | None:
 
 def _named(labels: list[str]) -> str:
     return ", ".join(labels) or "without names"
-
-
-# -- A dominated variant is better than another one in no respect, and worse in at least one. It is kept, but marked, so that nobody
-# chooses it by mistake.
-#
-# Only variants of the same hardware are compared, since machines of different kinds differ in price and may be full at different times.
-# On one kind, threads and memory decide an instance's price, so they represent it here.
-
-
-def mark_dominated(variants: Iterable[VariantRecord]) -> tuple[VariantRecord, ...]:
-    """The same variants in the same order, each with `dominated` set by comparison with the others."""
-    pool = list(variants)
-    return tuple(
-        replace(variant, dominated=any(dominates(other, variant) for other in pool if other is not variant))
-        for variant in pool
-    )
-
-
-def dominates(better: VariantRecord, worse: VariantRecord) -> bool:
-    """Whether `better` is at least as good in every respect, and better in at least one.
-
-    Respects: accuracy, latency at every length and batch size measured for `worse`, load latency, memory, threads, saturation
-    throughput and largest batch. An unknown accuracy is worse than any known one.
-    """
-    if better.hardware != worse.hardware or better.simulated != worse.simulated:
-        return False
-    mine, theirs = _figures(better, worse), _figures(worse, worse)
-    return len(mine) == len(theirs) and all(a <= b for a, b in zip(mine, theirs, strict=True)) and mine != theirs
-
-
-def _figures(variant: VariantRecord, cells_of: VariantRecord) -> Sequence[float]:
-    """All respects as numbers. Smaller is better. A length and batch size that was not measured counts as infinitely slow."""
-    profile = variant.profile
-    measured = {(row.length, row.batch): row.p50_ms for row in profile.rows}
-    return (
-        inf if variant.accuracy is None else -variant.accuracy,
-        profile.load_ms,
-        profile.memory_mb,
-        variant.threads,
-        -profile.saturation_qps,
-        -variant.max_batch,
-        *(measured.get((row.length, row.batch), inf) for row in cells_of.profile.rows),
-    )
 
 
 _KEYS = "pipeline."  # begin the keys of these records

@@ -136,10 +136,11 @@ class LatencyTable:
     """`latency_ms` of one variant, in seconds, precomputed for every batch size up to its largest (for hot paths).
 
     length: the length of the variable axis; None = the longest measured one. `at` gives the tables for other lengths.
-    by_size: seconds of a batch of 0, 1, ... max_batch items.
+    by_size: seconds of a batch of 0, 1, ... max_batch items. tail_s: that a single item of a cascade may take beyond the mean, which its profile has
+    as the median: those of its second part; else 0.
     """
 
-    __slots__ = ("_at", "_dearest", "_record", "by_size", "max_batch")
+    __slots__ = ("_at", "_dearest", "_record", "by_size", "max_batch", "tail_s")
 
     def __init__(self, record: VariantRecord, length: int | None = None) -> None:
         """Raises ValueError if nothing was measured."""
@@ -148,6 +149,8 @@ class LatencyTable:
         self._record = record
         self._at: dict[int, LatencyTable] = {}
         self._dearest: list[float] | None = None
+        first = min(record.profile.rows, key=lambda row: row.batch)
+        self.tail_s = 0.0 if record.cascade is None else (first.p99_ms - first.p50_ms) / 1000.0
         self.max_batch = max(1, record.max_batch)
         seconds = (_interpolate(points, slope, n) * scale / 1000.0 for n in range(1, self.max_batch + 1))
         self.by_size = [0.0, *accumulate(seconds, max)]  # max: bisect needs a sorted list, whatever the rounding

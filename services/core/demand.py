@@ -214,24 +214,26 @@ def variants_named(
         return catalog.variants_of(app)
     if app.startswith(f"{WITHOUT_APP}."):
         needs_model = app.removeprefix(f"{WITHOUT_APP}.")
-        record = catalog.model(needs_model)
+        record, known = catalog.model(needs_model), None
         links = {} if record is None else {record.model: record.version}
     else:
         known = catalog.app(app)
         links = {} if known is None else (new and known.released) or known.links
     if variant is not None:
         found = catalog.variant(variant)
-        may = found is not None and found.model in links and _may_answer(app, found.model, found.version, catalog)
+        may = found is not None and all(
+            one in links and _may_answer(app, one, at, catalog) for one, at in found.versions
+        )
         return catalog.seen(app, [found]) if found is not None and may else ()
-    return catalog.seen(
-        app,
-        [
-            record
-            for model, current in sorted(links.items())
-            if needs_model in (None, model) and (version is None or _may_answer(app, model, version, catalog))
-            for record in catalog.variants_at(model, version or current)
-        ],
-    )
+    records = [
+        record
+        for model, current in sorted(links.items())
+        if needs_model in (None, model) and (version is None or _may_answer(app, model, version, catalog))
+        for record in catalog.variants_at(model, version or current)
+    ]
+    if known is not None and needs_model is version is None:
+        records += [one for one in catalog.cascades_of(known) if links.items() >= set(one.versions)]
+    return catalog.seen(app, records)
 
 
 def _may_answer(app: str, model: str, version: str, catalog: Catalog) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 from bus.codec import explain
 from bus.datatypes import SIZES, converts, same_kind
 from bus.fields import check_of
-from bus.messages.catalog import AppRecord, Signature, TensorSpec
+from bus.messages.catalog import ACCURACIES, AppRecord, Signature, TensorSpec
 from bus.messages.public import ObjectRef, QueryHead, Requirements, TensorHead
 from bus.subjects import valid_name
 from bus.tensors import BadTensor, items, takes, unknown_datatype, wrong_shape, wrong_size
@@ -215,3 +215,8 @@ def _count_map(raw: msgspec.Raw, signature: Signature | None) -> int:
     if not found:
         raise WrongField("inputs holds no tensors")
     return found
+
+
+def stated_in(metric: str | None, metrics: frozenset[str]) -> bool:
+    """Whether an accuracy that is stated in this metric (None: as an accuracy) is one for models that are measured by these."""
+    return not metrics or (metric in metrics if metric else not metrics.isdisjoint(ACCURACIES))

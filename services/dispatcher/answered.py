@@ -255,6 +255,7 @@ class Publisher:
         for model in () if record is None else record.links:
             for version in catalog.versions(model):
                 yield from catalog.variants_at(model, version)
+        yield from () if record is None else catalog.cascades_of(record)
 
 
 def _live(

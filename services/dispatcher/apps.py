@@ -87,6 +87,8 @@ class Apps:
             for version in sorted(self.catalog.versions_for(app, model))
             for record in self.catalog.variants_at(model, version)
         ]
+        if not key.startswith(WITHOUT_APP):
+            records += self.catalog.cascades_of(app)
         self.view.set_app(app, self.catalog.seen(key, records), key)
 
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from bus.messages.catalog import stated_in
 from bus.messages.public import Error
 from services.core.ensemble.base import Member
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, Ask, VariantInstances
 from services.core.selection.refusals import NEEDS, is_servable, nearest, offered, offered_s, unsatisfiable
+from services.core.validation import stated_in
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.needs import needs_of_member, needs_of_stage
 from services.dispatcher.stages import NESTED, ServedPipeline

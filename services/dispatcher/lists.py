@@ -242,6 +242,7 @@ def _variants(
                     "accuracy_at": None if (of := catalog.model(record.model, record.version)) is None else of.created,
                     "engine": record.profile.host.get("engine"),
                     "functions": "" if record.functions is None else record.functions.words,
+                    "cascade": "" if record.cascade is None else record.cascade.words,
                     "batching": "+".join(sorted({one.status.batching for one in instances})) or record.batching,
                     "unit": record.signature.target[1],
                     **_of(record.profile, PROFILE),

@@ -7,13 +7,14 @@ from msgspec import Raw, convert
 from msgspec.structs import replace
 
 from bus.fields import filled
-from bus.messages.catalog import named_metric, stated_in
+from bus.messages.catalog import named_metric
 from bus.messages.flow import Route
 from bus.messages.public import QueryHead, Requirements
 from services.core.ensemble.base import Member
 from services.core.release import arm_of
 from services.core.selection.eligibility import INFINITE, NO_WISH, AppView, Ask
 from services.core.selection.instances import DEFAULT_PRIORITY
+from services.core.validation import stated_in
 from services.dispatcher.stages import Stage
 
 

@@ -347,6 +347,7 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
         why_not=why_not,
         fits=bool(group.active and app.accuracy[i] >= ask.accuracy) and not _unmet(i, app, ask, now),
         functions="" if record.functions is None else record.functions.words,
+        cascade="" if record.cascade is None else record.cascade.words,
     )
 
 

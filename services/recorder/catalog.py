@@ -98,7 +98,7 @@ class CatalogWriter:
                 "init_ms": profile.init_ms, "transfer_ms": profile.transfer_ms, "host_mb": profile.host_mb,
                 "saturation_qps": profile.saturation_qps, "price_per_hour": price, "cost_per_1000": cost,
                 "batching": record.batching, "provenance": profile.provenance, "dominated": record.dominated,
-                "simulated": record.simulated, "attributes": _json(record.attributes),
+                "simulated": record.simulated, "attributes": _json(record.attributes | ({} if record.cascade is None else {"cascade": record.cascade.words})),
                 "shared": _shared(record), "model_accuracy": record.model_accuracy, "alone": record.alone or None,
                 "functions": None if record.functions is None else record.functions.words,
                 "differing": _json(record.differing), "metric": record.metric,

@@ -17,7 +17,6 @@ from bus.messages.catalog import (
     BatchingRule,
     ModelRecord,
     VariantRecord,
-    stated_in,
 )
 from bus.messages.public import Error, Register
 from bus.messages.quality import ReleaseState
@@ -48,6 +47,7 @@ from bus.subjects import WITHOUT_APP
 from services.core.batching import FIELDS, rule_errors
 from services.core.catalog import Catalog
 from services.core.placement import REMOTE
+from services.core.validation import stated_in
 from services.registrar.checks import CONTAINER, default_fault, selection_errors
 from services.registrar.commands import LinkVersion, RefitPlan, StepRelease, error_of
 from services.registrar.pipelines import (

@@ -421,7 +421,7 @@ class RegistrarEdge:
         for key in keys:
             if key.startswith(variant_key("")):
                 record = await _get(self._catalog, key, VariantRecord)
-                if record is not None and (record.model, record.version) == (model, version):
+                if record is not None and (model, version) in ((record.model, record.version), *record.versions):
                     await self._catalog.delete(key)
         return await self._prune(Prune())
 

@@ -8,15 +8,17 @@ shows a broken quantisation. INFaaS calls this part the Variant-Generator (Romer
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from math import isfinite
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf, isfinite
 
 from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, VariantRecord
 from bus.messages.public import Error
-from bus.messages.work import ContainerPlace, ModelInspected, PlaceContainer, VariantBuilt, VariantPlan
-from services.core.catalog import Catalog, mark_dominated
+from bus.messages.quality import Cascade
+from bus.messages.work import CascadePlan, ContainerPlace, ModelInspected, PlaceContainer, VariantBuilt, VariantPlan
+from services.core.catalog import Catalog
+from services.core.cost import cores_of
 from services.core.emulation import KINDS, emulated, originals
 from services.core.placement import REMOTE
 from services.core.settings import RegistrarSettings
@@ -145,6 +147,74 @@ def variant_name(model: str, version: str, framework: str, precision: str, threa
     return head + tail
 
 
+# -- cascades: a cheap variant answers what it is sure of, a dear one the rest (Wang et al., "IDK Cascades", UAI 2018)
+
+CASCADE = "cascade"  # precision of such a variant, whose parts may have two
+CHEAPER = 1.25  # how many times than any single variant that is as accurate
+LEAST_SAMPLES = 200  # half of them choose the threshold, the others judge it
+MOST_CASCADES = 32  # that are tried
+
+
+def cascades(
+    model: str, version: str, own: Iterable[VariantRecord], others: Iterable[VariantRecord]
+) -> list[CascadePlan]:
+    """The cascades worth a try of one of a version's own variants and one of its app's other models, measured on the same samples; the likeliest first.
+
+    All samples that the first part gets wrong and the second one right have to go on: a cascade cannot cost less. Threads and largest batch of its
+    parts are its own.
+    """
+    own, others = tuple(own), tuple(others)
+    ours = [one for one in own if _may_join(one)]
+    singles = [one for one in (*ours, *others) if _may_join(one)]
+    names = {one.variant for one in ours}
+    plain = [one for one in (*own, *others) if one.hardware == "cpu" and not one.simulated]
+    known = [(one.accuracy or 0.0, _item_s(one)) for one in plain if one.profile.saturation_qps > 0.0]
+    found: dict[tuple[str, ...], tuple[float, CascadePlan]] = {}
+    for first in singles:
+        for then in singles:
+            gain = (then.accuracy or 0.0) - (first.accuracy or 0.0)
+            alike = (first.threads, first.max_batch) == (then.threads, then.max_batch)
+            if gain <= 0.0 or not alike or (first.variant in names) == (then.variant in names):
+                continue
+            if len({first.arithmetic, then.arithmetic} - {""}) > 1:
+                continue
+            most = min(cost for accuracy, cost in known if accuracy >= (then.accuracy or 0.0)) / CHEAPER
+            costs = _item_s(first), _item_s(then)
+            least = costs[0] + gain * costs[1]
+            if least > most:
+                continue
+            plan = VariantPlan(
+                variant=variant_name(model, version, "ort", CASCADE, first.threads, first.max_batch),
+                framework="ort",
+                precision=CASCADE,
+                threads=first.threads,
+                max_batch=first.max_batch,
+                format="onnx",
+            )
+            made = CascadePlan(
+                plan=plan,
+                cascade=Cascade(parts=[first.variant, then.variant], versions=[*first.versions, *then.versions]),
+                artifacts=[first.artifact, then.artifact],
+                costs=costs,
+                most=most,
+                model_accuracy=then.model_accuracy,
+                arithmetic=first.arithmetic or then.arithmetic,
+            )
+            found[first.variant, then.variant] = least / most, made
+    return [made for _, made in sorted(found.values(), key=lambda one: one[0])[:MOST_CASCADES]]
+
+
+def _may_join(record: VariantRecord) -> bool:
+    own = (record.hardware, record.framework, record.format, record.metric) == ("cpu", "ort", "onnx", "top1")
+    plain = not (record.simulated or record.alone or record.functions or record.cascade)
+    return own and plain and record.samples >= LEAST_SAMPLES and record.profile.saturation_qps > 0.0
+
+
+def _item_s(record: VariantRecord) -> float:
+    """Seconds of a core that an item takes at most throughput."""
+    return cores_of(record) / record.profile.saturation_qps
+
+
 def next_version(versions: Iterable[str]) -> int:
     """The number after the largest one; versions that are no numbers do not count."""
     return max((int(version) for version in versions if version.isascii() and version.isdigit()), default=0) + 1
@@ -179,6 +249,49 @@ def _incomplete(profile: Profile) -> str | None:
     if not all(isfinite(figure) and figure >= 0.0 for figure in figures) or profile.saturation_qps == 0.0:
         return "its profile holds figures that cannot be (negative, infinite, or no throughput)"
     return None
+
+
+# -- A dominated variant is better than another one in no respect, and worse in at least one. It is kept, but marked, so that nobody
+# chooses it by mistake.
+#
+# Only variants of the same hardware are compared, since machines of different kinds differ in price and may be full at different times.
+# On one kind, threads and memory decide an instance's price, so they represent it here.
+
+
+def mark_dominated(variants: Iterable[VariantRecord]) -> tuple[VariantRecord, ...]:
+    """The same variants in the same order, each with `dominated` set by comparison with the others."""
+    pool = list(variants)
+    return tuple(
+        replace(variant, dominated=any(dominates(other, variant) for other in pool if other is not variant))
+        for variant in pool
+    )
+
+
+def dominates(better: VariantRecord, worse: VariantRecord) -> bool:
+    """Whether `better` is at least as good in every respect, and better in at least one.
+
+    Respects: accuracy, latency at every length and batch size measured for `worse`, load latency, memory, threads, saturation
+    throughput and largest batch. An unknown accuracy is worse than any known one.
+    """
+    if better.hardware != worse.hardware or better.simulated != worse.simulated:
+        return False
+    mine, theirs = _figures(better, worse), _figures(worse, worse)
+    return len(mine) == len(theirs) and all(a <= b for a, b in zip(mine, theirs, strict=True)) and mine != theirs
+
+
+def _figures(variant: VariantRecord, cells_of: VariantRecord) -> Sequence[float]:
+    """All respects as numbers. Smaller is better. A length and batch size that was not measured counts as infinitely slow."""
+    profile = variant.profile
+    measured = {(row.length, row.batch): row.p50_ms for row in profile.rows}
+    return (
+        inf if variant.accuracy is None else -variant.accuracy,
+        profile.load_ms,
+        profile.memory_mb,
+        variant.threads,
+        -profile.saturation_qps,
+        -variant.max_batch,
+        *(measured.get((row.length, row.batch), inf) for row in cells_of.profile.rows),
+    )
 
 
 def simulated_variants(measured: Iterable[VariantRecord], kinds: Iterable[str]) -> tuple[VariantRecord, ...]:

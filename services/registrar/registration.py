@@ -14,6 +14,7 @@ from bus.messages.catalog import ModelRecord, VariantRecord
 from bus.messages.public import ContainerReport, RegistrationStatus, VariantFailure
 from bus.messages.work import (
     BuildVariants,
+    CascadePlan,
     InspectModel,
     ModelInspected,
     VariantBuilt,
@@ -23,13 +24,22 @@ from bus.messages.work import (
 )
 from bus.subjects import WITHOUT_APP, Subjects
 from services.core.actor import NOTHING, Do, Effect, Publish
-from services.core.catalog import mark_dominated
+from services.core.catalog import Catalog
 from services.core.placement import REMOTE, container_kind
 from services.core.requests import Commands
 from services.core.settings import RegistrarSettings
 from services.registrar.checks import CONTAINER
 from services.registrar.commands import AddVariants, LinkVersion, PutRecords, PutStatus, RegistrationRecord
-from services.registrar.policy import NATIVE, adds_integers, defect, simulated_variants, variant_name
+from services.registrar.policy import (
+    CASCADE,
+    NATIVE,
+    adds_integers,
+    cascades,
+    defect,
+    mark_dominated,
+    simulated_variants,
+    variant_name,
+)
 
 INSPECTED_AT = 0.1  # share of the whole that inspection counts for
 BUILT_AT = 0.98
@@ -64,6 +74,7 @@ class Registration:
         self.recorded = ("", "")  # state and step that an event was recorded of last
         self.first: Literal["", "writing", "written"] = ""
         self.withdrawn = False
+        self.cascades: list[CascadePlan] | None = None  # to try; None: not known yet
         self.status = RegistrationStatus(
             registration=record.registration,
             state="accepted",
@@ -118,14 +129,16 @@ class Registration:
                 keep=not request.dry_run,
             )
         self.phase = "build"
-        self._advance("building", f"building {len(self.remaining)} variants on {worker}", INSPECTED_AT)
+        step = "looking for a cascade" if self.cascades else f"building {len(self.remaining)} variants"
+        self._advance("building", f"{step} on {worker}", INSPECTED_AT)
         return filled(
             BuildVariants,
             self.inspected,
             request,
             registration=self.id,
             version=self.version,
-            plans=self.remaining,
+            plans=[] if self.cascades else self.remaining,
+            cascades=self.cascades or [],
             allow_torchscript=settings.allow_torchscript,
         )
 
@@ -207,8 +220,28 @@ class Registration:
         return f"{self.status.app} answers queries: {count}" if self.first == "written" else count
 
     def fail_remaining(self, reason: str) -> None:
+        """A cascade that was not found is no failure."""
         for plan in self.remaining:
-            self.failures[plan.variant] = reason
+            if plan.precision == CASCADE:
+                del self.plans[plan.variant]
+            else:
+                self.failures[plan.variant] = reason
+
+    def add_cascades(self, catalog: Catalog, settings: RegistrarSettings) -> bool:
+        """Once its own variants are measured: whether cascades of them, and of those of the app's other models, are to be tried."""
+        app, inspected = catalog.app(self.record.request.app), self.inspected
+        if not settings.cascades or self.cascades is not None or inspected is None or self.extends or not self.built:
+            return False
+        model = self._model(inspected)
+        links = [] if app is None else [link for link in sorted(app.links.items()) if link[0] != model.model]
+        alike = [link for link in links if (one := catalog.model(*link)) is not None and _measured_alike(one, model)]
+        others = [one for link in alike for one in catalog.variants_at(*link)]
+        if app is not None:
+            others += [one for one in catalog.cascades_of(app) if app.links.items() >= set(one.versions)]
+        self.cascades = cascades(model.model, model.version, self._measured(), others)
+        self.plans |= {one.plan.variant: one.plan for one in self.cascades}
+        self.attempts = 0
+        return bool(self.cascades)
 
     def end(self, reason: str | None = None, state: Ended = "failed") -> None:
         """It is done, or failed or cancelled with this reason."""
@@ -279,7 +312,7 @@ class Registration:
         own = self.record.model_accuracy
         own = inspected.baseline_accuracy if own is None else own
         built_names = {self._name(planned): planned for planned in self.built}
-        return mark_dominated(
+        found = [
             filled(
                 VariantRecord,
                 built,
@@ -295,7 +328,14 @@ class Registration:
             )
             for variant, name in built_names.items()
             for built, plan in ((self.built[name], self.plans[name]),)
-        )
+        ]
+        joined = {(*one.cascade.parts, one.plan.variant): one for one in self.cascades or ()}
+        made = [
+            filled(VariantRecord, joined[*one.cascade.parts, one.variant], one, cascade=one.cascade)
+            for one in found
+            if one.cascade is not None
+        ]
+        return (*mark_dominated(one for one in found if one.cascade is None), *made)
 
     def records(self, newest: bool, *, held: bool) -> PutRecords:
         """The records for the catalogue. newest: the app serves no later version of the model. held: it is not linked yet."""
@@ -319,6 +359,12 @@ class Registration:
         if request.app == WITHOUT_APP:
             return None
         return filled(LinkVersion, request, record=self._model(inspected), create=True)
+
+
+def _measured_alike(one: ModelRecord, other: ModelRecord) -> bool:
+    """Whether the variants of two versions were measured on the same samples, in the same way."""
+    names = ("validation", "inputs_key", "labels_key", "metric", "labels", "allow_nan", "contended", "contexts")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 PREFIX = "registration."

@@ -367,6 +367,8 @@ class Registrations:
         if registration.phase == "inspect":
             return self._end(registration, envelope.now, report.reason or "the inspection ended without a result")
         registration.fail_remaining(report.reason or "the worker gave no result")
+        if registration.add_cascades(self.catalog, self.settings):
+            return self._order(registration, report.worker, envelope.now)
         return self._complete(registration, envelope.now)
 
     # -- ends

@@ -20,6 +20,7 @@ from bus.messages.verbs import AddApp
 from bus.natsbus import NatsBus
 from bus.port import StreamSpec
 from bus.subjects import Subjects
+from infaas.client import Client
 from infaas.demo import digits
 from infaas.errors import Refused
 from infaas.registering import cancel, last_status, register
@@ -31,6 +32,7 @@ from services.monitor.__main__ import wire as wire_monitor
 from services.registrar.__main__ import wire as wire_registrar
 from services.shell.runtime.runtime import Runtime
 from tests.support.clients.responders import until
+from tests.support.models import tiny_models
 from tests.support.servers.processes import environ
 
 Wire = Callable[[Settings, NatsBus], Awaitable[list[Runtime]]]
@@ -296,6 +298,56 @@ async def test_a_deleted_version_gives_its_room_back(nats_url: str, prefix: str,
             return len(names) == 2 * len(new) and {name[:12] for name in names} == {one[:12] for one in new}
 
         await until(dropped)
+
+
+async def test_two_models_of_an_app_make_a_cascade_which_goes_with_them(
+    nats_url: str, prefix: str, tmp_path: Path
+) -> None:
+    """It is listed and explained, serves a floor that the small one misses, gives either's answer, and is gone with a version."""
+    small, large = tiny_models.pair()
+    x, y = tiny_models.digits(600)
+    system_files = {"small": small, "large": large}
+    validation = tmp_path / "pair.npz"
+    validation.write_bytes(tiny_models.npz(x=x, y=y))
+    async with cluster(nats_url, prefix, tmp_path) as system:
+        for wire in (wire_registrar, wire_dispatcher):
+            await system.start(wire)
+        for model, content in system_files.items():
+            (tmp_path / f"{model}.onnx").write_bytes(content)
+            about = {"model": model, "app": "pair", "validation": validation}
+            assert (await system.register(tmp_path / f"{model}.onnx", **about)).state == "done"
+        catalog = await system.catalog()
+        [made] = [one for one in catalog.variants_of("pair") if one.cascade is not None]
+        assert made.cascade is not None
+        assert made.cascade.versions == [("small", "1"), ("large", "1")]
+        assert 0.0 < made.cascade.share < 0.5
+        assert made not in catalog.variants_at("large", "1")
+        [best] = [one for one in catalog.variants_at("large", "1") if one.variant == made.cascade.parts[1]]
+        assert made.accuracy is not None and best.accuracy is not None
+        assert made.accuracy >= best.accuracy - 0.01
+        assert made.profile.saturation_qps >= 1.25 * best.profile.saturation_qps
+        assert made.profile.rows[0].p99_ms >= made.profile.rows[0].p50_ms
+        client = await Client(system.bus, prefix=system.subjects.prefix).open()
+
+        async def answers(variant: str) -> np.ndarray:
+            found = await client.query("pair", x[:64], variant=variant, latency_ms=60_000)
+            assert found.variant == variant
+            return np.asarray(found.output)
+
+        joined, one, other = [await answers(name) for name in (made.variant, *made.cascade.parts)]
+        near = [np.isclose(joined, part, rtol=1e-3, atol=1e-2).all(axis=1) for part in (one, other)]
+        assert (near[0] | near[1]).all()
+        code, out, errors = await command(system, "explain", "pair", "--accuracy", str(made.accuracy))
+        assert code == 0, errors
+        words = f"cascade: {made.variant}: {made.cascade.words}"
+        assert words in out
+        assert words in (await command(system, "variants", "--app", "pair"))[1]
+        assert (await client.query("pair", x[:8], model="large", latency_ms=60_000)).variant != made.variant
+        assert (await command(system, "admin", "unlink-model", "pair", "--model", "small"))[0] == 0
+        assert made.variant not in {one.variant for one in (await system.catalog()).variants_of("pair")}
+        code, _, errors = await command(system, "model", "delete-version", "--model", "small", "--version", "1")
+        assert code == 0, errors
+        assert (await system.catalog()).variant(made.variant) is None
 
 
 async def test_operators_and_outsiders_over_the_bus(nats_url: str, prefix: str, tmp_path: Path) -> None:

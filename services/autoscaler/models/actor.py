@@ -219,7 +219,7 @@ class ModelAutoscaler(TableActor):
         for k, (load, scope) in enumerate(zip(classes, scopes, strict=True)):
             limit = inf if load.needs.latency_ms is None else load.needs.latency_ms / 1000.0
             for record in scope:
-                if self._tables.table(record).seconds(1) <= limit:
+                if (table := self._tables.table(record)).seconds(1) + table.tail_s <= limit:
                     records[record.variant] = record
                     apps.setdefault(record.variant, []).append(f"{load.needs.app}/{k}")
                     limits[record.variant] = min(limit, limits.get(record.variant, inf))
@@ -263,7 +263,7 @@ class ModelAutoscaler(TableActor):
             apps=apps,
             model=record.model,
             hardware=record.hardware,
-            latency_ms=table.seconds(1) * 1000.0,
+            latency_ms=(table.seconds(1) + table.tail_s) * 1000.0,
             saturation_qps=throughput(table, limit_s) / slow,
             cost_per_s=price,
             load_s=load_seconds(record, warm=warm),

@@ -160,7 +160,7 @@ class FleetProblems:
             ours = [(k, one) for k, one in enumerate(seen.classes) if one.takes(record)]
             running, factor, _ = self._running(record, workers, seen.classes)
             table = self._tables.table(record)
-            alone_ms = table.seconds(1) * 1000.0
+            alone_ms = (table.seconds(1) + table.tail_s) * 1000.0
             rate = throughput(table, min((one.limit_s for _, one in ours), default=inf)) / factor
             share = _instance_price(record, able.cores, able.memory_mb, self._price(able)) / 3600.0
             price = share if record.price_per_s is None else record.price_per_s
@@ -227,8 +227,8 @@ class FleetProblems:
 
     def _answers(self, record: VariantRecord, load: ForecastLoad) -> bool:
         """Whether this variant may answer the class at all."""
-        needs = load.needs
-        alone = self._tables.table(record).seconds(1) + OVERHEAD_S
+        needs, table = load.needs, self._tables.table(record)
+        alone = table.seconds(1) + table.tail_s + OVERHEAD_S
         if needs.latency_ms is not None and alone > needs.latency_ms / 1000.0:
             return False
         return needs.cost is None or self.cost(record) <= needs.cost
@@ -450,7 +450,7 @@ class FleetProblems:
                 if variants := tuple(v for record in meeting(arm, 0.0, app) for v in at.get(record.variant, ())):
                     yield variants, 1
             for model, count in app.replicas.items():
-                there = [record for record in serving if record.model == model and record.variant in at]
+                there = [one for one in serving if one.model == model and one.cascade is None and one.variant in at]
                 if there:
                     best = min(there, key=lambda record: (self.cost(record, record.max_batch), record.variant))
                     yield tuple(at[best.variant]), count

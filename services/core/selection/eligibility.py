@@ -244,9 +244,9 @@ class AppView:
         self.goal: Goal = "accuracy" if app.accuracy_mean or app.worth else goal
         self.records = records
         # A version that is not linked serves only queries that name it.
-        self.current: NDArray[np.bool_] = np.array([app.links.get(r.model) == r.version for r in records], dtype=bool)
+        self.current: NDArray[np.bool_] = np.array([app.links.items() >= set(r.versions) for r in records], dtype=bool)
         # By whether a query gets the new version of a release.
-        released = np.array([app.released.get(r.model) == r.version for r in records], dtype=bool)
+        released = np.array([app.released.items() >= set(r.versions) for r in records], dtype=bool)
         self.serving: dict[bool, NDArray[np.bool_]] = {False: self.current, True: released}
         self.groups = [VariantInstances(record) for record in records]
         self.index = {record.variant: i for i, record in enumerate(records)}
@@ -329,7 +329,8 @@ class AppView:
         """Inference latency in s of a batch of so many items, by variant."""
         column = self._latency.get((items, length))
         if column is None:
-            column = np.array([g.table.at(length).seconds(items) for g in self.groups], dtype=np.float64)
+            columns = [g.table.at(length).seconds(items) + g.table.tail_s for g in self.groups]
+            column = np.array(columns, dtype=np.float64)
             if len(self._latency) < 256:
                 self._latency[items, length] = column
         return column
@@ -474,7 +475,7 @@ class AppView:
             if i is not None and ask.model in (None, self.records[i].model):
                 mask[i] = ask.version in (None, self.records[i].version)
             return mask
-        mask = np.array([ask.model in (None, r.model) for r in self.records], dtype=np.bool_)
+        mask = np.array([ask.model in (None, r.model) and r.cascade is None for r in self.records], dtype=np.bool_)
         if ask.version is None:
             mask &= self.serving[_new(ask)]
         else:

@@ -14,13 +14,14 @@ from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from bus.fields import TYPO, meant
-from bus.messages.catalog import ACCURACIES, METRICS, VariantRecord, accuracy_of, is_error, stated_in, value_of
+from bus.messages.catalog import ACCURACIES, METRICS, VariantRecord, accuracy_of, is_error, value_of
 from bus.messages.public import Closest, Code, Error, Requirements
 from services.core.cost import HANDLING_MS
 from services.core.placement import arithmetic_words, is_container, quarantined_words
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask, VariantInstances
 from services.core.selection.instances import CAUTION, OVERHEAD, WAY
+from services.core.validation import stated_in
 
 NEEDS = "needs"  # the field of an error where no variant has what is asked for, rather than none that has it serves
 LOAD_AGAIN = 5.0  # s before a worker that could not load a variant is asked to load it again
@@ -237,7 +238,7 @@ def _short(value: float, digits: int = 3, *, up: bool) -> float:
 def offered_s(group: VariantInstances, items: int, length: int | None) -> float:
     """Seconds in which an idle instance answers, with some margin; where there is none yet, after loading it."""
     serving = (*group.active, *group.troubled)
-    seconds = group.table.at(length).seconds(items) + HANDLING_MS / 1000.0
+    seconds = group.table.at(length).seconds(items) + group.table.tail_s + HANDLING_MS / 1000.0
     seconds *= max(1.0, min((one.factor for one in serving), default=1.0))
     return CAUTION * (seconds if serving else seconds + group.seconds_to_load) + OVERHEAD + WAY
 

@@ -205,6 +205,9 @@ class RegistrarSettings(Section, frozen=True, kw_only=True):
     ] = 0.9
     threads: Annotated[tuple[int, ...], Number(1, 1024), "Numbers of threads that CPU variants are made for."] = (1, 2)
     max_batches: Annotated[tuple[int, ...], Number(1, 65536), "Largest batches that variants are made for."] = (8, 64)
+    cascades: Annotated[bool, "Whether two models of an app are joined to a further variant where that is cheaper."] = (
+        True
+    )
 
     def conflicts(self) -> Iterator[Fault]:
         for key, values in (("threads", self.threads), ("max_batches", self.max_batches)):

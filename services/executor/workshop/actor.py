@@ -60,6 +60,11 @@ class WorkshopOrder(Struct, frozen=True, kw_only=True):
     def kind(self) -> str:
         return "inspect" if self.inspect is not None else "build"
 
+    @property
+    def step(self) -> tuple[str, str, bool]:
+        """Which of a registration's orders it is."""
+        return self.registration, self.kind, self.build is not None and bool(self.build.cascades)
+
 
 class StopOrder(Struct, frozen=True):
     """Stop the order of this registration that is being carried out; comes back as None once its processes are gone. "": only those that wait."""
@@ -129,8 +134,7 @@ class WorkshopActor(TableActor):
         return self._take(WorkshopOrder(worker=self._worker, devices=self._devices, build=envelope.message))
 
     def _take(self, order: WorkshopOrder) -> Iterable[Effect]:
-        same = (order.registration, order.kind)
-        if any((one.registration, one.kind) == same for one in (self._current, *self._waiting) if one is not None):
+        if any(one.step == order.step for one in (self._current, *self._waiting) if one is not None):
             return NOTHING  # the registrar asked again: the order waits or is being carried out
         self._waiting.append(order)
         return (*self._next(), *(self._report_waiting() if self._waiting else NOTHING))

@@ -20,9 +20,9 @@ from msgspec import Struct, structs
 
 from bus.codec import encode
 from bus.fields import filled
-from bus.messages.catalog import Profile
 from bus.messages.work import (
     BuildVariants,
+    CascadePlan,
     InspectModel,
     ModelInspected,
     VariantBuilt,
@@ -43,10 +43,13 @@ from services.executor.workshop.sandbox import supervisor
 from services.executor.workshop.sandbox.protocol import (
     Artifact,
     BuildTask,
+    CascadePair,
+    CascadeTask,
     Frame,
     Independence,
     Inspected,
     InspectTask,
+    Joined,
     Made,
     Measured,
     MeasureTask,
@@ -59,13 +62,15 @@ from services.executor.workshop.sandbox.protocol import (
     TaskRefused,
     UploadRejected,
     ValidationFile,
+    profile_of,
 )
 
 F = TypeVar("F", Inspected, Measured, Probed)
 
 REMIND_S = 10.0
 CPU = "cpu"
-MODEL, VALIDATION, REFERENCE = "model", "validation.npz", "reference.npy"
+MODEL, VALIDATION, REFERENCE, GOES_ON = "model", "validation.npz", "reference.npy", "goes-on.npy"
+PARTS = ("first", "then")
 
 
 class Helper:
@@ -176,8 +181,11 @@ class Helper:
 
     async def _build(self, order: BuildVariants) -> None:
         self._artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)
-        await self._fetch(self._artifacts, order.source, MODEL, "the model file", "source")
         await self._fetch(self._artifacts, order.validation, VALIDATION, "the validation set", "validation")
+        if order.cascades:
+            await self._cascade(order)
+            return
+        await self._fetch(self._artifacts, order.source, MODEL, "the model file", "source")
         self._engine = self._remote_engine(order.format)
         plans: dict[Artifact, list[VariantPlan]] = defaultdict(list)
         for plan in order.plans:
@@ -196,6 +204,35 @@ class Helper:
                 self._share = 0.8 * share / len(groups)
                 await self._profile(order, artifact, [p for p in part[artifact] if p.threads == threads], scores)
             start += share
+
+    async def _cascade(self, order: BuildVariants) -> None:
+        """Build the best cascade, if one is worth it."""
+        parts = sorted({key for one in order.cascades for key in one.artifacts})
+        paths = {key: f"part-{number}" for number, key in enumerate(parts)}
+        for key, name in paths.items():
+            await self._fetch(self._artifacts, key, name, "a variant's file", "cascades")
+        artifact = self._artifact(order.cascades[0].plan)
+        task = CascadeTask(
+            data=self._data(order),
+            scratch=self._scratch("build"),
+            signature=order.signature,
+            target=artifact.path,
+            goes_on=f"{self._scratch('build')}/{GOES_ON}",
+            pairs=[
+                CascadePair(
+                    **{name: str(self._directory / paths[key]) for name, key in zip(PARTS, one.artifacts, strict=True)},
+                    first_cost=one.costs[0],
+                    then_cost=one.costs[1],
+                    most=one.most,
+                )
+                for one in order.cascades
+            ],
+        )
+        joined = [frame for frame in await self._sandbox(task) if isinstance(frame, Joined)]
+        if joined and 0 <= joined[-1].pair < len(task.pairs) and 0.0 < joined[-1].share < 1.0:
+            best = order.cascades[joined[-1].pair]
+            found = structs.replace(best.cascade, threshold=joined[-1].threshold, share=joined[-1].share)
+            await self._profile(order, artifact, [best.plan], {}, structs.replace(best, cascade=found))
 
     async def _make(self, order: BuildVariants, plans: dict[Artifact, list[VariantPlan]]) -> None:
         """Make every artifact. One that cannot be made is reported and removed from `plans`. A crash fails one artifact."""
@@ -233,14 +270,17 @@ class Helper:
         artifact: Artifact,
         plans: list[VariantPlan],
         scores: dict[Artifact, tuple[Measured, str]],
+        of: CascadePlan | None = None,
     ) -> None:
+        """of: the cascade that it is, which is not built if it costs more than expected; else None."""
         task = filled(
             MeasureTask,
             order,
             artifact=artifact,
             data=self._data(order),
             scratch=self._scratch("build"),
-            reference=f"{self._scratch('build')}/{REFERENCE}",
+            reference="" if of else f"{self._scratch('build')}/{REFERENCE}",
+            goes_on=f"{self._scratch('build')}/{GOES_ON}" if of else "",
             threads=plans[0].threads,
             max_batches=sorted({plan.max_batch for plan in plans}),
             score=artifact not in scores,
@@ -263,10 +303,12 @@ class Helper:
             return
         for plan in plans:
             try:
-                profile = _profile_of(result, structs.replace(plan, max_batch=1) if alone else plan)
+                profile = profile_of(result, 1 if alone else plan.max_batch)
             except UploadRejected as error:
                 self._fail([plan], str(error))
                 continue
+            if of is not None and (alone or plan.threads / profile.saturation_qps > of.most):
+                return
             self._publish(
                 "built",
                 filled(
@@ -282,6 +324,7 @@ class Helper:
                     profile=profile,
                     alone=alone,
                     distribution=distribution,
+                    cascade=None if of is None else of.cascade,
                     functions=order.functions and structs.replace(order.functions, ms=result.functions_ms),
                 ),
             )
@@ -451,33 +494,3 @@ def _accuracy_of(measured: Measured) -> float:
     if measured.accuracy is None:
         raise supervisor.SandboxCrashed("the sandbox ended without an accuracy")
     return measured.accuracy
-
-
-def _provenance(measured: Measured) -> str:
-    beside, contexts = measured.neighbours, measured.contexts
-    if beside:
-        return f"measured: beside {beside} further instance{'s' * (beside > 1)}"
-    return f"measured: {contexts} batches at a time" if contexts > 1 else "measured"
-
-
-def _profile_of(measured: Measured, plan: VariantPlan) -> Profile:
-    """One plan's part of the measurements. Raises UploadRejected if its batches take too long."""
-    if measured.short_of and plan.max_batch > measured.short_of:
-        raise UploadRejected(
-            f"a batch of {plan.max_batch} takes more than 10 s, or the model does not take it: use a smaller largest batch"
-        )
-    rows = [row for row in measured.rows if row.batch <= plan.max_batch and isfinite(row.p50_ms) and row.p50_ms > 0]
-    if not rows:
-        raise UploadRejected("nothing could be measured")
-    longest = max((row.length for row in rows if row.length is not None), default=None)
-    memory = [mb for batch, mb in measured.memory_mb.items() if batch <= plan.max_batch]
-    return filled(
-        Profile,
-        measured,
-        rows=rows,
-        init_ms=None if measured.transfer_ms is None else max(0.0, measured.load_ms - measured.transfer_ms),
-        transfer_ms=None if measured.transfer_ms is None else min(measured.load_ms, measured.transfer_ms),
-        memory_mb=max(memory, default=0.0),
-        saturation_qps=max(row.batch / row.p50_ms * 1000.0 for row in rows if row.length == longest),
-        provenance=_provenance(measured),
-    )

@@ -57,6 +57,15 @@ def two_layers(first: np.ndarray, second: np.ndarray, batch: str | int = "n") ->
     return scoring(nodes, [nh.from_array(first, "w1"), nh.from_array(second, "w2")], batch=batch)
 
 
+def pair(seed: int = 0) -> tuple[bytes, bytes]:
+    """A small model that is wrong where it is unsure, and one a thousand times as large that gives the classes of `digits`, which nothing quantises."""
+    first, second = weights(seed)
+    blurred = second + 0.03 * np.random.default_rng(seed + 5).normal(size=second.shape).astype("f4")
+    many = 1024
+    large = two_layers(np.tile(first, (1, many)), np.tile(second / many, (many, 1)))
+    return exact(two_layers(first, blurred)), exact(large)
+
+
 def exact(model: bytes) -> bytes:
     """The same function of operators that nothing quantises, so that every variant gives the model's own answers: products as Einsum."""
     found = onnx.load_model_from_string(model)

@@ -8,7 +8,10 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.catalog import ProfileRow, VariantRecord
-from services.core.catalog import Catalog, app_key, dominates, key_of, mark_dominated, model_key, target_of, variant_key
+from bus.messages.quality import Cascade
+from services.core.catalog import Catalog, app_key, key_of, model_key, target_of, variant_key
+from services.core.selection.eligibility import AppView, Ask
+from services.registrar.policy import dominates, mark_dominated
 from tests.support.data.events import catalog_of
 from tests.support.data.pipelines import deployed
 from tests.support.simulated.registrations import PROFILE, app_record, model_record, variant_record
@@ -184,3 +187,33 @@ def test_variants_of_deployed_pipelines_are_known() -> None:
     catalog.apply(key_of(other), None)
     catalog.apply(key_of(record), encode(replace(record, plan=None)))
     assert not catalog.planned
+
+
+def test_a_cascade_is_of_the_apps_that_serve_both_its_versions_and_of_no_model() -> None:
+    joined = variant_record("j", cascade=Cascade(parts=["a", "b"], versions=[("mlp", "1"), ("cnn", "2")]))
+    records = (variant_record("a"), joined, model_record(), model_record("cnn", "1"), model_record("cnn", "2"))
+    both, old, one = {"mlp": "1", "cnn": "2"}, {"mlp": "1", "cnn": "1"}, {"mlp": "1"}
+    catalog = catalog_of(*records, app_record("both", links=both), app_record("old", links=old), app_record(links=one))
+    assert [v.variant for v in catalog.variants_at("mlp", "1")] == ["a"]
+    assert [v.variant for v in catalog.variants_of("both")] == ["a", "j"]
+    for app in ("old", "digits"):
+        assert [v.variant for v in catalog.variants_of(app)] == ["a"]
+    assert [len(catalog.cascades_of(app_record(links=links))) for links in (both, old, one)] == [1, 1, 0]
+    view = AppView(app_record(links=old), (variant_record("a"), joined), lambda _: 1.0)
+    assert view.current.tolist() == [True, False]
+    ask = Ask("old", 1, 1e9)
+    assert view.pinned(replace(ask, model="mlp")).tolist() == [True, False]
+    assert view.pinned(replace(ask, variant="j")).tolist() == [False, True]
+    assert catalog.apply(app_key("old"), encode(app_record("old", links=both))) == {"old"}
+    assert [v.variant for v in catalog.variants_of("old")] == ["a", "j"]
+    catalog.apply(model_key("cnn", "2"), None)
+    assert [v.variant for v in catalog.variants_of("both")] == ["a"]
+
+
+def test_a_deadline_leaves_time_for_both_parts_of_a_cascade() -> None:
+    rows = [ProfileRow(batch=1, p50_ms=2.0, p99_ms=9.0, cpu_ms=2.0, wall_over_cpu=1.0)]
+    made = Cascade(parts=["a", "b"], versions=[("mlp", "1"), ("mlp", "1")])
+    joined = variant_record("j", cascade=made, profile=replace(PROFILE, rows=rows))
+    view = AppView(app_record(), (replace(joined, variant="a", cascade=None), joined), lambda _: 1.0)
+    assert view.latency(1).tolist() == pytest.approx([0.002, 0.009])
+    assert view.cost[0] == view.cost[1]

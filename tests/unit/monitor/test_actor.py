@@ -13,8 +13,6 @@ from bus.memory import MemoryBus
 from bus.messages.events import CostEvent, InstanceEventSample, StateEvent, WorkerEvent, WorkerSample
 from bus.messages.fleet import (
     ExecutorExited,
-    InstanceLoaded,
-    InstanceSample,
     LoadAccepted,
     LoadInstance,
     LoadRefused,
@@ -246,35 +244,6 @@ def test_a_new_monitor_says_nothing_before_it_knows_what_is_loaded() -> None:
     assert beats(world) == 1
     assert world.beat.devices[0].alive
     assert world.states() == {"v.w1-3": "Active"}
-
-
-@pytest.mark.parametrize(("memory_mb", "ordered"), [(100.0, ["b"]), (0.8 * CPU.memory_mb, [])], ids=["room", "no room"])
-def test_a_new_monitor_loads_nothing_before_it_knows_what_is_loaded(memory_mb: float, ordered: list[str]) -> None:
-    """A monitor that was replaced knows of nothing, and what it orders then may not fit beside what is there."""
-    world = World(executor=None, startup_s=1.0)
-    world.executor, world.loaded = 5, {"v.w1-3": "v"}
-    there, another = variant(), variant("b", memory_mb=memory_mb)
-    world.ensure(another)
-    world.catalogue(there, another)
-    world.tell(
-        InstanceLoaded(
-            instance="v.w1-3", variant="v", device="cpu", incarnation=5, load_ms=1.0, memory_mb=1.0, proof=""
-        )
-    )
-    assert world.orders == []
-    world.report()
-    assert [one.variant.variant for one in world.orders if isinstance(one, LoadInstance)] == ordered
-    assert ("b.w1-1" in world.states()) is bool(ordered)
-
-
-def test_a_report_from_before_an_order_does_not_say_that_it_was_lost() -> None:
-    world = World()
-    world.advance(1.0)
-    world.load(variant())
-    samples: list[InstanceSample] = []
-    for _ in range(5):
-        world.hear(samples, "cpu", at=world.now - 0.5)
-    assert world.states() == {"v.w1-1": "Active"}
 
 
 def test_a_new_monitor_speaks_soon_though_no_executor_runs() -> None:

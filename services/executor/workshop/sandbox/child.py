@@ -18,6 +18,7 @@ from services.executor.backends.functions import NO_LANDLOCK, FunctionProcess
 from services.executor.workshop.sandbox.lockdown import die_with, lock_down
 from services.executor.workshop.sandbox.protocol import (
     BuildTask,
+    CascadeTask,
     Frame,
     InspectTask,
     MeasureTask,
@@ -143,6 +144,10 @@ def _work(order: SandboxInput, tell: Callable[[Frame], None], process: FunctionP
             what = f"{task.artifact.framework} {task.artifact.precision}"
             tell(Step(step=f"asking {what} alone and in batches", progress=1.0, within=30.0))
             tell(independence(task, int(max(measured.memory_mb, default=1)), process))
+    elif isinstance(task, CascadeTask):
+        from services.executor.workshop.tasks.build import cascade  # noqa: PLC0415
+
+        cascade(task, tell)
     elif isinstance(task, ProbeTask):
         from services.executor.backends import names_for, survey  # noqa: PLC0415
 
@@ -154,6 +159,8 @@ def _uploads(task: SandboxTask) -> tuple[str, ...]:
     """The files of this task that come from outside."""
     if isinstance(task, ProbeTask):
         return ()
+    if isinstance(task, CascadeTask):
+        return (task.data.path, *(path for pair in task.pairs for path in (pair.first, pair.then)))
     return (task.data.path,) if isinstance(task, MeasureTask) else (task.data.path, task.model)
 
 

@@ -1,8 +1,11 @@
 """The tasks of a sandbox, and the frames that it sends back. Everything in a frame is a claim, which is checked by its type."""
 
+from math import isfinite
+
 from msgspec import Struct
 
-from bus.messages.catalog import Functions, ProfileRow, Signature
+from bus.fields import filled
+from bus.messages.catalog import Functions, Profile, ProfileRow, Signature
 
 
 class ValidationFile(Struct, frozen=True, kw_only=True):
@@ -63,6 +66,7 @@ class MeasureTask(_UploadTask, frozen=True, kw_only=True, tag=True):
     """Profile one artifact with so many threads, for these largest batches; score it when `score`. device: where.
 
     contended: beside further instances that compute all the time. contexts: with so many batches at a time on one copy of the weights.
+    goes_on: of a cascade, the file that says which samples go on to its second part. reference: empty: agreement is not measured.
     """
 
     artifact: Artifact
@@ -74,6 +78,26 @@ class MeasureTask(_UploadTask, frozen=True, kw_only=True, tag=True):
     contended: bool = False
     contexts: int = 1
     device: str = "cpu"
+    goes_on: str = ""
+
+
+class CascadePair(Struct, frozen=True, kw_only=True):
+    """Files of two parts, what an item costs in each, and what it may cost in both, in seconds of a core."""
+
+    first: str
+    then: str
+    first_cost: float
+    then_cost: float
+    most: float
+
+
+class CascadeTask(_UploadTask, frozen=True, kw_only=True, tag=True):
+    """Find the pair of which the cheapest cascade is made, and write that to `target`, and to `goes_on` which samples go on to the second part."""
+
+    signature: Signature
+    pairs: list[CascadePair]
+    target: str
+    goes_on: str
 
 
 class ProbeTask(Struct, frozen=True, kw_only=True, tag=True):
@@ -84,7 +108,7 @@ class ProbeTask(Struct, frozen=True, kw_only=True, tag=True):
     scratch: str
 
 
-SandboxTask = InspectTask | BuildTask | MeasureTask | ProbeTask
+SandboxTask = InspectTask | BuildTask | MeasureTask | CascadeTask | ProbeTask
 
 
 class SandboxLimits(Struct, frozen=True, kw_only=True):
@@ -179,14 +203,52 @@ class Independence(Struct, frozen=True, kw_only=True, tag=True):
     alone: str
 
 
+class Joined(Struct, frozen=True, kw_only=True, tag=True):
+    """A cascade is written, of the pair with this number. share: of the samples that go on, those with less than `threshold` confidence."""
+
+    pair: int
+    threshold: float
+    share: float
+
+
 class Probed(Struct, frozen=True, kw_only=True, tag=True):
     """By framework: "" where it works on the device, else why not."""
 
     frameworks: dict[str, str]
 
 
-Frame = Step | TaskRefused | Inspected | Made | NotMade | Measured | Independence | Probed
+Frame = Step | TaskRefused | Inspected | Made | NotMade | Measured | Independence | Joined | Probed
 
 
 class UploadRejected(Exception):
     """This file or variant is not acceptable. The text is for the model's owner."""
+
+
+def _provenance(measured: Measured) -> str:
+    beside, contexts = measured.neighbours, measured.contexts
+    if beside:
+        return f"measured: beside {beside} further instance{'s' * (beside > 1)}"
+    return f"measured: {contexts} batches at a time" if contexts > 1 else "measured"
+
+
+def profile_of(measured: Measured, largest: int) -> Profile:
+    """The part of the measurements up to this largest batch. Raises UploadRejected if its batches take too long."""
+    if measured.short_of and largest > measured.short_of:
+        raise UploadRejected(
+            f"a batch of {largest} takes more than 10 s, or the model does not take it: use a smaller largest batch"
+        )
+    rows = [row for row in measured.rows if row.batch <= largest and isfinite(row.p50_ms) and row.p50_ms > 0]
+    if not rows:
+        raise UploadRejected("nothing could be measured")
+    longest = max((row.length for row in rows if row.length is not None), default=None)
+    memory = [mb for batch, mb in measured.memory_mb.items() if batch <= largest]
+    return filled(
+        Profile,
+        measured,
+        rows=rows,
+        init_ms=None if measured.transfer_ms is None else max(0.0, measured.load_ms - measured.transfer_ms),
+        transfer_ms=None if measured.transfer_ms is None else min(measured.load_ms, measured.transfer_ms),
+        memory_mb=max(memory, default=0.0),
+        saturation_qps=max(row.batch / row.p50_ms * 1000.0 for row in rows if row.length == longest),
+        provenance=_provenance(measured),
+    )

@@ -2,20 +2,34 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import structs
+from numpy import ndarray
 
 from bus.messages.catalog import Signature
 from services.core.placement import REMOTE
 from services.executor.backends import backend, pt2
 from services.executor.backends.base import BackendUnavailable
 from services.executor.backends.functions import FunctionProcess
-from services.executor.workshop.sandbox.protocol import Artifact, BuildTask, Frame, Made, NotMade, Step, UploadRejected
+from services.executor.workshop.sandbox.protocol import (
+    Artifact,
+    BuildTask,
+    CascadeTask,
+    Frame,
+    Joined,
+    Made,
+    NotMade,
+    Step,
+    UploadRejected,
+)
 from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.inspection import RunnableUpload
 from services.executor.workshop.tasks.validation import Scorer, ValidationSet
 from services.shell.host.accelerators import processor
+
+Array = ndarray[Any, Any]
 
 TENSORRT = "tensorrt"  # it needs symmetric int8
 
@@ -148,3 +162,113 @@ def _make_program(artifact: Artifact, candidate: RunnableUpload, data: Validatio
         target.write_bytes(candidate.path.read_bytes())
     if artifact.format == "pt2":
         pt2.check(target)
+
+
+# -- cascades
+
+
+class PartAnswers(NamedTuple):
+    """One part's answers, in the order of `validation.shuffled`: whether each is right, and the largest probability. normal: the scores are
+    probabilities themselves.
+    """
+
+    right: Array
+    confidence: Array
+    normal: bool
+
+
+class Choice(NamedTuple):
+    """threshold: of confidence, below which items go on. share: of the items that do. cost: expected, of an item."""
+
+    threshold: float
+    share: float
+    cost: float
+
+
+def choose(first: PartAnswers, then: PartAnswers, costs: tuple[float, float], most: float) -> Choice | None:
+    """The threshold at which a cascade is at least as right as its second part, at the least cost; None: there is none at a cost of at most `most`.
+
+    The lowest one is chosen at which the first half of the samples is as right. The other half must be, too.
+    """
+    half = len(first.right) // 2
+    order = np.argsort(first.confidence[:half], kind="stable")
+    sure, gain = first.confidence[order], (first.right[order].astype(int) - then.right[order])
+    kept = gain[::-1].cumsum()[
+        ::-1
+    ]  # what those that do not go on are righter than in the second part, by how many go on
+    enough = np.flatnonzero((kept[1:] >= 0) & (sure[1:] > sure[:-1])) + 1
+    if not len(enough):
+        return None
+    goes = int(enough[0])
+    threshold = float(np.float32((sure[goes - 1] + sure[goes]) / 2.0))
+    on = first.confidence < threshold
+    answered = np.where(on, then.right, first.right)[half:]
+    cost = costs[0] + float(on[half:].mean()) * costs[1]
+    if answered.sum() < then.right[half:].sum() or cost > most:
+        return None
+    return Choice(threshold, float(on.mean()), cost)
+
+
+def cascade(task: CascadeTask, tell: Callable[[Frame], None]) -> None:
+    """Find the pair that makes the cheapest cascade, and write its file. Sends one `Joined`, or nothing. Raises UploadRejected."""
+    from services.executor.workshop.tasks import onnx_files  # noqa: PLC0415
+
+    data = validation.read(task.data, task.signature)
+    scorer = Scorer(task.data.metric, task.signature, data.source)
+    if scorer.scores is None or data.labels.ndim != 1:
+        return
+    answers: dict[str, PartAnswers] = {}
+    for path in dict.fromkeys(path for pair in task.pairs for path in (pair.first, pair.then)):
+        tell(Step(step="looking for a cascade"))
+        answers[path] = _answers_of(Path(path), task, data, scorer, tell)
+    found = []
+    for number, pair in enumerate(task.pairs):
+        first = answers[pair.first]
+        choice = choose(first, answers[pair.then], (pair.first_cost, pair.then_cost), pair.most)
+        if choice is not None:
+            found.append((choice.cost / pair.most, number, choice, first))
+    for _, number, choice, first in sorted(found, key=lambda one: one[:2]):
+        pair, target = task.pairs[number], Path(task.target)
+        try:
+            content = onnx_files.cascade(
+                Path(pair.first), Path(pair.then), task.signature, scorer.scores, choice.threshold, normal=first.normal
+            )
+            target.write_bytes(content)
+            joined = _answers_of(target, task, data, scorer, tell)
+        except UploadRejected:
+            continue
+        on = first.confidence < choice.threshold
+        if (joined.right != np.where(on, answers[pair.then].right, first.right)).mean() > SLACK:
+            continue
+        places = np.zeros(len(data), bool)
+        places[validation.shuffled(len(data))] = on
+        np.save(task.goes_on, places)
+        tell(Joined(pair=number, threshold=choice.threshold, share=choice.share))
+        return
+
+
+SLACK = 0.005  # of the samples, which may be at the threshold, or near a tie
+
+
+def _answers_of(
+    path: Path, task: CascadeTask, data: ValidationSet, scorer: Scorer, tell: Callable[[Frame], None]
+) -> PartAnswers:
+    handle = RunnableUpload(framework="ort", path=path, format="onnx", signature=task.signature).load()
+    indices, parts = validation.shuffled(len(data)), list[Array]()
+    scores = scorer.scores or ""
+    found = inspection.predictions(
+        handle,
+        data,
+        indices,
+        scorer,
+        inspection.BATCH,
+        lambda share: tell(Step(step="looking for a cascade", progress=share)),
+        see=lambda _, outputs: parts.append(outputs[scores]),
+    )
+    handle.close()
+    likely = np.concatenate(parts)
+    normal = bool(likely.min() >= 0.0 and np.allclose(likely.sum(axis=1), 1.0, atol=1e-3))
+    if not normal:
+        likely = np.exp(likely - likely.max(axis=1, keepdims=True))
+        likely /= likely.sum(axis=1, keepdims=True)
+    return PartAnswers(found.scored == data.labels[indices], likely.max(axis=1).astype(np.float32), normal)

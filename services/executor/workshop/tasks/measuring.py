@@ -8,13 +8,21 @@ time (one thread), or if the threads hardly waited for a core (several).
 import gc
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from msgspec import structs
+from numpy import ndarray
+
+from bus.messages.catalog import ProfileRow
 from services.executor.backends.base import trim_memory
 from services.shell.host.accelerators import cuda_memory_used_mb, processor
+
+Array = ndarray[Any, Any]
 
 CLEAN = 1.12  # wall time over CPU time
 MOST_CALLS = 20_000
@@ -162,6 +170,51 @@ def _status_mb(field: str) -> float:
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) / 1024.0
     return 0.0
+
+
+# -- a mixture of samples
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Batches of a cascade, by how many of their items go on to its second part. on: of each sample, whether it does."""
+
+    on: Array
+
+    @classmethod
+    def of(cls, file: str) -> "Mix | None":
+        return cls(np.load(file, allow_pickle=False)) if file else None
+
+    @property
+    def picks(self) -> list[Callable[[int], Array]]:
+        """The samples of a batch of which none goes on, as many as usual where any does, and as many as 99 % of such batches have at most."""
+        share, chance = float(self.on.mean()), np.random.default_rng(0)
+        counts: tuple[Callable[[int], float], ...] = (
+            lambda batch: 0.0 * batch,
+            lambda batch: max(1.0, batch * share / (1.0 - (1.0 - share) ** batch)),
+            lambda batch: max(1.0, float(np.quantile(chance.binomial(batch, share, 10_000), 0.99))),
+        )
+
+        def pick(batch: int, count: float) -> Array:
+            goes = min(batch, round(count))
+            return np.append(
+                np.resize(np.flatnonzero(~self.on), batch - goes), np.resize(np.flatnonzero(self.on), goes)
+            )
+
+        return [lambda batch, count=count: pick(batch, count(batch)) for count in counts]  # type: ignore[misc]
+
+    def rows(self, kinds: Sequence[list[ProfileRow]]) -> list[ProfileRow]:
+        """The mean latency of a batch as its median, since costs and rates follow from that, and as its 99th percentile that of the third kind."""
+        none, usual, most = ({(row.length, row.batch): row for row in rows} for rows in kinds)
+        found = []
+        for key in (key for key in none if key in usual and key in most):
+            alone = float(1.0 - self.on.mean()) ** key[1]
+            means = {
+                name: alone * getattr(none[key], name) + (1.0 - alone) * getattr(usual[key], name)
+                for name in ("p50_ms", "cpu_ms")
+            }
+            found.append(structs.replace(usual[key], **means, p99_ms=max(means["p50_ms"], most[key].p50_ms)))
+        return found
 
 
 def host(framework: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""ONNX files: checks of an upload, its signature and operators, an open batch axis, and fp16 artifacts. Runs in the sandbox."""
+"""ONNX files: checks of an upload, its signature and operators, an open batch axis, fp16 artifacts, cascades. Runs in the sandbox."""
 
 import logging
 import warnings
@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.compose
 import onnx.numpy_helper
+import onnx.version_converter
 from onnx import TensorProto
 
 from bus.datatypes import DATATYPES
@@ -203,3 +205,93 @@ def to_fp16(source: Path, target: Path) -> None:
     if onnx.TensorProto.FLOAT16 not in kinds and not any(node.op_type == "Cast" for node in halved.graph.node):
         raise UploadRejected("nothing in this model could be converted to fp16: it has no floating-point weights")
     target.write_bytes(halved.SerializeToString())
+
+
+# -- cascades: one file, which computes a second model for the items of which the first one is unsure
+
+_LEAST_OPSET = 13  # from which on what joins the two is written alike
+
+
+def cascade(first: Path, then: Path, signature: Signature, scores: str, threshold: float, *, normal: bool) -> bytes:
+    """A file that computes the first model, and the other one for the items whose largest probability is below the threshold.
+
+    scores: the output that has them; normal: as probabilities, else their softmax is taken. Raises UploadRejected.
+    """
+    h = onnx.helper
+    try:
+        one, two = _alike(*(onnx.load_model_from_string(path.read_bytes()) for path in (first, then)))
+        one = onnx.compose.add_prefix(one, "first.", rename_inputs=False)
+        two = onnx.compose.add_prefix(two, "then.")
+        sure = [] if normal else [h.make_node("Softmax", [f"first.{scores}"], ["cascade.normal"], axis=-1)]
+        top = f"first.{scores}" if normal else "cascade.normal"
+        constants = {"one": [1], "flat": [-1], "rows": [-1, 1]}
+        numbers = [onnx.numpy_helper.from_array(np.array(v, np.int64), f"cascade.{k}") for k, v in constants.items()]
+        numbers.append(onnx.numpy_helper.from_array(np.array(0, np.int64), "cascade.none"))
+        numbers.append(onnx.numpy_helper.from_array(np.array(threshold, np.float32), "cascade.threshold"))
+        sure += [
+            h.make_node("TopK", [top, "cascade.one"], ["cascade.best", "cascade.class"], axis=-1),
+            h.make_node("Cast", ["cascade.best"], ["cascade.single"], to=TensorProto.FLOAT),
+            h.make_node("Reshape", ["cascade.single", "cascade.flat"], ["cascade.confidence"]),
+            h.make_node("GreaterOrEqual", ["cascade.confidence", "cascade.threshold"], ["cascade.sure"]),
+            h.make_node("Not", ["cascade.sure"], ["cascade.unsure"]),  # NaN is unsure, too
+            h.make_node("NonZero", ["cascade.unsure"], ["cascade.places"]),
+            h.make_node("Size", ["cascade.places"], ["cascade.count"]),
+            h.make_node("Greater", ["cascade.count", "cascade.none"], ["cascade.any"]),
+        ]
+        outputs = [v for spec in signature.outputs for v in one.graph.output if v.name == f"first.{spec.name}"]
+        goes = [
+            h.make_node("Reshape", ["cascade.places", "cascade.flat"], ["cascade.items"]),
+            h.make_node("Reshape", ["cascade.places", "cascade.rows"], ["cascade.at"]),
+            *(h.make_node("Gather", [x.name, "cascade.items"], [f"then.{x.name}"], axis=0) for x in signature.inputs),
+            *two.graph.node,
+        ]
+        stays = []
+        for spec in signature.outputs:
+            name = f"first.{spec.name}"
+            goes.append(h.make_node("ScatterND", [name, "cascade.at", f"then.{spec.name}"], [f"cascade.then.{spec.name}"]))  # fmt: skip
+            stays.append(h.make_node("Identity", [name], [f"cascade.stays.{spec.name}"]))
+        kinds = {v.name.removeprefix("first."): v.type.tensor_type.elem_type for v in outputs}
+        branch = h.make_graph(goes, "then", [], [h.make_tensor_value_info(f"cascade.then.{n}", k, None) for n, k in kinds.items()], two.graph.initializer)  # fmt: skip
+        other = h.make_graph(stays, "stays", [], [h.make_tensor_value_info(f"cascade.stays.{n}", k, None) for n, k in kinds.items()])  # fmt: skip
+        branching = h.make_node("If", ["cascade.any"], list(kinds), then_branch=branch, else_branch=other)
+        given = {initializer.name for initializer in one.graph.initializer}
+        for value in outputs:
+            value.name = value.name.removeprefix("first.")
+        graph = h.make_graph(
+            [*one.graph.node, *sure, branching],
+            "cascade",
+            [value for value in one.graph.input if value.name not in given],
+            outputs,
+            [*one.graph.initializer, *numbers],
+        )
+        made = h.make_model(
+            graph,
+            opset_imports=one.opset_import,
+            ir_version=max(one.ir_version, two.ir_version),
+            functions=[*one.functions, *two.functions],
+        )
+        content: bytes = made.SerializeToString()
+    except UploadRejected:
+        raise
+    except Exception as error:
+        raise UploadRejected(f"the two models cannot be joined: {plain(error)}") from error
+    return content
+
+
+def _alike(*models: Any) -> list[Any]:
+    """The same models with the same sets of operators: the newer ones. Raises ValueError, or what the converter does."""
+    wanted: dict[str, int] = {"": _LEAST_OPSET}
+    for one in (one for model in models for one in model.opset_import):
+        domain = "" if one.domain == "ai.onnx" else one.domain
+        wanted[domain] = max(wanted.get(domain, 1), one.version)
+    found = []
+    for model in models:
+        there = {"" if one.domain == "ai.onnx" else one.domain: one.version for one in model.opset_import}
+        if there.get("", wanted[""]) != wanted[""]:
+            model = onnx.version_converter.convert_version(model, wanted[""])
+        if there.get("ai.onnx.ml", wanted.get("ai.onnx.ml")) != wanted.get("ai.onnx.ml"):
+            raise ValueError("their sets of operators for machine learning differ")
+        del model.opset_import[:]
+        model.opset_import.extend(onnx.helper.make_opsetid(*each) for each in wanted.items())
+        found.append(model)
+    return found

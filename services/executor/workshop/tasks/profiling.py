@@ -24,7 +24,15 @@ from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.independence import why_alone
 from services.executor.workshop.tasks.inspection import TRIAL_S, RunnableUpload
 from services.executor.workshop.tasks.measures import Answers
-from services.executor.workshop.tasks.measuring import DeviceMemory, LatencyCell, Memory, host, measure_calls, memory_of
+from services.executor.workshop.tasks.measuring import (
+    DeviceMemory,
+    LatencyCell,
+    Memory,
+    Mix,
+    host,
+    measure_calls,
+    memory_of,
+)
 from services.executor.workshop.tasks.validation import MeasuredAccuracy, Scorer, ValidationSet, wilson
 
 Array = ndarray[Any, Any]
@@ -96,9 +104,13 @@ class CellTable:
         signature: Signature,
         threads: int,
         neighbours: Neighbours | None = None,
+        pick: Callable[[int], Array] | None = None,
     ) -> None:
-        """threads: 0 if an accelerator or another process computes. neighbours: compute each batch while it is measured."""
+        """threads: 0 if an accelerator or another process computes. neighbours: compute each batch while it is measured. pick: the samples of a batch;
+        None: the first ones.
+        """
         self._handle, self._data, self._threads, self._neighbours = handle, data, threads, neighbours
+        self._pick = pick or (lambda batch: np.arange(batch) % len(data))
         self._signature = signature
         self._open_axes = {
             spec.name: [a + 1 for a, size in enumerate(spec.shape) if size == -1] for spec in signature.inputs
@@ -116,7 +128,7 @@ class CellTable:
 
     def batch(self, batch: int, length: int, longest: int) -> dict[str, Array]:
         """Real samples, repeated if there are too few, cut to the length's share along every open axis."""
-        inputs = self._data.take(np.arange(batch) % len(self._data))
+        inputs = self._data.take(self._pick(batch))
         if length == longest:
             return inputs
         return {name: self._cut(name, array, length / longest) for name, array in inputs.items()}
@@ -145,7 +157,7 @@ class CellTable:
 
     def beside(self, neighbours: Neighbours, longest: int, until: float, tell: Callable[[float], None]) -> "CellTable":
         """The same cells beside neighbours: once each, then again up to three times in all, while there is time. tell: 0..1."""
-        found = CellTable(self._handle, self._data, self._signature, self._threads, neighbours)
+        found = CellTable(self._handle, self._data, self._signature, self._threads, neighbours, self._pick)
         for turn in range(PASSES):
             for done, (length, batch) in enumerate(self._cells):
                 if turn == 0 or time.monotonic() < until:
@@ -208,30 +220,32 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None], process: FunctionP
     memory = memory_of(task.device)
     handle, load_ms = _load(candidate, task, one)
     memory.loaded()
-    table = CellTable(handle, data, task.signature, task.threads if alone and process is None else 0)
-    peaks, short_of = _fill(
-        table, task, memory, lambda share: tell(Step(step=f"profiling {what}", progress=0.1 + share / 2))
-    )
-    neighbours = 0
-    if task.contended:
-        neighbours = min(MOST_NEIGHBOURS, max(1, len(os.sched_getaffinity(0)) // task.threads - 1)) if alone else 1
-        table = _contended(
-            candidate,
-            task,
-            table,
-            neighbours,
-            one,
-            lambda share: tell(Step(step=f"profiling {what} beside {neighbours} more", progress=0.6 + share / 4)),
+    mix, tables = Mix.of(task.goes_on), list[CellTable]()
+    neighbours, contexts = 0, 1 if handle.one_at_a_time else task.contexts
+    for pick in mix.picks if mix is not None else (None,):
+        table = CellTable(handle, data, task.signature, task.threads if alone and process is None else 0, pick=pick)
+        peaks, short_of = _fill(
+            table, task, memory, lambda share: tell(Step(step=f"profiling {what}", progress=0.1 + share / 2))
         )
-    contexts = 1 if handle.one_at_a_time else task.contexts
-    if contexts > 1:
-        with closing(Neighbours([handle] * (contexts - 1), own=False)) as others:
-            table = table.beside(
-                others,
-                table.lengths()[-1],
-                time.monotonic() + BUDGET_S,
-                lambda share: tell(Step(step=f"profiling {what}, {contexts} at a time", progress=0.6 + share / 4)),
+        if task.contended:
+            neighbours = min(MOST_NEIGHBOURS, max(1, len(os.sched_getaffinity(0)) // task.threads - 1)) if alone else 1
+            table = _contended(
+                candidate,
+                task,
+                table,
+                neighbours,
+                one,
+                lambda share: tell(Step(step=f"profiling {what} beside further ones", progress=0.6 + share / 4)),
             )
+        if contexts > 1:
+            with closing(Neighbours([handle] * (contexts - 1), own=False)) as others:
+                table = table.beside(
+                    others,
+                    table.lengths()[-1],
+                    time.monotonic() + BUDGET_S,
+                    lambda share: tell(Step(step=f"profiling {what}, {contexts} at a time", progress=0.6 + share / 4)),
+                )
+        tables.append(table)
     accuracy: MeasuredAccuracy | None = None
     agreement, differing, seen = None, dict[str, float](), SeenSamples(task.signature, data) if task.score else None
     if seen is not None:
@@ -255,10 +269,10 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None], process: FunctionP
     if process is not None:
         load_ms += process.start_ms  # each instance has one of its own
     return Measured(
-        rows=table.rows(),
+        rows=table.rows() if mix is None else mix.rows([table.rows() for table in tables]),
         load_ms=load_ms,
         memory_mb=peaks,
-        disturbed=table.disturbed(),
+        disturbed=any(table.disturbed() for table in tables),
         host=where,
         transfer_ms=transfer_ms,
         host_mb=host_mb,
@@ -353,9 +367,11 @@ def _score(
     """Accuracy on all samples, agreement of the scored output with the model as uploaded on the samples that the reference has, and of each
     further output that differs. Where a metric of the user's own judges all outputs, there is only the accuracy.
     """
+    reference = Answers(np.zeros(0), {})
     try:
-        with np.load(task.reference, allow_pickle=False) as file:
-            reference = Answers.unpacked({name: file[name] for name in file.files})
+        if task.reference:
+            with np.load(task.reference, allow_pickle=False) as file:
+                reference = Answers.unpacked({name: file[name] for name in file.files})
     except (OSError, ValueError) as error:
         raise UploadRejected("the model's own answers are missing") from error
     scorer = Scorer(task.data.metric, task.signature, data.source, named=data.named)
@@ -371,7 +387,7 @@ def _score(
         see=see,
     )
     accuracy = scorer.judge(found, data, indices)
-    if scorer.own is not None:
+    if scorer.own is not None or not task.reference:
         return accuracy, None, {}
     shares = scorer.compare(found, reference)
     if not scorer.output:

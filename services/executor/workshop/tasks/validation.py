@@ -275,6 +275,12 @@ class Scorer:
         self.others = [one.name for one in signature.outputs if one.name not in scored]
 
     @property
+    def scores(self) -> str | None:
+        """The output that gives each class a score; None: there is none."""
+        one = self._scores
+        return one.name if one is not None and len(one.shape) == 1 and one.shape[0] > 1 else None
+
+    @property
     def _by_class(self) -> bool:
         return self.metric in METRICS and self.metric not in (*TARGETS, AGREEMENT, "ndcg")
 

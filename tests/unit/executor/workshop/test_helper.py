@@ -15,7 +15,16 @@ import pytest
 from msgspec.structs import replace
 
 from bus.messages.catalog import Functions, TensorSpec
-from bus.messages.work import InspectModel, ModelInspected, VariantBuilt, VariantFailed, VariantPlan, WorkProgress
+from bus.messages.quality import Cascade
+from bus.messages.work import (
+    CascadePlan,
+    InspectModel,
+    ModelInspected,
+    VariantBuilt,
+    VariantFailed,
+    VariantPlan,
+    WorkProgress,
+)
 from services.core.settings import RegistrarSettings
 from services.executor.backends import backend
 from services.executor.backends.base import LoadSpec
@@ -464,3 +473,20 @@ def test_an_engine_that_answers_badly_is_no_model(stock, remote, mode, words):
 
 def test_a_worker_without_hosts_refuses_it(stock, shop):
     assert "no device of kind remote" in inspect_remote(shop, stock.url("tiny")).reason
+
+
+def test_the_best_cascade_is_built_as_any_variant_and_none_that_costs_more_than_it_may(shop) -> None:
+    small, large = tiny_models.pair()
+    shop.inspect(large, npz(x=X, y=Y))
+    keys = [hashlib.sha256(one).hexdigest() for one in (small, large)]
+    shop.kept[keys[0]] = small
+    parts = Cascade(parts=["small", "large"], versions=[("small", "1"), ("m", "1")])
+    tried = CascadePlan(plan=plan("cascade"), cascade=parts, artifacts=keys, costs=(0.0, 1.0), most=0.9)
+    (built,) = shop.build(cascades=[replace(tried, most=1e-9), tried]).of(VariantBuilt)
+    assert built.cascade == replace(parts, threshold=built.cascade.threshold, share=built.cascade.share)
+    assert 0.0 < built.cascade.share < 0.9
+    assert (built.accuracy, built.agreement, built.plan) == (1.0, None, tried.plan)
+    assert built.profile.rows[0].p99_ms >= built.profile.rows[0].p50_ms
+    assert built.artifact in shop.kept
+    assert not shop.build(cascades=[replace(tried, costs=(0.0, 1e-9), most=1e-8)]).of(VariantBuilt), "it costs more"
+    assert shop.reason is None

@@ -10,6 +10,7 @@ from onnx import helper
 
 from services.executor.workshop.sandbox.protocol import UploadRejected
 from services.executor.workshop.tasks import onnx_files
+from services.executor.workshop.tasks.build import PartAnswers, choose
 from tests.support.models import tiny_models
 
 
@@ -113,3 +114,50 @@ def test_one_flipped_byte_never_brings_anything_but_a_model_or_a_refusal(tmp_pat
         onnx_files.signature(read(tmp_path_factory.mktemp("flip"), bytes(content)))
     except UploadRejected as refusal:
         assert str(refusal)
+
+
+# -- cascades
+
+
+@pytest.mark.parametrize(("opset", "normal"), [(17, False), (13, True)])
+def test_a_cascade_gives_each_item_the_answer_of_one_part_and_the_unsure_ones_that_of_the_second(
+    tmp_path, opset, normal
+) -> None:
+    files = [tmp_path / "first", tmp_path / "then"]
+    for file, content in zip(files, (tiny_models.mlp(seed=0), tiny_models.mlp(seed=1)), strict=True):
+        file.write_bytes(content)
+    older = onnx.load_model_from_string(files[0].read_bytes())
+    older.opset_import[0].version = opset
+    files[0].write_bytes(older.SerializeToString())
+    signature = onnx_files.signature(onnx.load_model_from_string(files[1].read_bytes()))
+    x, _ = tiny_models.digits(64)
+    first, then = (answer(file.read_bytes(), x) for file in files)
+    likely = np.exp(first - first.max(axis=1, keepdims=True))
+    sure = first.max(axis=1) if normal else (likely / likely.sum(axis=1, keepdims=True)).max(axis=1)
+    for threshold, count in ((-1e9, 0), (float(np.median(sure)), 32), (1e9, 64)):
+        found = answer(onnx_files.cascade(*files, signature, "scores", threshold, normal=normal), x)
+        on = sure < np.float32(threshold)
+        assert on.sum() == count
+        np.testing.assert_allclose(found, np.where(on[:, None], then, first), rtol=1e-4, atol=1e-4)
+
+
+def answer(content: bytes, x: np.ndarray) -> np.ndarray:
+    return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"]).run(["scores"], {"x": x})[0]
+
+
+def part(right: object, confidence: object) -> PartAnswers:
+    return PartAnswers(np.asarray(right, bool), np.asarray(confidence, "f4"), normal=True)
+
+
+def test_a_threshold_is_chosen_on_one_half_and_must_hold_on_the_other() -> None:
+    sure = np.tile(np.linspace(0.3, 1.0, 100), 2)
+    first, then = part(sure > 0.5, sure), part(np.ones(200), sure)
+    found = choose(first, then, (1.0, 10.0), 8.0)
+    assert found is not None
+    assert (round(found.threshold, 2), found.share) == (0.5, 0.29)
+    assert found.cost == pytest.approx(1.0 + 10.0 * found.share)
+    assert choose(first, then, (1.0, 10.0), 3.0) is None, "it costs more than is allowed"
+    late = sure > np.repeat([0.5, 0.7], 100)
+    assert choose(part(late, sure), then, (1.0, 10.0), 8.0) is None, "the other half is less right"
+    assert choose(part(sure < 0.5, sure), then, (1.0, 10.0), 8.0) is None, "it is wrong where it is sure"
+    assert choose(part(sure > 0.5, np.ones(200)), then, (1.0, 10.0), 8.0) is None, "its confidence says nothing"

@@ -14,7 +14,7 @@ from services.core.cost import latency_ms
 from services.executor.backends.base import RunFailed
 from services.executor.workshop.sandbox.protocol import UploadRejected
 from services.executor.workshop.tasks import measuring, profiling
-from services.executor.workshop.tasks.measuring import LatencyCell
+from services.executor.workshop.tasks.measuring import LatencyCell, Mix
 from services.executor.workshop.tasks.profiling import CellTable, Neighbours
 from services.executor.workshop.tasks.validation import ValidationSet
 from tests.support.servers.processes import eventually
@@ -213,3 +213,21 @@ def test_a_host_is_described():
     host = measuring.host("onnxruntime 1")
     assert set(host) == {"isa", "cpu", "arithmetic", "framework", "date"}
     assert all(host.values())
+
+
+def test_the_profile_of_a_cascade_has_the_mean_and_the_tail_of_real_batches() -> None:
+    """A batch takes BASE_MS, and a second for each item that goes on."""
+    mix = Mix(np.arange(40) % 4 == 0)
+    kinds = []
+    for pick in mix.picks:
+        counts = {batch: int(mix.on[pick(batch)].sum()) for batch in (1, 8)}
+        assert [len(pick(batch)) for batch in counts] == [1, 8]
+        kinds.append([row(batch, BASE_MS + 1000.0 * count) for batch, count in counts.items()])
+    single, eight = mix.rows(kinds)
+    assert (single.p50_ms, single.p99_ms) == (pytest.approx(BASE_MS + 250.0), BASE_MS + 1000.0)
+    assert eight.p50_ms == pytest.approx(BASE_MS + 1000.0 * 2 * (1 - 0.75**8))
+    assert eight.p99_ms == BASE_MS + 5000.0
+
+
+def row(batch: int, ms: float) -> ProfileRow:
+    return ProfileRow(batch=batch, p50_ms=ms, p99_ms=2 * ms, cpu_ms=ms, wall_over_cpu=1.0)
