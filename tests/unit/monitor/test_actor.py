@@ -11,14 +11,7 @@ from msgspec.structs import replace
 from bus.codec import decode
 from bus.memory import MemoryBus
 from bus.messages.events import CostEvent, InstanceEventSample, StateEvent, WorkerEvent, WorkerSample
-from bus.messages.fleet import (
-    ExecutorExited,
-    LoadAccepted,
-    LoadInstance,
-    LoadRefused,
-    UnloadInstance,
-    WorkerHeartbeat,
-)
+from bus.messages.fleet import ExecutorExited, LoadAccepted, LoadInstance, LoadRefused, UnloadInstance, WorkerHeartbeat
 from bus.subjects import Subjects
 from services.core.actor import Stopping
 from services.core.placement import Device, quarantine_key

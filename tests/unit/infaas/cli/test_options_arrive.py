@@ -139,6 +139,7 @@ def refusing(
             await bus.flush()
             ready.set()
             await asyncio.to_thread(done.wait)
+            await bus.flush()  # what was said just before the end is heard, too
         finally:
             await bus.close()
 
