@@ -238,8 +238,10 @@ class Learning(Struct, eq=False):
         assert writes.value is not None
         while writes.todo:
             update = writes.todo.popleft()
-            if not writes.known.isdisjoint(update.marks):
-                continue  # twice in this batch: accepted with the other
+            if not writes.known.isdisjoint(update.marks):  # twice in this batch: accepted with the other
+                if update.marks[0] not in writes.known:
+                    update.event = replace(update.event, score=None)  # another word about the same item teaches nothing
+                continue
             prediction = update.prediction
             if prediction is None or not writes.ensemble.policy:
                 writes.value = writes.value.counted((*update.marks, *update.more))

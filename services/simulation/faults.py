@@ -132,7 +132,7 @@ class Faults:
             case "clock-off":
                 for name in processes_of(fault.worker):
                     self._net.process(name).skew = self._skew(fault.worker)
-                    self._die(name, 0.0)
+                    self._die(name, _begins_after(name))
             case "change":
                 self._change()
             case _:
@@ -175,7 +175,7 @@ class Faults:
         """The supervisor ends a process that is still stopped, and starts another."""
         number, name, generation = what
         if number in self._stopped and self._net.process(name).generation == generation:
-            self._die(name, STANDBY if name.startswith("executor-") else RESTARTED_AFTER)
+            self._die(name, _begins_after(name))
 
     def _die(self, process: str, delay: float) -> None:
         net = self._net
@@ -279,6 +279,11 @@ class Faults:
 
     def _all(self, kind: FaultKind) -> list[FaultSpec]:
         return [fault for fault in self._present if fault.kind == kind]
+
+
+def _begins_after(process: str) -> float:
+    """Seconds until another process takes the place of one that has died."""
+    return STANDBY if process.startswith("executor-") else RESTARTED_AFTER
 
 
 def _is_app(at: tuple[str, str]) -> bool:

@@ -141,6 +141,18 @@ def test_a_label_counts_once_for_the_variant_that_answered_whenever_it_comes() -
     assert "items" in none["error"]["message"] or "item 2" in none["error"]["message"]
 
 
+def test_of_two_labels_of_an_item_that_come_at_once_the_rows_score_one() -> None:
+    """Both are written together, and kept: by its query and by its id."""
+    fleet = serving(CHEAP)
+    before, answer = (fleet.reply(fleet.ask(id=name), 0.05)["query"] for name in ("q0", "q1"))
+    for said in ({"query": before}, {"query": answer, "label": 0}, {"id": "q1", "label": 1}):
+        fleet.stage.publish(fleet.subjects.feedback("app"), {"label": 0} | said, "", 0.0)
+    fleet.stage.run(1.0)
+    rows = [event for kind, event in fleet.stage.records if kind == "feedback"]
+    assert [(row.label, row.score) for row in rows] == [("0", 0.0), ("0", 0.0), ("1", None)]
+    assert known(fleet).variants["cheap-1"].labels == 2
+
+
 def test_a_label_of_a_query_that_all_have_forgotten_counts_where_its_app_keeps_it() -> None:
     fleet = serving(CHEAP)
     answers = [fleet.reply(fleet.ask(items=2, id=name), 0.05) for name in "ab"]
