@@ -73,6 +73,8 @@ WIRING = {
     "services.core.placement:quarantine_key": {"edges.py"},
     # What must always hold is checked on the actors' state. A dead executor's supervisor knows what it computed.
     "services.dispatcher.actor:Dispatcher": {"fuzz/liveness.py"},
+    "services.dispatcher.contexts:context_key": {"fuzz/liveness.py"},
+    "services.dispatcher.contexts:read_value": {"fuzz/liveness.py"},
     "services.executor.actor:Executor": {"fuzz/liveness.py"},
     "services.autoscaler.vms.actor:Controller": {"fuzz/liveness.py"},
     "services.monitor.actor:MonitorActor": {"fuzz/trial.py"},
@@ -136,7 +138,7 @@ def test_deciding_code_is_only_used_where_actors_are_wired() -> None:
                 continue
             assert name, f"{path}: import names from {module}, so that it is seen which"
             owner = importlib.import_module(module)
-            thing = getattr(owner, name, None) or importlib.import_module(f"{module}.{name}")
+            thing = getattr(owner, name) if hasattr(owner, name) else importlib.import_module(f"{module}.{name}")
             if not is_data(thing):
                 found.setdefault(f"{module}:{name}", set()).add(path.relative_to(HERE).as_posix())
     assert {what: where - WIRING.get(what, set()) for what, where in found.items()} == {what: set() for what in found}
