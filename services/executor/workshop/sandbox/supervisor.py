@@ -191,10 +191,11 @@ async def _converse(
 
 
 class _Budget:
-    """The time and memory that a running sandbox has left."""
+    """The time and memory that a running sandbox has left. Silence while it waits for a core, which others have, does not count."""
 
     def __init__(self, limits: SandboxLimits) -> None:
         self.limits = limits
+        self._waited = 0.0  # s for a core, in all
         self.step = "starting"
         now = time.monotonic()
         self.end = now + limits.seconds
@@ -214,6 +215,8 @@ class _Budget:
                 return  # it has ended; its last output is still being read
             if resident > self.limits.memory_bytes:
                 raise SandboxCrashed(f"it needs more than the {self.limits.memory_bytes >> 20} MB of memory allowed")
+            before, self._waited = self._waited, _waited_s(pid)
+            self.until = min(self.until + max(0.0, self._waited - before), self.end)
             now = time.monotonic()
             if now > self.end:
                 raise SandboxCrashed(
@@ -223,6 +226,15 @@ class _Budget:
             if now > self.until:
                 raise SandboxCrashed(f"the model hangs: no sign of life for too long in step {self.step!r}")
             await asyncio.sleep(WATCH_S)
+
+
+def _waited_s(pid: int) -> float:
+    """For a core, that is, while it could have run. 0 where the kernel does not count it."""
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def _resident_bytes(pid: int) -> int:

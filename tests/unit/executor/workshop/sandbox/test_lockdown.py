@@ -1,5 +1,6 @@
 """What code in a sandbox can and cannot do: a script of ours plays the hostile model."""
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from services.executor.workshop.sandbox.protocol import SandboxLimits, Step
+from services.executor.workshop.sandbox.supervisor import SandboxCrashed, _Budget
+from tests.support.clients.responders import until
 from tests.support.servers.processes import ROOT
 
 SCRIPT = """
@@ -138,3 +142,30 @@ def test_it_gets_no_more_memory_and_no_larger_files_than_allowed(tmp_path):
     large = f"import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nPath({str(tmp_path / 'scratch' / 'a')!r}).write_bytes(bytes(2**21))"
     assert try_in_sandbox(tmp_path, large) == "OSError"
     assert try_in_sandbox(tmp_path, "held = [os.open('/dev/null', 0) for _ in range(1000)]") == "OSError"
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="this kernel does not count how long processes wait"
+)
+def test_silence_while_others_have_the_core_is_no_hang() -> None:
+    core = min(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, [{core}]); os.nice(%d)\nwhile True: pass"
+    silent, *others = (subprocess.Popen([sys.executable, "-c", spin % lower]) for lower in (5, 0, 0, 0))
+    budget = _Budget(SandboxLimits(memory_bytes=2**30, seconds=600.0, file_bytes=2**20))
+
+    async def watch() -> None:
+        budget.received(Step(step="loading", within=2.0))
+        watching = asyncio.ensure_future(budget.memory(silent.pid))
+        await until(lambda: budget._waited > 4.0 or watching.done())
+        assert not watching.done()
+        for one in others:
+            one.kill()
+        with pytest.raises(SandboxCrashed, match="the model hangs"):
+            await watching
+
+    try:
+        asyncio.run(watch())
+    finally:
+        for one in (silent, *others):
+            one.kill()
+            one.wait()
