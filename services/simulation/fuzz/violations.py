@@ -50,7 +50,7 @@ class HeldUp:
         counted = [fault for fault in faults if fault.kind in kinds]
         held = sorted((one.at_s, one.until_s + one.delay_s) for one in counted if one.kind in HELD)
         self._times = sorted(
-            (begins + at, begins + (_returns(at, until, held) if fault.kind in DEATHS else until))
+            (begins + at, begins + (_returns(at, until, held) if _ends(fault) else until))
             for fault in counted
             for at, until in _times(fault)
         )
@@ -65,6 +65,12 @@ class HeldUp:
                 held += min(end, until) - max(at, begin)
                 at = min(end, until)
         return held
+
+
+def _ends(fault: FaultSpec) -> bool:
+    """Whether a process ends, also since its supervisor ends it."""
+    hangs = fault.kind == "process-stopped" and fault.until_s - fault.at_s > HUNG + LOOK
+    return fault.kind in DEATHS or (hangs and fault.process.startswith("d-"))
 
 
 def _returns(at: float, until: float, held: Iterable[tuple[float, float]]) -> float:
@@ -87,7 +93,7 @@ def _times(fault: FaultSpec) -> Iterator[tuple[float, float]]:
             yield fault.at_s, fault.until_s + HOPS * fault.delay_s
         case "boot-twice":
             yield fault.at_s, fault.until_s + fault.delay_s + RETURNS_S
-        case "process-stopped" if fault.process.startswith("d-") and fault.until_s - fault.at_s > HUNG + LOOK:
+        case "process-stopped" if _ends(fault):
             # Its supervisor has ended it: the next one gets its queries.
             yield fault.at_s, max(fault.until_s, fault.at_s + HUNG + LOOK + RETURNS_S)
         case _:
