@@ -9,8 +9,8 @@ then wait too long is for the estimator to say, after the fact.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 from math import ceil
 from typing import Any
 
@@ -28,6 +28,7 @@ from services.core.pipelines.problem import (
 )
 from services.core.pipelines.tuner import LOOK_S, Asked, PipelineTuner, ReplicaTuner, TunerDecision
 
+MOST_RANKED = 4096  # combinations of floors; then only the lowest one
 MANY = 32  # combinations of floors that are over the budget, after which more and more are passed over
 RATE_S = 10.0  # over which a rate is measured
 IDLE_S = 120.0  # without need, before a unit goes: that of AutoScale
@@ -163,7 +164,7 @@ def _most_accurate_plan(problem: PipelineProblem, effort: int, rounds: int) -> P
     }
     whole = PlanningWorkspace(problem, options)
     floors = [sorted({one.accuracy for one in mine if one.accuracy is not None} or {1.0}) for mine in whole.options]
-    ranked = sorted(product(*floors), key=lambda one: -(whole_accuracy(zip(whole.scales, one, strict=True)) or 0.0))
+    ranked = list(_best_first(whole, floors))
     i = tried = 0
     while True:
         floor, last = dict(zip(whole.order, ranked[i], strict=True)), i == len(ranked) - 1
@@ -182,6 +183,28 @@ def _most_accurate_plan(problem: PipelineProblem, effort: int, rounds: int) -> P
                 return plan
             tried += 1
         i = min(len(ranked) - 1, i + 1 + tried // MANY)
+
+
+def _best_first(space: PlanningWorkspace, floors: Sequence[Sequence[float]]) -> Iterator[tuple[float, ...]]:
+    """Combinations of a floor for each vertex, the most accurate together first, and at last the lowest: they multiply with each vertex."""
+
+    def entry(places: tuple[int, ...]) -> tuple[float, tuple[int, ...], tuple[float, ...]]:
+        one = tuple(mine[place] for mine, place in zip(floors, places, strict=True))
+        return -(whole_accuracy(zip(space.scales, one, strict=True)) or 0.0), places, one
+
+    best = tuple(len(mine) - 1 for mine in floors)
+    queue, seen = [entry(best)], {best}
+    for _ in range(MOST_RANKED):
+        if not queue:
+            return
+        _, places, one = heappop(queue)
+        yield one
+        for v, place in enumerate(places):
+            lower = (*places[:v], place - 1, *places[v + 1 :])
+            if place and lower not in seen:
+                seen.add(lower)
+                heappush(queue, entry(lower))
+    yield tuple(mine[0] for mine in floors)
 
 
 def make_tuner(

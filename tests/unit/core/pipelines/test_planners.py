@@ -1,6 +1,9 @@
 """Planners: within a tenth of the optimum that enumeration finds in the same sample, and never beyond the objective."""
 
 from itertools import product
+from math import prod
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from services.core.pipelines.branching import visits
 from services.core.pipelines.estimator import LatencyEstimator, at_percentile
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.inferline import ROUNDS
-from services.core.pipelines.planners import POLICIES, plan_pipeline, workspace
+from services.core.pipelines.planners import MOST_RANKED, POLICIES, _best_first, plan_pipeline, workspace
 from services.core.pipelines.problem import PipelineProblem, ServingChoice, StageOption, batch_seconds, problem_errors
 from services.core.pipelines.queueing import StageConfiguration
 from tests.support.data.pipelines import Floats, chain, gamma_arrivals, linear, tiny_problem
@@ -369,3 +372,14 @@ def test_what_cannot_be_planned_is_refused() -> None:
     assert errors == ["vertex[v0].accuracy: no option has 0.99; the best has 0.97"]
     with pytest.raises(ValueError, match="there is no policy 'cg'; there are: inferline, model-less, cg-mean, cg-peak"):
         plan_pipeline(problem(option("v0", "cpu", 0.1, {1: 10.0})), "cg")
+
+
+def test_floors_of_many_stages_are_ranked_without_writing_all_combinations_down() -> None:
+    floors = [[0.5, 0.6, 0.7, 0.8, 0.9, 0.99]] * 12  # two thousand millions of them
+    space: Any = SimpleNamespace(scales=[1.0] * 12)
+    ranked = [prod(one) for one in _best_first(space, floors)]
+    assert len(ranked) == MOST_RANKED + 1
+    assert ranked == sorted(ranked, reverse=True)
+    assert (ranked[0], ranked[-1]) == (pytest.approx(0.99**12), pytest.approx(0.5**12))
+    space.scales = space.scales[:2]
+    assert len(list(_best_first(space, floors[:2]))) == 36
