@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from bus.messages.catalog import PipelineEdge, PipelineRecord
 
 QUERY = "$"  # in references: what the query gave
+ANSWER = ""  # among the vertices: what takes the pipeline's outputs
+_ANY = re.compile(r"any\((?P<parts>.*)\)\Z")
 _REFERENCE = re.compile(r"(?P<vertex>\$|[A-Za-z0-9][A-Za-z0-9_-]*)\.(?P<tensor>[^\s|]+)\Z")
 
 
@@ -33,9 +36,10 @@ class CyclicPipeline(ValueError):
 
 
 def references(text: str) -> list[Reference]:
-    """The tensors of "a.x | b.y", the first one first. Raises BadReference."""
+    """The tensors of "a.x | b.y", or of "any(a.x, b.y)", the first one first. Raises BadReference."""
     found = []
-    for part in text.split("|"):
+    raced = _ANY.match(text.strip())
+    for part in text.split("|") if raced is None else raced["parts"].split(","):
         match = _REFERENCE.match(part.strip())
         if match is None:
             raise BadReference(f"{part.strip()[:80]!r} is neither $.INPUT nor VERTEX.OUTPUT")
@@ -43,10 +47,18 @@ def references(text: str) -> list[Reference]:
     return found
 
 
+def raced(text: str) -> frozenset[str]:
+    """The vertices of "any(a.x, b.y)"; empty: the text is none, or names no tensor."""
+    with suppress(BadReference):
+        return frozenset(ref.vertex for ref in references(text)) if _ANY.match(text.strip()) else frozenset()
+    return frozenset()
+
+
 class PipelineGraph:
     """The vertices and edges of a record whose edges name vertices that are there.
 
-    order: names of vertices, each after all from which an edge leads to it. into, out: the edges of each vertex, as they were declared.
+    order: names of vertices, each after all from which an edge leads to it. into, out: the edges of each vertex, as they were declared. races: by what
+    takes the first answer of several vertices, these. spared: vertices without whose answer a query goes on.
     """
 
     def __init__(self, record: PipelineRecord) -> None:
@@ -59,8 +71,23 @@ class PipelineGraph:
             self.out[edge.source].append(edge)
             self.into[edge.target].append(edge)
         self.order = self._sorted(names)
+        taken = {vertex.name: vertex.inputs for vertex in record.vertices} | {ANSWER: record.output}
+        self.races = {
+            name: [found for text in texts.values() if (found := raced(text))] for name, texts in taken.items()
+        }
+        self.spared = {vertex.name for vertex in record.vertices if vertex.optional} | self._racing(taken)
         self.sources = [name for name in self.order if not self.into[name]]
         self.sinks = [name for name in self.order if not self.out[name]]
+
+    def _racing(self, taken: Mapping[str, Mapping[str, str]]) -> set[str]:
+        """Those of which nothing takes the answer but the first one of several."""
+        racing = {one for races in self.races.values() for race in races for one in race}
+        for name, texts in taken.items():
+            here = frozenset[str]().union(*self.races[name])
+            racing -= {edge.source for edge in self.into.get(name, ())} - here
+            with suppress(BadReference):
+                racing -= {ref.vertex for text in texts.values() if not raced(text) for ref in references(text)}
+        return racing
 
     def _sorted(self, names: list[str]) -> list[str]:
         waits = {name: {edge.source for edge in self.into[name]} for name in names}
@@ -128,6 +155,10 @@ class PipelineGraph:
             elif any(edge.source in reached for edge in self.into[name]):
                 reached.add(name)
         return at not in reached
+
+    def needs(self, name: str) -> bool:
+        """Whether each query visits this vertex, and ends where it fails."""
+        return name not in self.spared and self.certain([name])
 
     def _forcing(self, names: Collection[str]) -> set[str]:
         """The vertices whose visit entails a visit to one of these."""
