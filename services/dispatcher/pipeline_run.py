@@ -19,7 +19,7 @@ from bus.messages.public import Error, QueryHead, Tensor, TensorHead
 from bus.tensors import BadTensor, from_array, to_array
 from services.core.emulation import zeros
 from services.core.pipelines.branching import draw, items_key
-from services.core.pipelines.graph import QUERY, Reference, raced
+from services.core.pipelines.graph import QUERY, Race, Reference
 from services.core.pipelines.items import drawn_items, joined, rows, split
 from services.core.selection.eligibility import INFINITE
 from services.dispatcher.budgets import Least, dearest, share
@@ -42,6 +42,7 @@ class PipelineRun(Struct, eq=False):
     query's cost is limited; costs: what those may cost that are asked. asked: for how many items each vertex is asked; fans: of those that
     are asked for each by itself, a part for each, while the one of `parts` is all of them together; left: how many are to be answered. lost: vertices
     whose answer is not waited for any more, and why each failed; None: others were first. until: when an optional vertex is late, Unix seconds.
+    places: of those that have answered, in their order.
     """
 
     served: ServedPipeline
@@ -58,6 +59,7 @@ class PipelineRun(Struct, eq=False):
     fans: dict[str, list[QueryPart]] = {}
     lost: dict[str, Error | None] = {}
     until: dict[str, float] = {}
+    places: dict[str, int] = {}
 
     def answered(self, name: str) -> bool:
         """Whether a vertex has answered, or what stands for its answer is there."""
@@ -89,9 +91,9 @@ class PipelineRun(Struct, eq=False):
         served = self.served
         wanted = {
             ref.vertex
-            for name, refs in served.outputs.items()
+            for refs in served.outputs.values()
             for ref in refs
-            if not (raced(served.app.pipeline.output[name]) and any(self.answered(one.vertex) for one in refs))
+            if not (isinstance(refs, Race) and any(self.answered(one.vertex) for one in refs))
         }
         for name in reversed(served.graph.order):
             out = [edge.target for edge in served.graph.out[name]]
@@ -136,6 +138,8 @@ class PipelineRun(Struct, eq=False):
 
     def find(self, refs: list[Reference], name: str) -> Raw | Tensor | TensorRef:
         """The first of these tensors that is there. name: what it becomes. Raises BadTensor."""
+        if isinstance(refs, Race):
+            refs = sorted(refs, key=lambda ref: self.places.get(ref.vertex, len(self.places)))
         for vertex, tensor in refs:
             if vertex == QUERY:
                 if tensor in self.given:

@@ -324,6 +324,7 @@ class Pipelines(Struct, eq=False):
     def _go_on(self, join: Join, name: str, reply: PartReply, now: float) -> Iterable[Effect]:
         """A stage was answered: decide its edges."""
         run, uid = join.plan, join.query.uid
+        run.places[name] = len(run.places)
         try:
             if reply.zeros:  # they say nothing: probabilities decide, not conditions
                 for drawn in run.served.drawn[name]:

@@ -35,23 +35,20 @@ class CyclicPipeline(ValueError):
         self.cycle = cycle
 
 
+class Race(list[Reference]):
+    """Those of "any(a.x, b.y)": the one counts that is there first."""
+
+
 def references(text: str) -> list[Reference]:
     """The tensors of "a.x | b.y", or of "any(a.x, b.y)", the first one first. Raises BadReference."""
-    found = []
     raced = _ANY.match(text.strip())
+    found: list[Reference] = [] if raced is None else Race()
     for part in text.split("|") if raced is None else raced["parts"].split(","):
         match = _REFERENCE.match(part.strip())
         if match is None:
             raise BadReference(f"{part.strip()[:80]!r} is neither $.INPUT nor VERTEX.OUTPUT")
         found.append(Reference(match["vertex"], match["tensor"]))
     return found
-
-
-def raced(text: str) -> frozenset[str]:
-    """The vertices of "any(a.x, b.y)"; empty: the text is none, or names no tensor."""
-    with suppress(BadReference):
-        return frozenset(ref.vertex for ref in references(text)) if _ANY.match(text.strip()) else frozenset()
-    return frozenset()
 
 
 class PipelineGraph:
@@ -71,22 +68,19 @@ class PipelineGraph:
             self.out[edge.source].append(edge)
             self.into[edge.target].append(edge)
         self.order = self._sorted(names)
-        taken = {vertex.name: vertex.inputs for vertex in record.vertices} | {ANSWER: record.output}
-        self.races = {
-            name: [found for text in texts.values() if (found := raced(text))] for name, texts in taken.items()
-        }
+        texts = {vertex.name: vertex.inputs for vertex in record.vertices} | {ANSWER: record.output}
+        taken = {name: [_known(text) for text in mine.values()] for name, mine in texts.items()}
+        self.races = {name: [_vertices(one) for one in mine if isinstance(one, Race)] for name, mine in taken.items()}
         self.spared = {vertex.name for vertex in record.vertices if vertex.optional} | self._racing(taken)
         self.sources = [name for name in self.order if not self.into[name]]
         self.sinks = [name for name in self.order if not self.out[name]]
 
-    def _racing(self, taken: Mapping[str, Mapping[str, str]]) -> set[str]:
+    def _racing(self, taken: Mapping[str, list[list[Reference]]]) -> set[str]:
         """Those of which nothing takes the answer but the first one of several."""
         racing = {one for races in self.races.values() for race in races for one in race}
-        for name, texts in taken.items():
-            here = frozenset[str]().union(*self.races[name])
-            racing -= {edge.source for edge in self.into.get(name, ())} - here
-            with suppress(BadReference):
-                racing -= {ref.vertex for text in texts.values() if not raced(text) for ref in references(text)}
+        for name, mine in taken.items():
+            racing -= {edge.source for edge in self.into.get(name, ())}.difference(*self.races[name])
+            racing = racing.difference(*(_vertices(one) for one in mine if not isinstance(one, Race)))
         return racing
 
     def _sorted(self, names: list[str]) -> list[str]:
@@ -184,6 +178,16 @@ def complementary(one: PipelineEdge, other: PipelineEdge) -> bool:
         return False
     same = (first.output, first.reduce, first.value) == (second.output, second.reduce, second.value)
     return same and {first.op, second.op} == {"==", "!="}
+
+
+def _known(text: str) -> list[Reference]:
+    with suppress(BadReference):
+        return references(text)
+    return []  # the checks say so
+
+
+def _vertices(refs: Iterable[Reference]) -> set[str]:
+    return {ref.vertex for ref in refs}
 
 
 def _cycle(waits: Mapping[str, Iterable[str]]) -> list[str]:

@@ -132,6 +132,11 @@ def test_what_something_else_takes_too_is_waited_for() -> None:
     assert PipelineGraph(record).spared == {"other"}
     reply = answered(served(record, late={"one": 5.0}))
     assert (numbers(reply, "slow")[0], reply["members"]) == (4.0, ["one@1", "other@1", "last@1"])
+    record = replace(
+        record, vertices=record.vertices[:2], edges=[], output={"y": "any(one.y, other.y)", "slow": "one.y"}
+    )
+    reply = answered(served(record, late={"one": 5.0}))
+    assert (numbers(reply)[0], numbers(reply, "slow")[0]) == (5.0, 4.0), "the first one counts, though both are there"
 
 
 def test_another_dispatcher_goes_on_without_it_too() -> None:
