@@ -282,10 +282,7 @@ class ModelRecord(Struct, frozen=True, kw_only=True, weakref=True):
 
 
 class Ensemble(Struct, frozen=True, kw_only=True):
-    """How several models of an app answer one query together (Clipper, paper 002, section 5). docs/ensembles.md.
-
-    policy None: one variant answers, as where an app has no such record. confidence: 0..1. cache_mb 0: equal queries are not joined.
-    """
+    """How several models of an app answer one query together (Clipper, paper 002, section 5). docs/ensembles.md."""
 
     policy: Annotated[
         str | None,
@@ -361,14 +358,15 @@ class EdgeCondition(Struct, frozen=True, kw_only=True):
 class PipelineVertex(Struct, frozen=True, kw_only=True):
     """A stage of a pipeline: an app that is asked.
 
-    inputs: of the app, by name, as "$.input of the pipeline" or "vertex.output", or several with "|" between: the first that was visited.
-    accuracy: the least that a variant must have; None: any.
+    inputs: of the app, by name, as "$.input of the pipeline" or "vertex.output", or several with "|" between, the first that was visited, or as
+    "any(a.x, b.y)", the first that answers. accuracy: the least of a variant; None: any. optional: the query goes on where it fails or is late.
     """
 
     name: str
     app: str
     inputs: dict[str, str] = {}
     accuracy: float | None = None
+    optional: bool | UnsetType = UNSET
 
 
 class PipelineEdge(Struct, frozen=True, kw_only=True):
@@ -410,7 +408,7 @@ class PipelineRecord(Struct, frozen=True, kw_only=True):
 
 class PlannedStage(Struct, frozen=True, kw_only=True):
     """How a vertex is served. batch: the largest. scale: visits for each query. service_ms: of a largest batch. rho: load over what the replicas can
-    serve, 0..1. variant: the planned one; empty: any on this hardware. accuracy: its own, if known.
+    serve, 0..1. variant: the planned one; empty: any on this hardware. accuracy: its own, if known. price_per_hour: US$ of a replica.
     """
 
     hardware: str
@@ -421,15 +419,16 @@ class PlannedStage(Struct, frozen=True, kw_only=True):
     rho: Annotated[float, Number()]
     variant: str = ""
     accuracy: float | None = None
+    price_per_hour: float = 0.0
 
 
 class PipelinePlan(Struct, frozen=True, kw_only=True):
     """How to serve a pipeline (paper 004, section 4).
 
-    status: optimal (no cheaper configuration meets the objective by the estimator), feasible, infeasible (`reason` says why).
-    envelope: of windows in seconds, the most queries of the sample trace in any such window. dispersion: of each window, variance over mean of
-    its number of queries. steps: what the planner did, in order. rate: queries/s of the sample trace. p99_ms: the estimated latency at `percentile`.
-    hop_ms: of each stage beyond a batch's own time. accuracy: of its answers, if stages are right independently; None: not known of all.
+    status: optimal (no cheaper configuration meets the objective by the estimator), feasible, infeasible (`reason` says why). envelope: the most queries
+    of the sample trace in any window of so many seconds. dispersion: of each window, variance over mean of its queries. steps: what the planner
+    did. rate: queries/s of the sample. p99_ms: the estimated latency at `percentile`. hop_ms: of a stage beyond its batch's time. accuracy: if
+    stages are right independently; None: not known of all. budget_per_hour: US$ of all replicas, the tuner's too; None: any.
     """
 
     pipeline: str
@@ -447,6 +446,7 @@ class PipelinePlan(Struct, frozen=True, kw_only=True):
     hop_ms: float = 0.0
     reason: str = ""
     accuracy: Annotated[float | None, SHARE] = None
+    budget_per_hour: float | None = None
 
 
 class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
@@ -457,9 +457,9 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     of queries to be answered in time, above 0 and below 1; None: that of the settings. accuracy_mean: 0 to 1, wanted in the mean over the answers, at
     least cost; worth: US$ per 1,000 answers for a point of accuracy more; None: those of the settings. selection: how several models answer together;
     None: one variant answers each query. replicas: by linked model, the least number of instances of its best variant. pipeline: the graph of other
-    apps that answers; such an app links no models. plan: of the pipeline, the one that is deployed. accuracy: what a query without one gets: "own", a
-    variant at most 0.5 points below its model, or "any". expects: what an operator has said of its load. plan_ended: why the last plan was ended by a
-    change that it does not fit; empty: none was. quality_act, payloads: as `set-app` says. release: the last one; None: there was none.
+    apps that answers; such an app links no models. plan: of the pipeline, that is deployed. accuracy: what a query without one gets: "own", a variant at
+    most 0.5 points below its model, or "any". expects: what an operator has said of its load. plan_ended: why the last plan was ended by a change that
+    it does not fit; empty: none was. quality_act, payloads: as `set-app` says. release: the last; None: there was none.
     """
 
     app: str

@@ -174,7 +174,7 @@ def prediction_of(join: Join, predictions: Predictions, now: float) -> Predictio
     """What feedback to a pipeline is about: the prediction of the stage that made the answer. join: its query, which has been answered."""
     query, run = join.query, join.plan
     chosen = (
-        next((ref.vertex for ref in refs if ref.vertex in run.parts), None) for refs in run.served.outputs.values()
+        next((ref.vertex for ref in refs if run.answered(ref.vertex)), None) for refs in run.served.outputs.values()
     )
     made = [name for name in dict.fromkeys(chosen) if name is not None]
     of: Prediction | str | None = (

@@ -109,8 +109,8 @@ def too_fast(ask: Ask, served: ServedPipeline, view: ClusterView) -> Error | Non
     key = (ask.accuracy, ask.wish.metric, ask.items)
     least = served.least.get(key)
     if least is None:
-        certain = {name for name in served.stages if served.graph.certain([name])}
-        least = _objective(served, {name: _fastest(ask, served, name) for name in certain})
+        needed = {name for name in served.stages if served.graph.needs(name)}
+        least = _objective(served, {name: _fastest(ask, served, name) for name in needed})
         if len(served.least) < MOST_KEPT:
             served.least[key] = least
     if least <= ask.latency_s:

@@ -145,9 +145,8 @@ class Joins:
 
     def begin(self, join: Join, now: float) -> Iterable[Effect]:
         """A query is to be answered from parts."""
-        uid = join.query.uid
-        self.open[uid] = join
-        return self._deadlines.watch(uid, join, now, self.open)
+        self.open[join.query.uid] = join
+        return self.watch(join, now)
 
     def part(
         self, join: Join, index: int, stage: str, app: str, head: QueryHead, ask: Ask, body: bytes, arrived: float
@@ -232,9 +231,13 @@ class Joins:
         return self._deadlines.due(now, self.open)
 
     def goes_on(self, join: Join, now: float) -> None:
-        """It stays open beyond its time."""
-        join.looked_at = True
-        self._deadlines.watch(join.query.uid, join, now, self.open)
+        """It stays open beyond its time, until the next one."""
+        join.looked_at = join.due <= now
+        self.watch(join, now)
+
+    def watch(self, join: Join, now: float) -> Iterable[Effect]:
+        """Its time has changed."""
+        return self._deadlines.watch(join.query.uid, join, now, self.open)
 
     def timer(self, now: float) -> Iterable[Effect]:
         """For the next of them."""

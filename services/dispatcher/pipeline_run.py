@@ -10,20 +10,21 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord
 from bus.messages.flow import TensorRef
-from bus.messages.public import QueryHead, Tensor, TensorHead
+from bus.messages.public import Error, QueryHead, Tensor, TensorHead
 from bus.tensors import BadTensor, from_array, to_array
 from services.core.emulation import zeros
 from services.core.pipelines.branching import draw, items_key
-from services.core.pipelines.graph import QUERY, Reference
+from services.core.pipelines.graph import QUERY, Race, Reference
 from services.core.pipelines.items import drawn_items, joined, rows, split
 from services.core.selection.eligibility import INFINITE
 from services.dispatcher.budgets import Least, dearest, share
-from services.dispatcher.query import PartReply, Query, QueryPart
+from services.dispatcher.default_output import default_outputs
+from services.dispatcher.query import Join, PartReply, Query, QueryPart
 from services.dispatcher.stages import ServedPipeline, Stage
 
 SHOWN = 3  # items that a refusal names
@@ -39,7 +40,9 @@ class PipelineRun(Struct, eq=False):
     by_ref: its client has put them into the object store, so nobody has counted their items. visited: of each vertex that is decided,
     whether it is visited. followed: the same of edges. finished: its outputs are put together. least: what each vertex costs at least, if the
     query's cost is limited; costs: what those may cost that are asked. asked: for how many items each vertex is asked; fans: of those that
-    are asked for each by itself, a part for each, while the one of `parts` is all of them together; left: how many are to be answered.
+    are asked for each by itself, a part for each, while the one of `parts` is all of them together; left: how many are to be answered. lost: vertices
+    whose answer is not waited for any more, and why each failed; None: others were first. until: when an optional vertex is late, Unix seconds.
+    places: of those that have answered, in their order.
     """
 
     served: ServedPipeline
@@ -54,6 +57,59 @@ class PipelineRun(Struct, eq=False):
     asked: dict[str, int] = {}
     left: dict[str, int] = {}
     fans: dict[str, list[QueryPart]] = {}
+    lost: dict[str, Error | None] = {}
+    until: dict[str, float] = {}
+    places: dict[str, int] = {}
+
+    def answered(self, name: str) -> bool:
+        """Whether a vertex has answered, or what stands for its answer is there."""
+        part = self.parts.get(name)
+        return part is not None and part.reply is not None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an answer is waited for."""
+        return any(part.reply is None and name not in self.lost for name, part in self.parts.items())
+
+    def known(self, name: str) -> bool:
+        """Whether it is known if a vertex is visited: each edge to it is decided, or it takes the first answer of some and that is there."""
+        edges = self.served.graph.into[name]
+        open_ = {edge.source for edge in edges if (edge.source, name) not in self.followed}
+        if not open_:
+            return True
+        races = self.served.graph.races[name]
+        follows = any(self.followed.get((edge.source, name)) for edge in edges)
+        return follows and open_ <= frozenset().union(*races) and all(any(map(self.answered, race)) for race in races)
+
+    def lose(self, join: Join, name: str, error: Error | None, reply: PartReply | None = None) -> None:
+        """Wait for a vertex no longer. reply: what stands for its answer; an answer that comes late is none."""
+        self.lost[name] = error
+        self.parts[name] = QueryPart(join, b"", name, None, reply)
+
+    def lose_losers(self, join: Join) -> None:
+        """Wait no longer for what nothing takes any more, since others were first."""
+        served = self.served
+        wanted = {
+            ref.vertex
+            for refs in served.outputs.values()
+            for ref in refs
+            if not (isinstance(refs, Race) and any(self.answered(one.vertex) for one in refs))
+        }
+        for name in reversed(served.graph.order):
+            out = [edge.target for edge in served.graph.out[name]]
+            needless = name not in wanted and all(one in self.visited or one in self.lost for one in out)
+            if needless and not self.answered(name) and self.visited.get(name, True) and name not in self.lost:
+                self.lose(join, name, None)
+
+    def lacking(self, stage: Stage | None, error: Exception) -> Error:
+        """What to tell where a tensor is not there. stage: that takes it; None: the answer does."""
+        where = "output" if stage is None else f"vertex {stage.vertex.name}"
+        refs = (ref for each in (self.served.outputs if stage is None else stage.inputs).values() for ref in each)
+        absent = (self.lost.get(ref.vertex) for ref in refs if not self.answered(ref.vertex))
+        found = next((lost for lost in absent if lost is not None), None)
+        if found is None:
+            return Error(code="model_error", message=f"{where}: {error}")
+        return replace(found, message=f"{found.message}; nothing stands for it in {where}")
 
     def cost_of(self, name: str, limit: float, spent: float, items: int) -> float:
         """What a vertex may cost: its share of what is left with those that may follow. limit, spent: of the query, in US$ per 1,000.
@@ -82,6 +138,8 @@ class PipelineRun(Struct, eq=False):
 
     def find(self, refs: list[Reference], name: str) -> Raw | Tensor | TensorRef:
         """The first of these tensors that is there. name: what it becomes. Raises BadTensor."""
+        if isinstance(refs, Race):
+            refs = sorted(refs, key=lambda ref: self.places.get(ref.vertex, len(self.places)))
         for vertex, tensor in refs:
             if vertex == QUERY:
                 if tensor in self.given:
@@ -113,14 +171,14 @@ class PipelineRun(Struct, eq=False):
 
     def replies(self, name: str) -> list[PartReply]:
         """The answers of a stage: to each of its items, or one."""
-        parts = self.fans.get(name, [self.parts[name]])
+        parts = [self.parts[name]] if name in self.lost else self.fans.get(name, [self.parts[name]])
         return [part.reply for part in parts if part.reply is not None]
 
     @property
     def unanswered(self) -> Iterable[str]:
         """What is under way, as people name it."""
         for name, part in self.parts.items():
-            if part.reply is None:
+            if part.reply is None and name not in self.lost:
                 each = [one.where for one in self.fans.get(name, ()) if one.reply is None]
                 yield from each[:SHOWN] or [name]
 
@@ -286,6 +344,24 @@ def together(stage: Stage, parts: Sequence[QueryPart], fetched: Fetched) -> Part
         confidences=[share for reply in replies for share in _shares(reply)],
         labels=[label for reply in replies for label in reply.labels],
     )
+
+
+def stand_in(query: Query, stage: Stage) -> PartReply | None:
+    """What stands for the answer of an optional stage: its app's default output. None: there is none, or it is asked for each item."""
+    app = stage.app.app
+    if not stage.vertex.optional or app.default_output is None or stage.fan is not None or stage.rows:
+        return None
+    outputs = default_outputs(app.default_output, app.signature, query.ask.items)
+    missed = [need for need in ("accuracy", "confidence") if getattr(query.head, need)]
+    return None if outputs is None else PartReply(outputs=outputs, missed=missed)
+
+
+def confidences(replies: Iterable[PartReply]) -> list[float] | UnsetType:
+    """Of each item, the least that any stage of several models has. UNSET: no stage has several items."""
+    found = [reply.confidences for reply in replies if reply.confidences]
+    if not found or len({len(each) for each in found}) > 1:
+        return UNSET
+    return [min(shares) for shares in zip(*found, strict=True)]
 
 
 def _shares(reply: PartReply) -> list[float]:

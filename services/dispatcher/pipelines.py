@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from msgspec import UNSET, Raw, Struct, UnsetType, field
+from msgspec import UNSET, Raw, Struct, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -41,10 +41,12 @@ from services.dispatcher.pipeline_run import (
     PipelineRun,
     SeveralItems,
     away,
+    confidences,
     given_by,
     items_of,
     members_of,
     plain,
+    stand_in,
     stored,
     together,
 )
@@ -126,17 +128,19 @@ class Pipelines(Struct, eq=False):
         effects: list[Effect] = []
         for name in graph.order:
             into = graph.into[name]
-            if name in run.visited or any((edge.source, name) not in followed for edge in into):
+            if name in run.visited or not (name in run.lost or run.known(name)):
                 continue
-            goes = run.visited[name] = not into or any(followed[edge.source, name] for edge in into)
+            goes = not into or any(followed.get((edge.source, name)) for edge in into)
+            goes = run.visited[name] = goes and name not in run.lost
             if not goes:
                 followed.update({(name, edge.target): False for edge in graph.out[name]})
                 continue
             effects.extend(self._ask(join, run.served.stages[name], now))
             if join.ended:
                 return effects
-        under_way = any(part.reply is None for part in run.parts.values())
-        if len(run.visited) == len(graph.order) and not under_way and not run.finished:
+        if graph.spared:
+            run.lose_losers(join)
+        if len(run.visited.keys() | run.lost.keys()) == len(graph.order) and not run.under_way and not run.finished:
             run.finished = True
             effects.extend(self._finish(join, now))
         return effects
@@ -150,7 +154,7 @@ class Pipelines(Struct, eq=False):
         try:
             refs = away(run, stage)
         except BadTensor as error:
-            return self._refuse(join, Error(code="model_error", message=f"vertex {name}: {error}"), now)
+            return self._failed(join, name, run.lacking(stage, error), now)
         if refs:
             return (Do(("items", join, name), FetchTensors(tuple(refs)), GATHER),)
         return self._ask_each(join, stage, {}, now)
@@ -164,7 +168,7 @@ class Pipelines(Struct, eq=False):
         except BadTensor as error:
             code: Code = "too_large" if isinstance(error, TooManyItems) else "model_error"
             whose = name if stage.fan is None else stage.fan.source
-            return self._refuse(join, Error(code=code, message=f"vertex {whose}: {error}"), now)
+            return self._failed(join, name, Error(code=code, message=f"vertex {whose}: {error}"), now)
         self._asked(run, name, len(found))
         run.left[name] = len(found)
         run.fans[name] = []
@@ -174,7 +178,7 @@ class Pipelines(Struct, eq=False):
         effects: list[Effect] = []
         for item, own in enumerate(found):
             effects.extend(self._ask_once(join, stage, now, own, item, cost))
-            if join.ended:
+            if join.ended or name in run.lost:
                 break
         return effects
 
@@ -206,11 +210,16 @@ class Pipelines(Struct, eq=False):
                 if app.open_axis is not None and app.lengths and (found := length_of(head, app.open_axis)) is not None:
                     length = bucket_of(found, app.lengths)
         except (WrongField, BadTensor) as error:
-            return self._refuse(join, Error(code="model_error", message=f"vertex {name}: {error}"), now)
+            return self._failed(join, name, run.lacking(stage, error), now)
         if item is None:
             run.asked[name] = items
             cost = run.cost_of(name, query.ask.cost, 1000.0 * join.cost, 1)
         ask = needs_of_stage(query.ask, stage, items, length, cost, now)
+        timer: Iterable[Effect] = NOTHING
+        if vertex.optional:
+            at = min(ask.deadline, default_due(query))
+            ask, run.until[name], join.due = replace(ask, deadline=at), at, min(join.due, at)
+            timer = self.joins.watch(join, now)
         body = encode({"inputs": inputs, **unrouted(ask)})
         place = stage.position if item is None else stage.position + (item + 1) * len(run.served.stages)
         part = self.joins.part(join, place, name, vertex.app, head_of(ask, inputs), ask, body, now)
@@ -234,8 +243,8 @@ class Pipelines(Struct, eq=False):
             part.part.origin, carried = None, 0  # who answered the first parts has it
         if len(part.body) + carried > self.settings.max_inline and part.pipeline is None:
             store = GatherOutputs(f"{part.uid.hex()}-inputs", here, tuple(refs))
-            return (Do(("inputs", part), store, GATHER),)
-        return self.begin(part, now)
+            return (*timer, Do(("inputs", part), store, GATHER))
+        return (*timer, *self.begin(part, now))
 
     def stored(self, done: Done | Failed | TimedOut, now: float) -> Iterable[Effect]:
         """The edge has put inputs of a stage that no message can hold into the object store, or could not."""
@@ -272,12 +281,12 @@ class Pipelines(Struct, eq=False):
 
     def _ended(self, part: QueryPart, now: float) -> Iterable[Effect]:
         join = part.join
-        if join.ended:
-            return NOTHING
-        if part.error is not None:
-            return self._refuse(join, _told(part, join, self.apps.view), now)
         run: PipelineRun = join.plan
         name, stage = part.stage, run.served.stages[part.stage]
+        if join.ended or name in run.lost:
+            return NOTHING
+        if part.error is not None:
+            return self._failed(join, name, _told(part, join, self.apps.view), now)
         assert part.reply is not None
         if part.reply.outputs_ref is not None and (full := self.joins.results.refusal()) is not None:
             return self._refuse(join, replace(full, message=f"vertex {part.where}: {full.message}"), now)
@@ -297,24 +306,25 @@ class Pipelines(Struct, eq=False):
         try:
             reply = run.parts[name].reply = together(stage, run.fans[name], fetched)
         except BadTensor as error:
-            return self._refuse(join, Error(code="model_error", message=f"vertex {name}: {error}"), now)
+            return self._failed(join, name, Error(code="model_error", message=f"vertex {name}: {error}"), now)
         return self._go_on(join, name, reply, now)
 
     def fetched(self, done: Done | Failed | TimedOut, now: float) -> Iterable[Effect]:
         """The edge has read outputs of a stage that hands items on, or of items, from the object store, or could not."""
         what, join, name = done.id
-        if join.ended:
+        if join.ended or name in join.plan.lost:
             return NOTHING
         stage = join.plan.served.stages[name]
         if not isinstance(done, Done):
             text = done.error if isinstance(done, Failed) else "it took too long"
             error = Error(code="internal", message=f"vertex {name}: its {what} could not be read: {text}")
-            return self._refuse(join, error, now)
+            return self._failed(join, name, error, now)
         return (self._ask_each if what == "items" else self._together)(join, stage, done.result, now)
 
     def _go_on(self, join: Join, name: str, reply: PartReply, now: float) -> Iterable[Effect]:
         """A stage was answered: decide its edges."""
         run, uid = join.plan, join.query.uid
+        run.places[name] = len(run.places)
         try:
             if reply.zeros:  # they say nothing: probabilities decide, not conditions
                 for drawn in run.served.drawn[name]:
@@ -326,13 +336,39 @@ class Pipelines(Struct, eq=False):
             for edge in run.served.graph.out[name]:
                 run.followed[name, edge.target] = follows(uid, edge, outputs)
         except (BadTensor, ValueError) as error:
-            return self._refuse(join, Error(code="model_error", message=f"vertex {name}: {error}"), now)
+            return self._failed(join, name, Error(code="model_error", message=f"vertex {name}: {error}"), now)
         return self._advance(join, now)
 
+    def _failed(self, join: Join, name: str, error: Error, now: float) -> Iterable[Effect]:
+        """A stage has no answer: the query ends with it, or goes on with what stands for it: its app's default, or what else its takers name."""
+        run: PipelineRun = join.plan
+        if name not in run.served.graph.spared or name in run.lost:
+            return self._refuse(join, error, now)
+        reply = stand_in(join.query, run.served.stages[name])
+        run.lose(join, name, error, reply)
+        if reply is not None:
+            return self._go_on(join, name, reply, now)
+        for edge in run.served.graph.out[name]:
+            run.followed[name, edge.target] = edge.when is None and follows(join.query.uid, edge, {})
+        return self._advance(join, now)
+
+    def _late(self, join: Join, now: float) -> Iterable[Effect]:
+        """Go on without the optional stages whose time is over."""
+        run: PipelineRun = join.plan
+        effects: list[Effect] = []
+        for name, at in list(run.until.items()):
+            if at <= now and not run.answered(name) and name not in run.lost and not join.ended:
+                text = f"vertex {name}: it had not answered in time for those behind it"
+                effects += self._failed(join, name, Error(code="deadline", message=text, retry_after_ms=1000.0), now)
+        join.due = min((at for at in run.until.values() if at > now), default=join.last)
+        return effects
+
     def due(self, join: Join, now: float) -> Iterable[Effect]:
-        """The time of a query is over."""
+        """The time of a query, or of an optional stage, is over."""
         if join.ended:
             return NOTHING
+        if now < join.last:
+            return self._late(join, now)
         if join.query.ask.deadline <= join.query.arrived:
             return self._refuse(join, EXPIRED, now)
         run: PipelineRun = join.plan
@@ -355,7 +391,7 @@ class Pipelines(Struct, eq=False):
             found = {name: run.find(refs, name) for name, refs in run.served.outputs.items()}
             outputs = {name: plain(one, name) for name, one in found.items() if not isinstance(one, TensorRef)}
         except BadTensor as error:
-            return self._refuse(join, Error(code="model_error", message=f"output: {error}"), now)
+            return self._refuse(join, run.lacking(None, error), now)
         refs = [one for one in found.values() if isinstance(one, TensorRef)]
         if refs or sum(len(tensor.data) for tensor in outputs.values()) > self.settings.max_inline:
             gather = GatherOutputs(join.query.uid.hex(), outputs, tuple(refs))
@@ -388,8 +424,9 @@ class Pipelines(Struct, eq=False):
         # A stage's share of latency and cost is its own; of accuracy and confidence, each stage owes the whole.
         owed = [what for what in ("accuracy", "confidence") if any(what in reply.missed for reply in replies.values())]
         known = {name: reply.accuracy for name, reply in replies.items() if reply.accuracy is not None}
-        least = min(known, key=known.__getitem__) if len(known) == len(replies) else None
+        least = min(known, key=known.__getitem__) if known and len(known) == len(replies) else None
         absent = [reply.missing for reply in replies.values() if reply.missing is not None]
+        absent += [1 for error in run.lost.values() if error is not None]
         sure = [reply.confidence for reply in replies.values() if reply.confidence is not None]
         answer = answer_of_none(
             query,
@@ -399,7 +436,7 @@ class Pipelines(Struct, eq=False):
             accuracy_source="registered" if least is None else replies[least].accuracy_source,
             queue_ms=sum(replies[name].queue_ms for name in path),
             compute_ms=sum(replies[name].compute_ms for name in path),
-            cached=all(reply.cached for reply in replies.values()),
+            cached=bool(replies) and all(reply.cached for reply in replies.values()),
             simulated=any(reply.simulated for reply in replies.values()),
             cost=cost,
             missed=[*missed_by(ask, query.arrived, now, cost), *owed],
@@ -409,7 +446,7 @@ class Pipelines(Struct, eq=False):
             members=[name for reply in replies.values() for name in members_of(reply)],
             missing=sum(absent) if absent else UNSET,
             confidence=min(sure) if sure else UNSET,
-            confidences=_confidences(replies.values()),
+            confidences=confidences(replies.values()),
             labels=run.labels or UNSET,
             target=target or UNSET,
             unit=unit or UNSET,
@@ -431,14 +468,6 @@ def unserved(ask: Ask, served: ServedPipeline, least: Least | None, view: Cluste
         return Error(code="unknown_app", message=text)
     error = None if least is None else too_dear(ask, served, least, view)
     return error or too_fast(ask, served, view)
-
-
-def _confidences(replies: Iterable[PartReply]) -> list[float] | UnsetType:
-    """Of each item, the least that any stage of several models has. UNSET: no stage has several items."""
-    found = [reply.confidences for reply in replies if reply.confidences]
-    if not found or len({len(each) for each in found}) > 1:
-        return UNSET
-    return [min(shares) for shares in zip(*found, strict=True)]
 
 
 def _unfit(query: Query, served: ServedPipeline, least: Least | None, view: ClusterView, full: bool) -> Error | None:

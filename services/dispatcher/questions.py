@@ -191,7 +191,7 @@ class Questions(Struct, eq=False):
             rows.append(replace(row, when=when, why="; ".join([row.why, *lacking])))
             rows += [replace(one, vertex=f"{name}/{one.vertex}") for one in found.stages or ()]
             candidates += [replace(one, stage=f"{name}/{one.stage}" if one.stage else name) for one in found.candidates]
-            if found.refusal and pipeline.graph.certain([name]) and refusal is None:
+            if found.refusal and pipeline.graph.needs(name) and refusal is None:
                 refusal = told_of(found.refusal, name, ask, pipeline, self.view)
         candidates.sort(key=lambda one: bool(one.why_not))
         if refusal is not None:

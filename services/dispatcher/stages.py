@@ -180,7 +180,7 @@ def unserved(name: str, apps: Apps, depth: int = 0) -> str:
         return refusals.unserved(view, apps.view)
     for vertex in view.app.pipeline.vertices if depth < NESTED else ():
         why = unserved(vertex.app, apps, depth + 1)
-        if why and PipelineGraph(view.app.pipeline).certain([vertex.name]):
+        if why and PipelineGraph(view.app.pipeline).needs(vertex.name):
             return f"vertex {vertex.name}: {why}"
     return ""
 

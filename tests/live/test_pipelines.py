@@ -393,6 +393,27 @@ async def test_a_default_output_is_given_where_a_stage_does_not_answer_in_time(
     await until(back)
 
 
+async def test_a_stage_may_be_late_or_second(pipelines: StagedSystem, client: Any) -> None:
+    stages = [vertex("say", "hang", optional=True), vertex("rest", "twice"), vertex("other", "more")]
+    output = {"y": "rest.y", "first": "any(rest.y, other.y)"}
+    await pipelines.add(client, "spared", stages, [edge("say", "rest")], output, latency_ms=3000.0, sample=ones(0.0))
+    x, answers = ones(POISON), []
+
+    async def spared() -> bool:
+        answers.append(await client.query("spared", x, timeout=60.0, raise_refused=False))
+        return isinstance(answers[-1], infaas.Answer)
+
+    await until(spared)
+    answer = answers[-1]
+    assert np.allclose(answer.outputs["y"], 2 * x)
+    assert np.allclose(answer.outputs["first"], x + 3)
+    assert answer.missing == 1
+    rows = "SELECT stage, outcome FROM infaas.query_outcomes WHERE parent = %s"
+    assert await asyncio.to_thread(
+        eventually, lambda: {"rest", "other"} <= dict(pipelines.rows(rows, answer.query)).keys()
+    )
+
+
 PACED = """
 import os
 import time

@@ -330,6 +330,24 @@ def _tensors(graph: PipelineGraph, record: PipelineRecord, apps: Apps) -> list[s
                     wrong += _fitting(at, graph, apps, ref, vertex.name, spec)
     for field, text in record.output.items():
         wrong += _output(f"output.{field}", references(text), graph, apps, asked)
+    return wrong or _stood_for(graph, record, apps)
+
+
+def _stood_for(graph: PipelineGraph, record: PipelineRecord, apps: Apps) -> list[str]:
+    """Errors of what takes only the answer of an optional stage, for which nothing stands."""
+    wrong = []
+    texts = [(f"output.{field}", text) for field, text in record.output.items()]
+    for vertex in record.vertices:
+        fan = fan_of(graph, vertex.name)  # what has no answer has no items
+        inputs = {} if fan is not None and graph.vertices[fan.source].optional else vertex.inputs
+        texts += [(f"vertex[{vertex.name}].inputs.{field}", text) for field, text in inputs.items()]
+    for at, text in texts:
+        stages = [graph.vertices.get(ref.vertex) for ref in references(text)]
+        if all(one is not None and one.optional and apps[one.app].default_output is None for one in stages):
+            one = next(one for one in stages if one is not None)
+            wrong.append(
+                f"{at}: {one.name} is optional: name what stands for it, as {text} | $.NAME, or give the app {one.app} a default output"
+            )
     return wrong
 
 

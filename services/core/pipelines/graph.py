@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from bus.messages.catalog import PipelineEdge, PipelineRecord
 
 QUERY = "$"  # in references: what the query gave
+ANSWER = ""  # among the vertices: what takes the pipeline's outputs
+_ANY = re.compile(r"any\((?P<parts>.*)\)\Z")
 _REFERENCE = re.compile(r"(?P<vertex>\$|[A-Za-z0-9][A-Za-z0-9_-]*)\.(?P<tensor>[^\s|]+)\Z")
 
 
@@ -32,10 +35,15 @@ class CyclicPipeline(ValueError):
         self.cycle = cycle
 
 
+class Race(list[Reference]):
+    """Those of "any(a.x, b.y)": the one counts that is there first."""
+
+
 def references(text: str) -> list[Reference]:
-    """The tensors of "a.x | b.y", the first one first. Raises BadReference."""
-    found = []
-    for part in text.split("|"):
+    """The tensors of "a.x | b.y", or of "any(a.x, b.y)", the first one first. Raises BadReference."""
+    raced = _ANY.match(text.strip())
+    found: list[Reference] = [] if raced is None else Race()
+    for part in text.split("|") if raced is None else raced["parts"].split(","):
         match = _REFERENCE.match(part.strip())
         if match is None:
             raise BadReference(f"{part.strip()[:80]!r} is neither $.INPUT nor VERTEX.OUTPUT")
@@ -46,7 +54,8 @@ def references(text: str) -> list[Reference]:
 class PipelineGraph:
     """The vertices and edges of a record whose edges name vertices that are there.
 
-    order: names of vertices, each after all from which an edge leads to it. into, out: the edges of each vertex, as they were declared.
+    order: names of vertices, each after all from which an edge leads to it. into, out: the edges of each vertex, as they were declared. races: by what
+    takes the first answer of several vertices, these. spared: vertices without whose answer a query goes on.
     """
 
     def __init__(self, record: PipelineRecord) -> None:
@@ -59,8 +68,20 @@ class PipelineGraph:
             self.out[edge.source].append(edge)
             self.into[edge.target].append(edge)
         self.order = self._sorted(names)
+        texts = {vertex.name: vertex.inputs for vertex in record.vertices} | {ANSWER: record.output}
+        taken = {name: [_known(text) for text in mine.values()] for name, mine in texts.items()}
+        self.races = {name: [_vertices(one) for one in mine if isinstance(one, Race)] for name, mine in taken.items()}
+        self.spared = {vertex.name for vertex in record.vertices if vertex.optional} | self._racing(taken)
         self.sources = [name for name in self.order if not self.into[name]]
         self.sinks = [name for name in self.order if not self.out[name]]
+
+    def _racing(self, taken: Mapping[str, list[list[Reference]]]) -> set[str]:
+        """Those of which nothing takes the answer but the first one of several."""
+        racing = {one for races in self.races.values() for race in races for one in race}
+        for name, mine in taken.items():
+            racing -= {edge.source for edge in self.into.get(name, ())}.difference(*self.races[name])
+            racing = racing.difference(*(_vertices(one) for one in mine if not isinstance(one, Race)))
+        return racing
 
     def _sorted(self, names: list[str]) -> list[str]:
         waits = {name: {edge.source for edge in self.into[name]} for name in names}
@@ -129,6 +150,10 @@ class PipelineGraph:
                 reached.add(name)
         return at not in reached
 
+    def needs(self, name: str) -> bool:
+        """Whether each query visits this vertex, and ends where it fails."""
+        return name not in self.spared and self.certain([name])
+
     def _forcing(self, names: Collection[str]) -> set[str]:
         """The vertices whose visit entails a visit to one of these."""
         found = set(names)
@@ -153,6 +178,16 @@ def complementary(one: PipelineEdge, other: PipelineEdge) -> bool:
         return False
     same = (first.output, first.reduce, first.value) == (second.output, second.reduce, second.value)
     return same and {first.op, second.op} == {"==", "!="}
+
+
+def _known(text: str) -> list[Reference]:
+    with suppress(BadReference):
+        return references(text)
+    return []  # the checks say so
+
+
+def _vertices(refs: Iterable[Reference]) -> set[str]:
+    return {ref.vertex for ref in refs}
 
 
 def _cycle(waits: Mapping[str, Iterable[str]]) -> list[str]:

@@ -26,7 +26,7 @@ from services.core.pipelines.problem import (
     most_accurate,
     whole_accuracy,
 )
-from services.core.pipelines.tuner import LOOK_S, Asked, PipelineTuner, ReplicaTuner, TunerDecision
+from services.core.pipelines.tuner import LOOK_S, Asked, PipelineTuner, ReplicaTuner, TunerDecision, pays
 
 MOST_RANKED = 4096  # combinations of floors; then only the lowest one
 MANY = 32  # combinations of floors that are over the budget, after which more and more are passed over
@@ -85,6 +85,7 @@ class CoarseTuner:
             1000.0 * one.replicas * one.batch / one.service_ms / one.scale for one in stages.values() if one.scale > 0
         ]
         self._unit = min(served) / self._units
+        self._plan = plan
         self._arrived: deque[tuple[float, int]] = deque()  # (when a report begins, its queries) of the last RATE_S
         self._wanted: deque[tuple[float, int]] = deque()  # (when, units) of the last IDLE_S; falling
         self._begun = self._looked = now
@@ -113,13 +114,18 @@ class CoarseTuner:
             self._wanted.pop()
         self._wanted.append((now, wanted))
         most = self._wanted[0][1]
-        if units < wanted or (most < units and now - self._begun >= IDLE_S):
+        while most > units and not pays(self._plan, self._replicas(most)):
+            most -= 1
+        if most != units and (units < wanted or now - self._begun >= IDLE_S):
             return self._changed(units, most, rate)
         return None
 
+    def _replicas(self, units: int) -> dict[str, int]:
+        return {name: max(1, ceil(k * units / self._units - 1e-9)) for name, k in self._planned.items()}
+
     def _changed(self, units: int, wanted: int, rate: float) -> TunerDecision:
         before = self.replicas
-        self.replicas = {name: max(1, ceil(k * wanted / self._units - 1e-9)) for name, k in self._planned.items()}
+        self.replicas = self._replicas(wanted)
         reason = f"{rate:.4g} queries/s and {self._waiting:.0f} that wait; a unit serves {self._unit:.4g}/s"
         return TunerDecision(
             action="up" if wanted > units else "down",

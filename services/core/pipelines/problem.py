@@ -281,6 +281,7 @@ class PlanningWorkspace:
             hop_ms=problem.hop.ms,
             reason=reason,
             accuracy=whole_accuracy((one.scale, one.accuracy) for one in stages.values()),
+            budget_per_hour=problem.budget_per_hour if problem.budget_per_hour < inf else None,
         )
 
     def _stage(self, vertex: int, choice: ServingChoice) -> PlannedStage:

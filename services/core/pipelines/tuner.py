@@ -13,6 +13,8 @@ operator has said to expect: a rate that rises, or comes again each day, is prov
 
 A vertex that is asked for items of answers is told by itself how many come. Where a query of the last half minute surely asks it for more than planned,
 it gets as many more replicas.
+
+What the plan's `budget_per_hour` does not pay for is not added: all stages get replicas for as much of the rate as it pays.
 """
 
 from collections import deque
@@ -70,6 +72,12 @@ class ReplicaTuner(Protocol):
 def replicas_for(planned: int, rate: float, planned_rate: float) -> int:
     """⌈k · λ / λ_planned⌉, at least 1. Rounding adds none: 3 · 250 / 150 is 5."""
     return max(1, ceil(planned * rate / planned_rate - ROUNDING * planned))
+
+
+def pays(plan: PipelinePlan, replicas: Mapping[str, int]) -> bool:
+    """Whether the plan's budget pays for so many."""
+    cost = sum(k * plan.vertices[name].price_per_hour for name, k in replicas.items())
+    return plan.budget_per_hour is None or cost <= plan.budget_per_hour * (1.0 + ROUNDING)
 
 
 class PipelineTuner:
@@ -215,6 +223,18 @@ class PipelineTuner:
     def _wanted(self, rate: float) -> dict[str, int]:
         return {name: replicas_for(k, rate * self._more[name], self._plan.rate) for name, k in self._planned.items()}
 
+    def _grow(self, rate: float, window: float, reason: str, now: float) -> TunerDecision | None:
+        """Replicas for this rate, or for as much of it as the plan's budget pays. Those that are there stay."""
+        paid = rate
+        while True:
+            wanted = {name: max(self.replicas[name], k) for name, k in self._wanted(paid).items()}
+            if wanted == self.replicas or pays(self._plan, wanted):
+                break
+            paid /= STEP
+        if paid < rate:
+            reason += f"; budget_per_hour ({self._plan.budget_per_hour:g}) pays for {paid:.4g}/s"
+        return self._changed_to("up", wanted, rate, window, reason, now)
+
     def _share(self, replicas: Mapping[str, int]) -> float:
         """Of the planned rate, what these replicas serve."""
         return min(replicas[name] / k / self._more[name] for name, k in self._planned.items())
@@ -235,8 +255,7 @@ class PipelineTuner:
                 self._more[name] = min(self._more[name], more)
         if not told:
             return None
-        wanted = {name: max(self.replicas[name], k) for name, k in self._wanted(rate).items()}
-        return self._changed_to("up", wanted, rate, SMOOTHED_S, told, now)
+        return self._grow(rate, SMOOTHED_S, told, now)
 
     def _items_in(self, window: float, name: str, sums: Counts, last: int, now: float) -> tuple[float, float]:
         """Items for which a query of so many last seconds asks a vertex: mean, and what it surely is at least."""
@@ -255,13 +274,12 @@ class PipelineTuner:
         windows = self._spans * BIN_S
         fastest, worst = int((most / windows).argmax()), int((most / self._limits).argmax())
         rate, window = float(most[fastest] / windows[fastest]), float(windows[fastest])
-        wanted = {name: max(self.replicas[name], k) for name, k in self._wanted(rate).items()}
         foreseen = " foreseen" if worst == self._close and most[worst] <= self._coming[-1] else ""
         reason = (
             f"{most[worst]:.0f} queries{foreseen} in {windows[worst]:g} s, more than the {int(self._limits[worst])} provided for;"
             f" largest rate {rate:.4g}/s in {window:g} s"
         )
-        return self._changed_to("up", wanted, rate, window, reason, now)
+        return self._grow(rate, window, reason, now)
 
     def _bursts(self, sums: Counts, last: int, now: float) -> str | None:
         """How much more than planned the counts in the shortest windows of the last half minute vary; None: not surely more.
@@ -290,8 +308,7 @@ class PipelineTuner:
         i = int(np.abs(windows - self._plan.latency_ms / 1000.0).argmin())
         most = self._most(sums, max(1, last - round(MEMORY_S / BIN_S)), last)
         rate, window = float(most[i] / windows[i]), float(windows[i])
-        wanted = {name: max(self.replicas[name], k) for name, k in self._wanted(rate).items()}
-        return self._changed_to("up", wanted, rate, window, f"{reason}; largest rate {rate:.4g}/s in {window:g} s", now)
+        return self._grow(rate, window, f"{reason}; largest rate {rate:.4g}/s in {window:g} s", now)
 
     def _down(self, sums: Counts, now: float) -> TunerDecision | None:
         """Keep what the last half minute needs: its largest rate, and no count in it would have been too much."""

@@ -218,6 +218,7 @@ def document_of(seed: int) -> Document:
     for load in loads:
         if "latency_ms" not in load and beside.random() < 0.25:
             load["deadline"] = True
+    _spare(Random(f"{seed} spared"), pipelines)  # noqa: S311
     document: Document = {
         "scenario": {
             "name": f"faults-{seed}", "duration_s": faulty_s, "seed": seed, "metrics_every_s": faulty_s, "checked": True,
@@ -333,6 +334,18 @@ def _pipeline(draw: Random, apps: list[Document]) -> Document:
         "output": {"y": f"{names[-1]}.y{rest}"},
         "plan": {"seconds": 60.0},
     }
+
+
+def _spare(draw: Random, pipelines: list[Document]) -> None:
+    """Of some pipelines, a stage but the last may fail, or the first answer of two counts."""
+    for one in pipelines:
+        names = [vertex["name"] for vertex in one["vertex"]]
+        what = draw.random()
+        if what < 0.3:
+            draw.choice(one["vertex"][:-1])["optional"] = True
+        elif what < 0.5 and len(one["edge"]) == 1:
+            one["edge"].clear()
+            one["output"]["y"] = f"any({names[0]}.y, {names[1]}.y)"
 
 
 def _loads(

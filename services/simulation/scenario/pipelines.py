@@ -36,12 +36,11 @@ class HeadTable(Struct, frozen=True, kw_only=True):
     slo_target: Annotated[float | None, PART] = None
 
 
-class VertexBlock(Struct, frozen=True, kw_only=True):
+class VertexBlock(PipelineVertex, frozen=True, kw_only=True):
     """A [[vertex]] block."""
 
     name: Named
     app: Named
-    inputs: dict[str, str] = {}
     accuracy: Annotated[float | None, SHARE] = None
 
 

@@ -362,6 +362,25 @@ def test_tuners_go_on_from_the_replicas_there_are() -> None:
     assert tuner.replicas == {"v0": 6, "v1": 6}
 
 
+@pytest.mark.parametrize("policy", ["inferline", "cg-mean"])
+def test_replicas_are_added_as_far_as_the_plans_budget_pays(policy: str) -> None:
+    free = plan_for(130.0, policy)
+    priced = replace(free, vertices={name: replace(one, price_per_hour=0.5) for name, one in free.vertices.items()})
+    cost = sum(one.replicas for one in priced.vertices.values()) * 0.5
+    found: dict[float, dict[str, int]] = {}
+    for times in (1.0, 2.0, 100.0):
+        tuner = make_tuner(replace(priced, budget_per_hour=cost * times), T0)
+        assert tuner is not None
+        decided(tuner, step(400.0, 120.0, 121.0), 120.0)
+        found[times] = tuner.replicas
+    bills = [0.5 * sum(replicas.values()) for replicas in found.values()]
+    assert bills[0] == cost < bills[1] <= 2.0 * cost < bills[2]
+    tuner = make_tuner(free, T0)
+    assert tuner is not None
+    decided(tuner, step(400.0, 120.0, 121.0), 120.0)
+    assert tuner.replicas == found[100.0]
+
+
 def test_plans_without_traffic_have_no_tuner() -> None:
     with pytest.raises(ValueError, match="the plan of p has no rate or no envelope"):
         PipelineTuner(replace(planned(SAMPLE), rate=0.0), T0)
