@@ -186,6 +186,8 @@ class Executor(TableActor):
         if loaded.comes_late(query, now) and self.dispatchers.may_move(query.route):
             return (*self._back([query], "deadline"), *self._schedule())  # another instance may still be in time
         self.pending.take(query)
+        if not loaded.queue.items:
+            loaded.waits_since = now
         loaded.queue.push(query)
         if (policy := loaded.policy) is not None and policy.counts:
             policy.arrived(query.items, now)
@@ -232,7 +234,7 @@ class Executor(TableActor):
         effects = self._endings.end_cancelled(now)
         if self._stillness.rests and self.pending:
             effects.extend(self._stillness.wake(now))
-        for loaded in self._runs.ready(self.instances.values()):
+        for loaded in self._runs.ready(self.instances.values(), now):
             if not self._runs.has_room(loaded):  # its cores are busy: queries that cannot wait go back
                 batch: list[QueuedQuery] = []
                 late = loaded.queue.overdue(now)

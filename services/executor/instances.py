@@ -13,7 +13,7 @@ from bus.subjects import Subjects
 from services.core.actor import After, Do, Effect, Publish
 from services.core.cost import KNOWN_S, LatencyTable, remembered
 from services.core.placement import Device
-from services.core.selection.instances import urgent_at
+from services.core.selection.instances import TURNS
 from services.core.settings import ExecutorSettings
 from services.executor.batching import BatchingPolicy, BatchingRules, make_policy
 from services.executor.commands import LoadedModel, MeasureProcess, ProcessUse, RunBatch
@@ -70,6 +70,7 @@ class HeldInstance:
     running_offline: int = 0  # items
     begun: int = 0  # the number of its last batch, of all on the device
     begun_at: float = 0.0
+    waits_since: float = 0.0  # when its last batch began, or the first query came after that one found its queue empty
     free_at: float = 0.0  # when the first of its batches that run is predicted to end
     since: float = 0.0  # when it began to compute
     known_at: float = 0.0  # when its last batch ended, after which the live factor is forgotten
@@ -264,14 +265,6 @@ class HeldInstance:
 # -- batches that run: each takes as many cores as its variant has threads, and an instance runs one for each context
 
 
-def _most_urgent(loaded: HeldInstance) -> float:
-    queue = loaded.queue
-    first = queue.first
-    if first is None or first.route.policy == OFFLINE:
-        return queue.most_urgent
-    return urgent_at(queue.most_urgent, first.route.arrived, queue.seconds)
-
-
 def _last_begun(loaded: HeldInstance) -> float:
     """Offline work waits for all other."""
     return loaded.begun if loaded.queue.items > loaded.queue.offline else float("inf")
@@ -281,14 +274,17 @@ class BatchRuns:
     """The batches that run on a device. Those of a CPU take as many cores as their variant has threads; of other devices, one core each.
 
     A GPU has no cores of its own: under `executor.exclusive` it computes for one instance at a time, with all contexts of that instance.
-    Otherwise the batches of all its instances overlap. `executor.order`: "edf", the instance with the most urgent query first; "lru", the
-    one whose last batch began the longest ago (Rafiqi, paper 001, section 3.2). Under "lru" none overtakes an instance that waits for more
-    cores than are free: else one with many threads would starve.
+    Otherwise the batches of all its instances overlap. `executor.order`: "edf", the instance with the most urgent query first, but before it
+    those that have waited for TURNS rounds, in each of which every instance that waits has one batch; "lru", the one whose last batch began
+    the longest ago (Rafiqi, paper 001, section 3.2). None overtakes an instance whose turn it is by age and that waits for more cores than
+    are free: else one with many threads would starve.
     """
 
     def __init__(self, device: Device, settings: ExecutorSettings) -> None:
         self.running: dict[int, tuple[HeldInstance, RunBatch, int]] = {}
         self.starved = False  # an instance waits for cores
+        self._held = False  # and none may overtake it
+        self._aged = 0.0  # who has waited since then, or longer, goes first
         self._cores = max(1, device.cores)
         self._busy = 0
         self._gpu = device.kind == "gpu"
@@ -312,13 +308,23 @@ class BatchRuns:
         computed, self._computed = self._computed, 0.0
         return computed
 
-    def ready(self, instances: Iterable[HeldInstance]) -> list[HeldInstance]:
+    def ready(self, instances: Iterable[HeldInstance], now: float) -> list[HeldInstance]:
         """The instances that could begin a batch, in the order in which they may."""
-        self.starved = False
+        self.starved = self._held = False
         found = [one for one in instances if one.ready and one.running < one.contexts and len(one.queue)]
         if len(found) > 1:
-            found.sort(key=_last_begun if self._lru else _most_urgent)
+            cores = sum(one.queue.seconds_of_next * self._needed(one) for one in found)
+            self._aged = now - TURNS * cores / self._cores
+            found.sort(key=_last_begun if self._lru else self._urgency)
         return found
+
+    def _turn_is_due(self, loaded: HeldInstance) -> bool:
+        """Whether it goes before the deadlines of others. Offline work waits for all other."""
+        return self._lru or (loaded.waits_since <= self._aged and loaded.queue.items > loaded.queue.offline)
+
+    def _urgency(self, loaded: HeldInstance) -> tuple[bool, float]:
+        due = self._turn_is_due(loaded)
+        return not due, loaded.waits_since if due else loaded.queue.most_urgent
 
     def _needed(self, loaded: HeldInstance) -> int:
         """Cores that one more batch takes. Of a GPU, the second context of an instance takes what the first one has."""
@@ -328,9 +334,10 @@ class BatchRuns:
 
     def has_room(self, loaded: HeldInstance) -> bool:
         """Whether enough cores are free for this instance. If not, `starved` is set."""
-        if self._busy + self._needed(loaded) <= self._cores and not (self.starved and (self._lru or self._gpu)):
+        if self._busy + self._needed(loaded) <= self._cores and not self._held:
             return True
         self.starved = True
+        self._held = self._held or self._gpu or self._turn_is_due(loaded)
         return False
 
     def begin(self, loaded: HeldInstance, batch: list[QueuedQuery], now: float) -> Do:
@@ -349,6 +356,7 @@ class BatchRuns:
         loaded.free_at = min(loaded.free_at, now + predicted) if loaded.running else now + predicted
         loaded.running += 1
         loaded.begun, loaded.begun_at = self._number, now
+        loaded.waits_since = now
         loaded.running_items += items
         if batch[0].route.policy == OFFLINE:
             loaded.running_offline += items

@@ -231,9 +231,9 @@ class EdfQueue:
         return self._heap[0][0] if self._heap else float("inf")
 
     @property
-    def seconds(self) -> float:
-        """What all that waits takes, as it is measured now."""
-        return self._seconds_of_all(self.max_batch) * self.factor
+    def seconds_of_next(self) -> float:
+        """What one batch of what waits takes, as it is measured now."""
+        return self.table.seconds(min(self.items, self.max_batch)) * self.factor
 
     def oldest(self) -> float | None:
         """Arrival of the query that waits longest, Unix seconds. None if there is none."""

@@ -21,18 +21,10 @@ LOWEST = 9  # 1 is the highest priority
 STALE = 1.0  # s; the largest age of a queue's length in a heartbeat, which comes by way of the monitor
 MANY = 64  # instances that a decision looks at, each of them; of more, at some
 SHUT = 1e9  # s; not infinity, since those that will join are counted in whole items
-PATIENCE_S = 1.0  # waited by all models alike, in the order of deadlines
-STRETCH = 100.0  # times as long as its queue takes, a quiet model waits
+TURNS = 8.0  # rounds, in each of which every model that waits has one batch, after which a model goes before all deadlines
 
 
 # -- When a batch gets cores of its device: as its executor gives them out, and as a dispatcher predicts that.
-
-
-def urgent_at(deadline: float, arrived: float, seconds: float) -> float:
-    """The time by which a device's executor orders the batches of several models, Unix seconds: the first deadline of each. But a quiet one is not
-    to wait for all that another one's flood has put before it: it takes a hundredth of that time. seconds: of all that waits in its queue.
-    """
-    return min(deadline, arrived + PATIENCE_S + STRETCH * seconds)
 
 
 def cores_free(total: float, needed: float, work: float, held: Iterable[tuple[float, float]]) -> float:
@@ -149,8 +141,7 @@ class Instance:
             together = rest + items
         caution = CAUTION
         if self.scarce:
-            takes = wait + table.seconds(together) * self.factor
-            wait, share = self.cores.ahead_of(self, urgent_at(deadline, now, takes), now, wait)
+            wait, share = self.cores.ahead_of(self, deadline, now, wait)
             caution *= 1.0 + (ROOM - 1.0) * share
         if not wait:
             return table.seconds(together) * self.factor
@@ -355,28 +346,36 @@ class SharedCores:
                 free -= self.needed(instance)
                 instance.begin(at, instance.own + instance.others)
 
-    def ahead_of(self, waiting: Instance, urgent: float, now: float, seconds: float) -> tuple[float, float]:
-        """Seconds until the cores are this instance's for a query that is urgent at this time (`urgent_at`), and which share of that are queries of
-        its own model. seconds: until its own queue would let it begin.
+    def ahead_of(self, waiting: Instance, deadline: float, now: float, seconds: float) -> tuple[float, float]:
+        """Seconds until the cores are this instance's for a query with this deadline, and which share of that are queries of its own model.
+        seconds: until its own queue would let it begin.
 
         The executor begins the most urgent batch. So of what waits at other instances, the part with earlier deadlines goes
-        first. Deadlines there count as evenly spread over as much time as their work takes, up to the last one sent.
+        first. Deadlines there count as evenly spread over as much time as their work takes, up to the last one sent. But each of its batches
+        waits for TURNS rounds at most, and for the batch that runs then.
         """
         busy = needed = self.needed(waiting)
         own, waits, held = seconds * needed, 0.0, [(seconds, needed)]
+        batch = waiting.by_size[waiting.most] * waiting.factor
+        turns = batch * needed
         for other in self.instances:
             if other is waiting or not (other.own or other.others) or other.waiting_s == SHUT:
                 continue
             takes = self.needed(other)
             busy += takes
+            turns += other.by_size[min(other.most, other.own + other.others)] * other.factor * takes
             before = other.waiting_s + other.table.seconds(other.rest) * other.factor
-            before = max(0.0, min(before, urgent - other.latest + before))
+            before = max(0.0, min(before, deadline - other.latest + before))
             under_way = max(0.0, other.free_at - now)
             held.append((under_way, takes))
             waits += before * takes
             own += (before + under_way) * takes if other.record.model == waiting.record.model else 0.0
         work = waits + sum(until * cores for until, cores in held)
-        free = seconds if busy <= self.cores else max(seconds, cores_free(self.cores, needed, waits, held))
+        if busy <= self.cores:
+            free = seconds
+        else:
+            longest = (TURNS + 1.0) * turns / self.cores * (1.0 + seconds // batch)
+            free = max(seconds, min(longest, cores_free(self.cores, needed, waits, held)))
         return free, own / work if work else 0.0
 
 
