@@ -25,7 +25,16 @@ from infaas.cli.output import (
     show,
     usage,
 )
-from infaas.cli.simulate import check_outputs, print_details, print_figures, run_scenario, write_outputs
+from infaas.cli.simulate import (
+    check_outputs,
+    clairvoyant,
+    compare_with,
+    print_details,
+    print_figures,
+    print_oracle,
+    run_scenario,
+    write_outputs,
+)
 
 if TYPE_CHECKING:
     from services.simulation.replay.recording import Recording, RecordingHead
@@ -46,6 +55,7 @@ def replay(
     worker: Names = None,
     boot: Annotated[float | None, Parameter(validator=Number(gte=0))] = None,
     machines: Path | None = None,
+    oracle: bool = False,
     file: Path | None = None,
     export: Path | None = None,
     plot: Path | None = None,
@@ -81,6 +91,8 @@ def replay(
         Seconds from the order of a machine until it works. Default: 30.
     machines
         A TOML file with [[worker]], [[policy]], [settings] and the like, as in a scenario. It replaces the recorded machines.
+    oracle
+        Also compute what one who knows the load could reach at best with these machines, and the ratios to it of what happened and of each policy.
     file
         Replay this file, which --export wrote, instead of the database.
     export
@@ -108,6 +120,7 @@ def replay(
             "--worker": worker,
             "--boot": boot,
             "--machines": machines,
+            "--oracle": oracle or None,
             "--plot": plot,
         }
         for option, value in given.items():
@@ -142,6 +155,7 @@ def replay(
                 found = build(source, options, _reading_progress(head.queries))
     except (ReplayError, ScenarioError) as error:
         usage(str(error))
+    best = clairvoyant(found.scenario) if oracle else None
     simulated = run_scenario(found.scenario)
     if targets:
         for run, one in zip(simulated["policies"], found.scenario.policies, strict=True):
@@ -158,6 +172,11 @@ def replay(
         ],
         "notes": found.notes,
     }
+    if best is not None:
+        document["oracle"] = best
+        compare_with(best, [found.recorded, *simulated["policies"]])
+        if not found.cost["comparable"]:
+            found.recorded["to_oracle"]["cost"] = None
     write_outputs(document, None, out)
     if plot is not None:
         write_outputs(plot_document(document), plot, None)
@@ -257,6 +276,7 @@ def print_replay(document: Mapping[str, Any], *, wide: bool = False) -> None:
     print()
     print(f"cost: {document['cost']['text']}")
     print_details(runs)
+    print_oracle(document.get("oracle"), [recorded, *runs])
     for note in document["notes"]:
         print(f"note: {note}")
     best = "" if "slo_target" in runs[0] else "* the best; "

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,11 +99,7 @@ def simulate(
     document = run_scenario(found)
     if best is not None:
         document["oracle"] = best
-        for run in document["policies"]:
-            run["to_oracle"] = {
-                "cost": run["cost"] / best["cost"] if best["cost"] else None,
-                "accuracy": _share(run["effective_accuracy"], best["accuracy"]),
-            }
+        compare_with(best, document["policies"])
     write_outputs(document, plot, out)
     show(document, json, lambda found: print_runs(found, wide=wide))
     return 0
@@ -118,6 +114,15 @@ def clairvoyant(scenario: "Scenario") -> dict[str, float | None]:
     progress("computing what one who knows the load could reach (a minute at most)")
     with for_the_result():
         return best(scenario)._asdict()
+
+
+def compare_with(best: Mapping[str, float | None], runs: Iterable[dict[str, Any]]) -> None:
+    """Add to each run its ratios to the bounds."""
+    for run in runs:
+        run["to_oracle"] = {
+            "cost": _share(run["cost"], best["cost"]),
+            "accuracy": _share(run["effective_accuracy"], best["accuracy"]),
+        }
 
 
 def _share(value: float | None, whole: float | None) -> float | None:
@@ -214,7 +219,12 @@ def print_runs(document: Mapping[str, Any], *, wide: bool = False) -> None:
     print_details(runs)
     if len(runs) > 1:
         print(f"{_MARK} the best of these policies")
-    if (best := document.get("oracle")) is not None:
+    print_oracle(document.get("oracle"), runs)
+
+
+def print_oracle(best: Mapping[str, float | None] | None, runs: Iterable[Mapping[str, Any]]) -> None:
+    """Print the bounds, if they are known, and each run's ratios to them."""
+    if best is not None:
         print(
             f"\nWho knows the load pays at least {_dollars(best['cost'])}, and reaches at most an accuracy of {best['accuracy']:.4f}"
             f" with {_percent(best['in_time'])} in time."

@@ -181,6 +181,8 @@ class ExecutorEvents:
     ) -> list[Effect]:
         """One instance's part of a report. siblings: instances of its variant on this worker, itself included."""
         found = self.effects.state_changes(instance, instance.observe(sample, seconds, now), now)
+        if sample.items > 0:
+            self.table.uses.used(instance.record.variant, instance.last_used)
         if sample.tier == "host" and instance.state in SERVING:
             found += self._in_host(instance, "the executor has it in host memory", now)
         elif sample.tier == "device" and instance.state == "Warm":

@@ -15,7 +15,17 @@ from services.core.settings import MonitorSettings
 from services.monitor.devices import MonitoredDevice
 from services.monitor.effects import MonitorEffects
 from services.monitor.instances import MonitoredInstance
-from services.monitor.policy import HostTier, LoadFailures, is_idle, least_recently_used, make_room, to_keep, to_release
+from services.monitor.policy import (
+    HostTier,
+    LoadFailures,
+    Uses,
+    is_idle,
+    make_room,
+    share_of,
+    sufficient,
+    to_keep,
+    to_release,
+)
 
 REFUSE_AFTER = 10.0  # s without an executor after which loads are refused; before, they wait for it
 REMEMBERED = 1000  # instances that ended
@@ -34,9 +44,11 @@ class InstanceTable:
         self.catalog = Catalog()
         self.failures = LoadFailures(settings.quarantine_after)
         self.instances: dict[str, MonitoredInstance] = {}
-        self.host = HostTier(self.instances, effects, settings.host_mb)
+        self.uses = Uses(recent=settings.cache == "lru")
+        self.host = HostTier(self.instances, self.uses, effects, settings.host_mb)
         self.used: set[str] = set()
         self.draining = False
+        self._swaps = settings.cache != "reserve"
         self._worker = worker
         self._devices = devices
         self._effects = effects
@@ -60,15 +72,15 @@ class InstanceTable:
     ) -> tuple[MonitoredInstance, list[Effect]] | str:
         """One more instance: a Warm one comes to its device, else a new one is loaded; with the evictions that make room. Or why not.
 
-        for_query: a query waits for it. Under `cache = "lru"` anything that is idle makes room for that.
+        for_query: a query waits for it. Unless `cache = "reserve"`, anything that is idle makes room for that.
         """
-        recent = for_query and self._settings.cache == "lru"
+        swap = for_query and self._swaps
         for warm in self.warm(record.variant):
-            place = self._place(record, now, self._devices[warm.device], recent=recent)
+            place = self._place(record, now, self._devices[warm.device], swap=swap)
             if not isinstance(place, str):
                 warm.wanted = reason  # so that it does not leave host memory for those that come there
                 return warm, [*self._evict(place[1], record.variant, now), *self.promote(warm, app, reason, now)]
-        place = self._place(record, now, recent=recent)
+        place = self._place(record, now, swap=swap)
         if isinstance(place, str):
             return place
         evictions = self._evict(place[1], record.variant, now)
@@ -76,7 +88,7 @@ class InstanceTable:
         return instance, [*evictions, *admitted]
 
     def _place(
-        self, record: VariantRecord, now: float, only: MonitoredDevice | None = None, *, recent: bool
+        self, record: VariantRecord, now: float, only: MonitoredDevice | None = None, *, swap: bool
     ) -> tuple[MonitoredDevice, list[MonitoredInstance]] | str:
         """A device with room for one more instance, and the instances whose eviction makes the room. Or why there is none.
 
@@ -93,7 +105,7 @@ class InstanceTable:
         need = needs_of(record)
         best: tuple[tuple[int, int, int, bool, float], MonitoredDevice, list[MonitoredInstance]] | None = None
         for device in sorted(fitting, key=lambda device: -self._free(device).memory_mb):
-            victims = self._victims(device, short_of(need, self._free(device)), now, recent=recent)
+            victims = self._victims(device, short_of(need, self._free(device)), now, swap=swap)
             if victims is None:
                 taken = device.committed() - device.reclaimable()
                 obstacle = shortage(record.variant, need, taken, self._limit(device), device.spec.name)
@@ -175,9 +187,9 @@ class InstanceTable:
         return self._limit(device) - device.committed()
 
     def _victims(
-        self, device: MonitoredDevice, short: Amount, now: float, *, recent: bool
+        self, device: MonitoredDevice, short: Amount, now: float, *, swap: bool
     ) -> list[MonitoredInstance] | None:
-        """The instances whose eviction frees so much; None if reclaimable and idle ones do not suffice. recent: the least recently used."""
+        """The instances whose eviction frees so much; None if reclaimable and idle ones do not suffice. swap: whatever is idle."""
         if short.none:
             return []
         candidates = [
@@ -186,18 +198,23 @@ class InstanceTable:
             if one.reclaimable
             or one.record.variant not in self.catalog.planned  # the leader keeps replicas of pipelines
         ]
-        if recent:
-            return least_recently_used(candidates, short, now)
-        if self._settings.cache == "lru":
+
+        def missed(one: MonitoredInstance) -> tuple[float, float]:
+            warm = self._swaps and not self.host.obstacle(one)
+            return self.uses.missed(one, share_of(one.takes, short), now, warm=warm)
+
+        if self._swaps:
             candidates = [one for one in candidates if is_idle(one, now)]
-        return make_room(candidates, short, self._apps_of, self._least, now, self._settings.idle_s)
+        if swap:
+            return sufficient(sorted(candidates, key=missed), short)
+        return make_room(candidates, missed, short, self._apps_of, self._least, now, self._settings.idle_s)
 
     def _evict(self, victims: Iterable[MonitoredInstance], variant: str, now: float) -> list[Effect]:
         found: list[Effect] = []
         for victim in victims:
             unused = f"not used for {now - victim.last_used:.0f} s"
             why = f"makes room for {variant}; {'reclaimable' if victim.reclaimable else unused}"
-            demoted = self._demote(victim, why, now) if self._settings.cache == "lru" else ""
+            demoted = self._demote(victim, why, now) if self._swaps else ""
             if not isinstance(demoted, str):
                 found += demoted
                 continue

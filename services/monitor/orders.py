@@ -129,9 +129,9 @@ class WorkerOrders:
         return LoadRefused(worker=self._worker, variant=variant, reason=reason, lasting=lasting)
 
     def _waits_for_room(self, order: EnsureLoaded, by: str, now: float) -> bool:
-        """Whether it is carried out as soon as an instance is idle: under `cache = "lru"` everything that is idle makes room for a query."""
+        """Whether it is carried out as soon as an instance is idle: unless `cache = "reserve"`, all that is idle makes room for a query."""
         variant = order.variant
-        waits = self._settings.cache == "lru" and by == "dispatcher" and not self._closed()
+        waits = self._settings.cache != "reserve" and by == "dispatcher" and not self._closed()
         if waits and order.at_least <= MOST_INSTANCES and self._table.would_fit(variant, now):
             self._waiting[variant.variant] = order, now + WAITS_S
             return True

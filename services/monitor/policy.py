@@ -2,18 +2,21 @@
 
 When an instance is Overloaded or Interfered is decided in `services.core.lifecycle`; where an Interfered one goes, in mitigation.py.
 
-Memory tiers (Rafiqi, section 3.4): a device is a cache of models. Under `cache = "lru"` the least recently used instance that is idle makes
-room. It is demoted: its model stays in host memory, and the instance is Warm. Host memory is a cache, too: its least recently used instance
-is unloaded. What it takes is counted from the order on, so that orders at once never take the same memory twice. A model that comes to the
-device leaves a copy in host memory, as long as no Warm instance needs the place: then its way back takes no transfer.
+What makes room is what costs least to miss (`Uses`), on devices as in host memory.
+
+Memory tiers (Rafiqi, section 3.4): a device is a cache of models. Unless `cache = "reserve"`, an instance that is idle makes room for a query.
+It is demoted: its model stays in host memory, and the instance is Warm. Host memory is a cache, too: what leaves it is unloaded. What it takes
+is counted from the order on, so that orders at once never take the same memory twice. A model that comes to the device leaves a copy in host
+memory, as long as no Warm instance needs the place: then its way back takes no transfer.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 from bus.fields import filled
 from services.core.actor import Effect
+from services.core.cost import load_seconds
 from services.core.lifecycle import SERVING, Thresholds
 from services.core.placement import NOTHING, Amount, quarantined_words, short_of
 from services.core.settings import MonitorSettings
@@ -23,19 +26,56 @@ from services.monitor.instances import MonitoredInstance
 ARRIVES_S = 0.1  # s after its load in which an instance that nothing has used yet is kept: the query that ordered it is on its way
 
 
-def least_recently_used(
-    instances: Iterable[MonitoredInstance], need: Amount, now: float
-) -> list[MonitoredInstance] | None:
-    """The idle instances whose eviction frees so much, the least recently used first. None if they do not suffice."""
+SAME_USE_S = 1.0  # s; uses at shorter intervals are one
+PAUSES = 32  # of a variant that are remembered
+
+
+class Uses:
+    """When each variant is used on this worker, and what it costs to miss one of its instances. recent: the least recently used costs least (Rafiqi).
+
+    Else that is the time to load it again, over the time until it is used next, for each part of the room that it gives. That time is guessed
+    from the pauses between its last uses: the mean of what is left of those that were longer than the present one, and of one twice as long.
+    So neither how often it is used nor how regularly is assumed, and what is used no more is soon forgotten. (Conditional on its age, as Beckmann
+    et al., "LHD", NSDI 2018; by cost and size, as Cao and Irani, "GreedyDual-Size", USITS 1997.)
+    """
+
+    def __init__(self, *, recent: bool) -> None:
+        self._recent = recent
+        self._of: dict[str, tuple[float, deque[float]]] = {}  # by variant: when it was used last, and the pauses
+
+    def used(self, variant: str, at: float) -> None:
+        last, pauses = self._of.get(variant, (at, deque[float](maxlen=PAUSES)))
+        if at - last >= SAME_USE_S:
+            pauses.append(at - last)
+        self._of[variant] = max(at, last), pauses
+
+    def missed(self, instance: MonitoredInstance, share: float, now: float, *, warm: bool) -> tuple[float, float]:
+        """What is missed least is least. share: of the room that is needed, what it gives. warm: its model stays in host memory."""
+        if self._recent:
+            return instance.last_used, 0.0
+        idle = max(SAME_USE_S, now - instance.last_used)
+        _, pauses = self._of.get(instance.record.variant, (0.0, ()))
+        left = [idle, *(pause - idle for pause in pauses if pause > idle)]
+        costs = load_seconds(instance.record, warm=warm) * len(left) / sum(left)
+        return (costs / min(1.0, share) if share > 0 else inf), instance.last_used
+
+
+def share_of(takes: Amount, need: Amount) -> float:
+    """The largest part of what is needed that this gives."""
+    pairs = (takes.memory_mb, need.memory_mb), (takes.cores, need.cores), (takes.instances, need.instances)
+    return max((given / wanted for given, wanted in pairs if wanted > 0), default=1.0)
+
+
+def sufficient(leaving: Iterable[MonitoredInstance], need: Amount) -> list[MonitoredInstance] | None:
+    """The first of these whose eviction frees so much, without those whose room the others make unnecessary. None if they do not suffice."""
     victims: list[MonitoredInstance] = []
     freed = NOTHING
-    for instance in sorted(instances, key=lambda each: each.last_used):
+    for instance in leaving:
+        victims.append(instance)
+        freed += instance.takes
         if short_of(need, freed).none:
-            break
-        if is_idle(instance, now):
-            victims.append(instance)
-            freed += instance.takes
-    return needed_of(victims, need) if short_of(need, freed).none else None
+            return needed_of(victims, need)
+    return None
 
 
 def needed_of(victims: list[MonitoredInstance], need: Amount) -> list[MonitoredInstance]:
@@ -57,8 +97,11 @@ def is_idle(instance: MonitoredInstance, now: float) -> bool:
 class HostTier:
     """The host memory of one worker for Warm instances. instances: all of the worker, by name. limit_mb: for Warm ones; 0: there is none."""
 
-    def __init__(self, instances: Mapping[str, MonitoredInstance], effects: MonitorEffects, limit_mb: float) -> None:
+    def __init__(
+        self, instances: Mapping[str, MonitoredInstance], uses: Uses, effects: MonitorEffects, limit_mb: float
+    ) -> None:
         self._instances = instances
+        self._uses = uses
         self._effects = effects
         self._limit = limit_mb
 
@@ -77,7 +120,7 @@ class HostTier:
         return ""
 
     def demote(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect] | str:
-        """Keep the model in host memory only. Copies, then the least recently used Warm instances make room. Or why that cannot be."""
+        """Keep the model in host memory only. Copies, then the Warm instances that are missed least make room. Or why that cannot be."""
         obstacle = self.obstacle(instance)
         if obstacle:
             return obstacle
@@ -104,8 +147,9 @@ class HostTier:
         copies = [i for i in everywhere if i.copied and not i.dropping and i.state != "Unloading"]
         excess = sum(i.host_mb or 0.0 for i in (*staying, *copies)) + host_mb - self._limit
         candidates = sorted(copies, key=lambda each: -each.last_used)  # who was used last leaves the device last
+        warm = [i for i in staying if i.state == "Warm" and not i.wanted]
         candidates += sorted(
-            (i for i in staying if i.state == "Warm" and not i.wanted), key=lambda each: each.last_used
+            warm, key=lambda i: self._uses.missed(i, (i.host_mb or 0.0) / max(1e-9, excess), now, warm=False)
         )
         dropped: list[MonitoredInstance] = []
         for candidate in candidates:
@@ -167,6 +211,7 @@ def thresholds_of(settings: MonitorSettings) -> Thresholds:
 
 def make_room(
     instances: Iterable[MonitoredInstance],
+    missed: Callable[[MonitoredInstance], tuple[float, float]],
     need: Amount,
     apps_of: Callable[[MonitoredInstance], Iterable[str]],
     least: Callable[[str], int],
@@ -176,12 +221,12 @@ def make_room(
     """The instances to unload so that so much becomes free. None if they do not suffice.
 
     Reclaimable instances go first, even busy ones; an app's last one that serves goes after the others. Then go instances that
-    are idle, and each app that `apps_of` names keeps `least(app)` serving instances. Within each group the least recently used goes
+    are idle, and each app that `apps_of` names keeps `least(app)` serving instances. Within each group what is `missed` least goes
     first. No instance goes whose room the others make unnecessary.
 
     instances: those on the device; the caller counts the room of those that are being unloaded. idle_s: unused for so long is idle.
     """
-    present = sorted((i for i in instances if i.counts), key=lambda instance: instance.last_used)
+    present = sorted((i for i in instances if i.counts), key=missed)
     serving = Counter(app for instance in present if instance.state in SERVING for app in apps_of(instance))
 
     def kept(instance: MonitoredInstance, most: float) -> bool:
@@ -196,17 +241,18 @@ def make_room(
         lambda instance: instance.reclaimable,
         lambda instance: not instance.reclaimable and idle(instance) and not kept(instance, inf),
     )
-    victims: list[MonitoredInstance] = []
-    freed = NOTHING
-    for allowed in groups:
-        for instance in present:
-            if short_of(need, freed).none or instance in victims or not allowed(instance):
-                continue
-            if instance.state in SERVING:
-                serving.subtract(apps_of(instance))
-            victims.append(instance)
-            freed += instance.takes
-    return needed_of(victims, need) if short_of(need, freed).none else None
+
+    def leaving() -> Iterator[MonitoredInstance]:
+        gone: list[MonitoredInstance] = []
+        for allowed in groups:
+            for instance in present:
+                if instance not in gone and allowed(instance):
+                    if instance.state in SERVING:
+                        serving.subtract(apps_of(instance))
+                    gone.append(instance)
+                    yield instance
+
+    return sufficient(leaving(), need)
 
 
 def to_release(instances: Sequence[MonitoredInstance], keep: int) -> list[MonitoredInstance]:

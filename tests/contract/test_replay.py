@@ -316,6 +316,24 @@ def test_people_see_what_is_simulated(
     assert any("comparable" in line for line in lines)
 
 
+def test_what_happened_is_measured_by_who_knew_the_load(
+    database_dsn: str, reader_dsn: str, at: At, replay: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    catalogue(database_dsn)
+    record(database_dsn, outcomes(), bills(), samples())
+    found = replay(*HOUR, "--policy", "infaas", "--oracle", dsn=reader_dsn)
+    best, recorded = found["oracle"], found["recorded"]
+    assert found["cost"]["comparable"]
+    assert 0.0 < best["cost"] <= recorded["cost"]
+    assert recorded["to_oracle"]["cost"] == pytest.approx(recorded["cost"] / best["cost"])
+    assert recorded["to_oracle"]["accuracy"] == pytest.approx(recorded["effective_accuracy"] / best["accuracy"])
+    assert found["policies"][0]["to_oracle"]["cost"] >= 1.0
+    one = replay(*HOUR, "--policy", "infaas", "--oracle", "--app", "faces", dsn=reader_dsn)
+    assert one["recorded"]["to_oracle"]["cost"] is None, "that bill is not one of whole machines"
+    assert main(["replay", *at(reader_dsn), *HOUR, "--policy", "infaas", "--oracle"]) == 0
+    assert f"recorded: {recorded['to_oracle']['cost']:.2f} times that cost" in capsys.readouterr().out
+
+
 def test_machines_come_later_where_they_take_longer_to_boot(database_dsn: str, reader_dsn: str, replay: Run) -> None:
     """So many items that the policy orders a second machine at once."""
     catalogue(database_dsn)

@@ -165,9 +165,9 @@ class MonitorSettings(Section, frozen=True, kw_only=True):
         float, WAIT, "With cache reserve: an instance that is unused for so many seconds may make room for another."
     ] = 1.0
     cache: Annotated[
-        Literal["reserve", "lru"],
-        "Which idle instance makes room. reserve: one that no app in use needs; lru: the least recently used, which stays in host "
-        "memory where its backend can (docs/memory.md).",
+        Literal["reserve", "cost", "lru"],
+        "Which idle instance makes room. reserve: one that no app in use needs; cost: any, the one that costs least to miss, which stays in "
+        "host memory where its backend can; lru: the same with the least recently used (docs/memory.md).",
     ] = "reserve"
     max_models: Annotated[int, Number(most=1e6, zero="no limit"), "Instances that a device may hold at a time."] = 0
     device_mb: Annotated[

@@ -264,7 +264,13 @@ def instance(
 def room(instances: list[MonitoredInstance], need_mb: float, least: int = 1, cores: float = 0.0) -> list[str] | None:
     need = Amount(need_mb, cores)
     victims = make_room(
-        instances, need, lambda i: [app for app in i.apps if app], lambda _: least, now=100.0, idle_s=1.0
+        instances,
+        lambda i: (i.last_used, 0.0),
+        need,
+        lambda i: [app for app in i.apps if app],
+        lambda _: least,
+        now=100.0,
+        idle_s=1.0,
     )
     return None if victims is None else [victim.id for victim in victims]
 

@@ -1,4 +1,4 @@
-"""A device as a cache of models: what makes room under `cache = "lru"`, what stays in host memory, and what is loaded at the start."""
+"""A device as a cache of models: what makes room under `cache = "lru"` and `"cost"`, what stays in host memory, and what is loaded at the start."""
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -71,6 +71,43 @@ def test_the_least_recently_used_is_demoted_and_comes_back_by_a_transfer() -> No
         ("Inactive", "Loading"), ("Loading", "Active"), ("Active", "Unloading"), ("Unloading", "Warm"),
         ("Warm", "Loading"), ("Loading", "Active"),
     ]  # fmt: skip
+
+
+def loads_in(seconds: float, record: VariantRecord) -> VariantRecord:
+    return replace(record, profile=replace(record.profile, load_ms=1000.0 * seconds))
+
+
+@pytest.mark.parametrize("cache", ["reserve", "cost"])
+def test_what_costs_least_to_miss_makes_room(cache: str) -> None:
+    """Though it was used last: it is quickly loaded, or its room is all that is needed, or it is not due again for long."""
+
+    def left(a: VariantRecord, b: VariantRecord, uses: int = 1, **settings: object) -> set[str]:
+        here = world(cache=cache, **settings)
+        names = here.load(a), here.load(b)
+        for n in range(uses):
+            use(here, *(names if n % 20 == 0 else names[:1]))
+            here.advance(2.0)
+        use(here, names[0], names[1])
+        here.advance(2.0)
+        here.ensure(model("new", host_mb=None))
+        here.obey()
+        return {name[0] for name, state in here.states().items() if state == "Active"}
+
+    plain = model("a", host_mb=None)
+    assert left(loads_in(9.0, plain), model("b", host_mb=None)) == {"a"}
+    assert left(model("a", 60.0, None), model("b", 400.0, None), max_models=0, device_mb=460) == {"a"}
+    assert left(plain, model("b", host_mb=None), uses=61) == {"a"}
+    assert left(plain, model("b", host_mb=None)) == {"b"}, "where nothing else tells them apart, it is the older one"
+
+
+def test_host_memory_drops_what_costs_least_to_miss() -> None:
+    here = world(cache="cost", max_models=1, host_mb=250)
+    for record in (loads_in(9.0, model("a")), model("b"), model("c"), model("d")):
+        here.ensure(record)
+        for _ in range(3):
+            here.obey()
+        use(here, f"{record.variant}.w1-1")
+    assert here.states() == {"a.w1-1": "Warm", "c.w1-1": "Warm", "d.w1-1": "Active"}
 
 
 def test_nothing_that_runs_or_waits_is_evicted_and_the_order_is_kept_until_one_is_idle() -> None:
@@ -305,7 +342,7 @@ class Limits:
 
 
 @settings(max_examples=examples(25), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(data=st.data(), cache=st.sampled_from(["lru", "lru", "reserve"]))
+@given(data=st.data(), cache=st.sampled_from(["lru", "cost", "reserve"]))
 def test_under_a_hundred_orders_at_once_neither_bytes_nor_count_are_ever_exceeded(
     data: st.DataObject, cache: str
 ) -> None:

@@ -301,7 +301,9 @@ def test_a_queue_that_takes_all_the_time_left_leaves_room_for_a_quiet_model() ->
     for _ in range(2_600):
         flooded.take(1, NOW, NOW + 20.0)
     assert flooded.predict(1, None, NOW + 20.0, NOW) > 20.0
-    assert quiet.predict(1, None, NOW + 20.0, NOW) < CAUTION * ROOM * ((TURNS + 1.0) * (quiet.by_size[8] + flooded.by_size[8]) + 0.025)
+    assert quiet.predict(1, None, NOW + 20.0, NOW) < CAUTION * ROOM * (
+        (TURNS + 1.0) * (quiet.by_size[8] + flooded.by_size[8]) + 0.025
+    )
 
 
 @given(
