@@ -236,8 +236,9 @@ class Registration:
         links = [] if app is None else [link for link in sorted(app.links.items()) if link[0] != model.model]
         alike = [link for link in links if (one := catalog.model(*link)) is not None and _measured_alike(one, model)]
         others = [one for link in alike for one in catalog.variants_at(*link)]
-        if app is not None:
-            others += [one for one in catalog.cascades_of(app) if app.links.items() >= set(one.versions)]
+        if app is not None:  # one with another version of this model serves no more once this one does
+            stay = set(app.links.items()) - {(model.model, app.links.get(model.model))}
+            others += [one for one in catalog.cascades_of(app) if stay >= set(one.versions)]
         self.cascades = cascades(model.model, model.version, self._measured(), others)
         self.plans |= {one.plan.variant: one.plan for one in self.cascades}
         self.attempts = 0

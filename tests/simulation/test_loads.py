@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from bus.messages.events import CostEvent, OutcomeEvent, ScalingEvent, StateEvent
 from bus.messages.fleet import EnsureLoaded, Release
@@ -343,3 +344,23 @@ rate = [[0, 1], [149.9, 1], [150, 100]]
         [policy] = json.loads(ran(capsys, ["simulate", str(file), "--json"]).out)["policies"]
         missed[bool(said)] = policy["slo_violation_ratio"]
     assert missed[False] > 0.1 and missed[True] < 0.02, missed
+
+
+def test_of_a_kind_without_a_minimum_the_last_machine_goes_and_the_first_query_starts_one_and_is_held() -> None:
+    """Where apps keep no instance. One that cannot be held so long is refused, with the time after which to ask again."""
+    spare = machine("cpu", devices=(CPU,), start=0, minimum=0, maximum=2, boot_s=2.0)
+    given = scenario(
+        load((0.0, 0.0), (400.0, 0.0), (400.01, 2.0), apps=("a", "b")),
+        duration_s=420.0,
+        machines=(spare,),
+        variants=(QUICK,),
+        needs={"a": Requirements(latency_ms=90.0), "b": Requirements(latency_ms=20_000.0)},
+    )
+    told = Told(replace(given, apps=tuple(replace(app, min_instances=0) for app in given.apps)))
+    result = told()
+    scaled = [e for _, e in told.log if isinstance(e, ScalingEvent) and e.time > BEGINS]
+    assert [e.action for e in scaled if "_worker" in e.action] == ["remove_worker", "add_worker"]
+    assert result["apps"]["b"]["answered"] == result["apps"]["b"]["queries"] > 10
+    first = [message for at, _, message in told.ends if BEGINS + 400.0 < at < BEGINS + 402.0]
+    assert first
+    assert all(one.error.code == "deadline" and one.error.retry_after_ms > 0 for one in first)

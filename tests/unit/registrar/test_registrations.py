@@ -1,5 +1,6 @@
 """Orders and facts on a stage: workers that fail, fall silent or leave, and variants that do not work."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord
 from bus.messages.fleet import ExecutorExited
 from bus.messages.public import ContainerReport, Refusal, RegistrationAccepted, RegistrationCancelled
+from bus.messages.quality import Cascade
 from bus.messages.work import BuildVariants, CancelWork, InspectModel, WorkProgress
 from services.core.actor import Publish, Undelivered
 from services.core.catalog import key_of
@@ -447,12 +449,14 @@ def test_what_is_being_written_is_not_cancelled() -> None:
 # -- cascades
 
 
-def second_model(stage: Stage | None = None, **first: Any) -> tuple[Stage, list[Any]]:
+def second_model(
+    stage: Stage | None = None, known: Iterable[Any] = (), links: dict[str, str] | None = None, **first: Any
+) -> tuple[Stage, list[Any]]:
     """A dear and right model, registered beside a cheap one of the same app, up to the end of its own variants."""
     quick = replace(PROFILE, saturation_qps=100.0 * PROFILE.saturation_qps)
     cheap = variant_record("cheap-t1-b8", model="cheap", profile=quick, **({"accuracy": 0.8, "samples": 500} | first))
     stage = stage or Stage()
-    for record in (cheap, model_record("cheap"), app_record(links={"cheap": "1"})):
+    for record in (cheap, model_record("cheap"), *known, app_record(links={"cheap": "1"} | (links or {}))):
         stage.put(SUBJECTS.catalog_bucket, key_of(record), encode(record))
     order = to_building(stage)
     for plan in order.plans:
@@ -477,6 +481,20 @@ def test_a_cascade_is_tried_once_the_second_model_is_measured_and_written_with_i
     assert stage.last().state == "done"
     [made] = [one for one in stage.variants if one.cascade is not None]
     assert (made.cascade, made.model_accuracy, made.dominated) == (known, 0.9, False)
+
+
+def test_a_new_version_gets_a_cascade_though_the_old_one_has_one() -> None:
+    """That one serves no more once the new version does."""
+    joined = Cascade(parts=["cheap-t1-b8", "old"], versions=[("cheap", "1"), ("mlp", "7")], threshold=0.8, share=0.1)
+    quick = replace(PROFILE, saturation_qps=100.0 * PROFILE.saturation_qps)
+    old = variant_record("old-cascade", version="7", precision="cascade", profile=quick, accuracy=0.9, cascade=joined)
+    _, orders = second_model(known=(old, model_record(version="7")), links={"mlp": "7"})
+    assert orders[-1].cascades
+    _, orders = second_model(
+        known=(replace(old, model="other", cascade=replace(joined, versions=[("cheap", "1"), ("other", "7")])), model_record("other", "7")),
+        links={"other": "7"},
+    )  # fmt: skip
+    assert not orders[-1].cascades, "one that stays and is as good and as cheap"
 
 
 def test_a_cascade_that_is_not_found_is_no_failure() -> None:
