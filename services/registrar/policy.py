@@ -151,7 +151,7 @@ def variant_name(model: str, version: str, framework: str, precision: str, threa
 
 CASCADE = "cascade"  # precision of such a variant, whose parts may have two
 CHEAPER = 1.25  # how many times than any single variant that is as accurate
-LEAST_SAMPLES = 200  # half of them choose the threshold, the others judge it
+LEAST_SAMPLES = 200  # in each half of which a cascade must be as right
 MOST_CASCADES = 32  # that are tried
 
 

@@ -186,27 +186,25 @@ class Choice(NamedTuple):
 
 
 def choose(first: PartAnswers, then: PartAnswers, costs: tuple[float, float], most: float) -> Choice | None:
-    """The threshold at which a cascade is at least as right as its second part, at the least cost; None: there is none at a cost of at most `most`.
+    """The lowest threshold at which a cascade is at least as right as its second part; None: there is none at a cost of at most `most`.
 
-    The lowest one is chosen at which the first half of the samples is as right. The other half must be, too.
+    It must be as right in each half of the samples: one half alone lets chance choose, and a threshold that one half chooses fails in the other
+    every second time.
     """
-    half = len(first.right) // 2
-    order = np.argsort(first.confidence[:half], kind="stable")
-    sure, gain = first.confidence[order], (first.right[order].astype(int) - then.right[order])
-    kept = gain[::-1].cumsum()[
-        ::-1
-    ]  # what those that do not go on are righter than in the second part, by how many go on
-    enough = np.flatnonzero((kept[1:] >= 0) & (sure[1:] > sure[:-1])) + 1
-    if not len(enough):
+    order = np.argsort(first.confidence, kind="stable")
+    sure, gain = first.confidence[order], first.right[order].astype(int) - then.right[order]
+    enough = sure[1:] > sure[:-1]
+    for half in (order < len(order) // 2, order >= len(order) // 2):
+        kept = (gain * half)[::-1].cumsum()[
+            ::-1
+        ]  # what those that stay are righter than in the second part, by how many go on
+        enough &= kept[1:] >= 0
+    if not enough.any():
         return None
-    goes = int(enough[0])
-    threshold = float(np.float32((sure[goes - 1] + sure[goes]) / 2.0))
-    on = first.confidence < threshold
-    answered = np.where(on, then.right, first.right)[half:]
-    cost = costs[0] + float(on[half:].mean()) * costs[1]
-    if answered.sum() < then.right[half:].sum() or cost > most:
-        return None
-    return Choice(threshold, float(on.mean()), cost)
+    goes = int(enough.argmax()) + 1
+    share = goes / len(order)
+    cost = costs[0] + share * costs[1]
+    return None if cost > most else Choice(float(np.float32((sure[goes - 1] + sure[goes]) / 2.0)), share, cost)
 
 
 def cascade(task: CascadeTask, tell: Callable[[Frame], None]) -> None:

@@ -149,7 +149,7 @@ def part(right: object, confidence: object) -> PartAnswers:
     return PartAnswers(np.asarray(right, bool), np.asarray(confidence, "f4"), normal=True)
 
 
-def test_a_threshold_is_chosen_on_one_half_and_must_hold_on_the_other() -> None:
+def test_a_threshold_holds_in_both_halves() -> None:
     sure = np.tile(np.linspace(0.3, 1.0, 100), 2)
     first, then = part(sure > 0.5, sure), part(np.ones(200), sure)
     found = choose(first, then, (1.0, 10.0), 8.0)
@@ -158,6 +158,11 @@ def test_a_threshold_is_chosen_on_one_half_and_must_hold_on_the_other() -> None:
     assert found.cost == pytest.approx(1.0 + 10.0 * found.share)
     assert choose(first, then, (1.0, 10.0), 3.0) is None, "it costs more than is allowed"
     late = sure > np.repeat([0.5, 0.7], 100)
-    assert choose(part(late, sure), then, (1.0, 10.0), 8.0) is None, "the other half is less right"
+    harder = choose(part(late, sure), then, (1.0, 10.0), 8.0)
+    assert harder is not None
+    assert round(harder.threshold, 2) == 0.7, "the half that is harder decides"
+    assert choose(part(sure > np.repeat([0.5, 2.0], 100), sure), then, (1.0, 10.0), 20.0) is None, (
+        "one half is never as right"
+    )
     assert choose(part(sure < 0.5, sure), then, (1.0, 10.0), 8.0) is None, "it is wrong where it is sure"
     assert choose(part(sure > 0.5, np.ones(200)), then, (1.0, 10.0), 8.0) is None, "its confidence says nothing"
