@@ -222,7 +222,7 @@ def print_runs(document: Mapping[str, Any], *, wide: bool = False) -> None:
     print_oracle(document.get("oracle"), runs)
 
 
-def print_oracle(best: Mapping[str, float | None] | None, runs: Iterable[Mapping[str, Any]]) -> None:
+def print_oracle(best: Mapping[str, Any] | None, runs: Iterable[Mapping[str, Any]]) -> None:
     """Print the bounds, if they are known, and each run's ratios to them."""
     if best is not None:
         print(

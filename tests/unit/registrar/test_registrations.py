@@ -1,6 +1,5 @@
 """Orders and facts on a stage: workers that fail, fall silent or leave, and variants that do not work."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -10,12 +9,9 @@ from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord
 from bus.messages.fleet import ExecutorExited
 from bus.messages.public import ContainerReport, Refusal, RegistrationAccepted, RegistrationCancelled
-from bus.messages.quality import Cascade
 from bus.messages.work import BuildVariants, CancelWork, InspectModel, WorkProgress
 from services.core.actor import Publish, Undelivered
-from services.core.catalog import key_of
 from services.core.placement import container_kind
-from services.core.settings import RegistrarSettings
 from services.registrar.commands import AddVariants, PutRecords, RegistrationRecord
 from tests.support.simulated.registrations import (
     PROFILE,
@@ -23,7 +19,6 @@ from tests.support.simulated.registrations import (
     SIGNATURE,
     SUBJECTS,
     Stage,
-    app_record,
     build_order,
     building,
     built,
@@ -32,11 +27,9 @@ from tests.support.simulated.registrations import (
     finished,
     heartbeat,
     inspected,
-    model_record,
     registered,
     registering,
     to_building,
-    variant_record,
 )
 
 
@@ -444,75 +437,3 @@ def test_what_is_being_written_is_not_cancelled() -> None:
     stage.commands += held
     stage.perform()
     assert stage.ends() == ["done"]
-
-
-# -- cascades
-
-
-def second_model(
-    stage: Stage | None = None, known: Iterable[Any] = (), links: dict[str, str] | None = None, **first: Any
-) -> tuple[Stage, list[Any]]:
-    """A dear and right model, registered beside a cheap one of the same app, up to the end of its own variants."""
-    quick = replace(PROFILE, saturation_qps=100.0 * PROFILE.saturation_qps)
-    cheap = variant_record("cheap-t1-b8", model="cheap", profile=quick, **({"accuracy": 0.8, "samples": 500} | first))
-    stage = stage or Stage()
-    for record in (cheap, model_record("cheap"), *known, app_record(links={"cheap": "1"} | (links or {}))):
-        stage.put(SUBJECTS.catalog_bucket, key_of(record), encode(record))
-    order = to_building(stage)
-    for plan in order.plans:
-        stage.tell(built(plan, accuracy=0.9 if plan.precision == "fp32" else 0.85))
-    stage.tell(finished("build"))
-    return stage, stage.orders()
-
-
-def test_a_cascade_is_tried_once_the_second_model_is_measured_and_written_with_it() -> None:
-    stage, orders = second_model()
-    tried = orders[-1]
-    assert isinstance(tried, BuildVariants)
-    assert tried.plans == []
-    best = tried.cascades[0]
-    assert best.cascade.parts[0] == "cheap-t1-b8"
-    assert best.cascade.versions == [("cheap", "1"), ("mlp", "1")]
-    assert (best.plan.threads, best.plan.max_batch, best.plan.precision) == (1, 8, "cascade")
-    known = replace(best.cascade, threshold=0.8, share=0.1)
-    stage.tell(built(best.plan, accuracy=0.91, agreement=None, cascade=known))
-    stage.tell(finished("build"))
-    stage.perform()
-    assert stage.last().state == "done"
-    [made] = [one for one in stage.variants if one.cascade is not None]
-    assert (made.cascade, made.model_accuracy, made.dominated) == (known, 0.9, False)
-
-
-def test_a_new_version_gets_a_cascade_though_the_old_one_has_one() -> None:
-    """That one serves no more once the new version does."""
-    joined = Cascade(parts=["cheap-t1-b8", "old"], versions=[("cheap", "1"), ("mlp", "7")], threshold=0.8, share=0.1)
-    quick = replace(PROFILE, saturation_qps=100.0 * PROFILE.saturation_qps)
-    old = variant_record("old-cascade", version="7", precision="cascade", profile=quick, accuracy=0.9, cascade=joined)
-    _, orders = second_model(known=(old, model_record(version="7")), links={"mlp": "7"})
-    assert orders[-1].cascades
-    _, orders = second_model(
-        known=(replace(old, model="other", cascade=replace(joined, versions=[("cheap", "1"), ("other", "7")])), model_record("other", "7")),
-        links={"other": "7"},
-    )  # fmt: skip
-    assert not orders[-1].cascades, "one that stays and is as good and as cheap"
-
-
-def test_a_cascade_that_is_not_found_is_no_failure() -> None:
-    stage, _ = second_model()
-    stage.tell(finished("build"))
-    stage.perform()
-    assert (stage.last().state, stage.last().failures) == ("done", [])
-    assert not [one for one in stage.variants if one.cascade is not None]
-
-
-def test_cascades_are_switched_off() -> None:
-    _, orders = second_model(Stage(settings=RegistrarSettings(cascades=False)))
-    assert not orders[-1].cascades
-
-
-@pytest.mark.parametrize("change", [{"metric": "f1_macro"}, {"samples": 199}, {"alone": "it is"}, {"hardware": "gpu"}])
-def test_no_cascade_is_tried_of_what_cannot_be_a_part(change: dict[str, Any]) -> None:
-    stage, orders = second_model(**change)
-    assert not orders[-1].cascades
-    stage.perform()
-    assert stage.last().state == "done"
