@@ -337,6 +337,8 @@ async def test_two_models_of_an_app_make_a_cascade_which_goes_with_them(
         joined, one, other = [await answers(name) for name in (made.variant, *made.cascade.parts)]
         near = [np.isclose(joined, part, rtol=1e-3, atol=1e-2).all(axis=1) for part in (one, other)]
         assert (near[0] | near[1]).all()
+        floor = await client.query("pair", x[:8], accuracy=made.accuracy, latency_ms=60_000)
+        assert floor.variant == made.variant, "it is the cheapest that meets the floor"
         code, out, errors = await command(system, "explain", "pair", "--accuracy", str(made.accuracy))
         assert code == 0, errors
         words = f"cascade: {made.variant}: {made.cascade.words}"
