@@ -175,7 +175,7 @@ def outliers() -> Brought:
     from sklearn.ensemble import IsolationForest
 
     x, _ = _numbers(classes=False)
-    model = IsolationForest(100, random_state=0).fit(x)
+    model = IsolationForest(random_state=0).fit(x)
     return Brought(model, x, None, x[:ITEMS], {"label": model.predict(x[:ITEMS])})
 
 

@@ -20,6 +20,7 @@ from math import inf
 from typing import Any
 
 import rig  # noqa: F401  (makes the packages importable)
+import scipy.optimize  # noqa: F401  (reading it from disk is not solving)
 
 from bus.messages.fleet import EnsureLoaded
 from services.autoscaler.vms.edge import SEARCH_S

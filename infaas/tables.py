@@ -130,6 +130,10 @@ def _fitting(array: "Array", spec: TensorSpec, what: str) -> "Array":
     import numpy as np  # noqa: PLC0415
 
     texts, flat = spec.datatype == "BYTES", array.reshape(-1)
+    if array.dtype.kind in "mMc":
+        raise BadInput(
+            f"{what} holds {array.dtype}, and the app takes {'texts' if texts else 'numbers'}: make such of it first"
+        )
     if texts and array.dtype.kind not in "OUS":
         raise BadInput(f"{what} holds numbers, and the app takes texts: give it as texts")
     if texts and any(isinstance(one, int) or (isinstance(one, float) and not math.isnan(one)) for one in flat.tolist()):

@@ -13,10 +13,7 @@ for bursts. So an accurate variant may carry most of the load while a quick one 
 nothing of the classes. Each has the time of its cores to itself; where there is no such time and no machine may be added, it is there nevertheless.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
-from importlib.machinery import PathFinder
-from importlib.util import find_spec, module_from_spec
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -150,20 +147,6 @@ class Solution(NamedTuple):
     message: str
 
 
-def solver() -> Any:
-    """HiGHS, as scipy has it. All of scipy.optimize is ten times as large, in a service that stays. Raises ModuleNotFoundError."""
-    name = "scipy.optimize._highspy._core"
-    if name not in sys.modules:
-        found = find_spec("scipy")
-        folders = [f"{folder}/optimize/_highspy" for folder in (found and found.submodule_search_locations) or ()]
-        spec = PathFinder.find_spec(name, folders)
-        if spec is None or spec.loader is None:
-            raise ModuleNotFoundError(f"No module named {name!r}", name="scipy")
-        sys.modules[name] = module_from_spec(spec)  # where scipy itself finds it: a process has one
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
 class LinearProgram:
     """Columns and rows for HiGHS, some whole; the sum of costs is to be least."""
 
@@ -189,18 +172,26 @@ class LinearProgram:
 
     def result(self, options: Mapping[str, Any]) -> Solution:
         """What HiGHS has found within the limits, be it only a bound. options: by HiGHS' names. Raises Unsolved where scipy is missing."""
-        import numpy as np  # noqa: PLC0415  (a process that only imports this module stays small)
-
         try:
-            h = solver()
+            import numpy as np  # noqa: PLC0415  (a process that only imports this module stays small)
+            from scipy.optimize._highspy._core import (  # noqa: PLC0415  (of what is there already, no more is imported: `ControllerEdge`)
+                HighsLp,
+                HighsModelStatus,
+                HighsOptions,
+                HighsSparseMatrix,
+                HighsVarType,
+                MatrixFormat,
+                _Highs,
+                kHighsInf,
+            )
         except ModuleNotFoundError as error:
             raise Unsolved(f"{error}: pip install 'infaas[up]'") from error
         rows, columns, values = (np.array(one) for one in zip(*self.at, strict=True))
         order = np.lexsort((rows, columns))
-        programme, matrix = h.HighsLp(), h.HighsSparseMatrix()
+        programme, matrix = HighsLp(), HighsSparseMatrix()
         programme.num_col_ = matrix.num_col_ = len(self.cost)
         programme.num_row_ = matrix.num_row_ = len(self.bounds)
-        matrix.format_ = h.MatrixFormat.kColwise
+        matrix.format_ = MatrixFormat.kColwise
         matrix.start_ = np.searchsorted(columns[order], np.arange(len(self.cost) + 1)).astype(np.int32)
         matrix.index_, matrix.value_ = rows[order].astype(np.int32), values[order].astype(np.float64)
         programme.a_matrix_ = matrix
@@ -208,17 +199,17 @@ class LinearProgram:
             np.array, (self.cost, self.low, self.high)
         )
         programme.row_lower_, programme.row_upper_ = np.array(self.bounds).T
-        programme.integrality_ = [h.HighsVarType(one) for one in self.whole]
-        highs, given = h._Highs(), h.HighsOptions()
+        programme.integrality_ = [HighsVarType(one) for one in self.whole]
+        highs, given = _Highs(), HighsOptions()
         for name, value in {"log_to_console": False, **options}.items():
             setattr(given, name, value)
         highs.passOptions(given)
         highs.passModel(programme)
         highs.run()
         status, info = highs.getModelStatus(), highs.getInfo()
-        kinds, fun = h.HighsModelStatus, info.objective_function_value
+        kinds, fun = HighsModelStatus, info.objective_function_value
         limited = status in (kinds.kTimeLimit, kinds.kIterationLimit, kinds.kSolutionLimit)
-        found = status == kinds.kOptimal or (any(self.whole) and limited and fun != h.kHighsInf)
+        found = status == kinds.kOptimal or (any(self.whole) and limited and fun != kHighsInf)
         return Solution(
             x=highs.getSolution().col_value if found else None,
             fun=fun,

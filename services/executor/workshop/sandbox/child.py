@@ -65,7 +65,14 @@ def copied(orders: socket.socket) -> None:
         orders.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-USED = ("torch.export.pt2_archive._package", "torch._export.serde.serialize")
+USED = (
+    "torch.export.pt2_archive._package",
+    "torch._export.serde.serialize",
+    "torch.fx.experimental.validator",
+    "torch._functorch.aot_autograd",
+    "torch._functorch.partitioners",
+    "networkx",
+)
 USED_LATER = (  # by builds alone: imported before the first order, if that takes its time, or while the first copy inspects
     "onnxscript",
     "torch.onnx._internal.exporter._core",
