@@ -132,7 +132,7 @@ def _fitting(array: "Array", spec: TensorSpec, what: str) -> "Array":
     texts, flat = spec.datatype == "BYTES", array.reshape(-1)
     if array.dtype.kind in "mMc":
         raise BadInput(
-            f"{what} holds {array.dtype}, and the app takes {'texts' if texts else 'numbers'}: make such of it first"
+            f"{what} holds {array.dtype}, and the app takes {'texts' if texts else 'numbers'}: make {'texts' if texts else 'numbers'} of it first"
         )
     if texts and array.dtype.kind not in "OUS":
         raise BadInput(f"{what} holds numbers, and the app takes texts: give it as texts")
