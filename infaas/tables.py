@@ -104,7 +104,7 @@ def _column(table: Mapping[str, Any], spec: TensorSpec, names: Sequence[str]) ->
     if spec.name not in table:
         others = [name for name in table if name not in names]
         near = similar(spec.name, others)
-        hint = f"; is it {near!r}?" if near else f"; there are {', '.join(map(str, table))}"
+        hint = f"; is it {near!r}?" if near else f"; there are {', '.join(map(str, table)) or 'none'}"
         raise BadInput(f"column {spec.name!r} is missing: the app takes {', '.join(names)}{hint}")
     return _fitting(_plain_array(table[spec.name]), spec, f"column {spec.name!r}")
 
