@@ -116,16 +116,6 @@ def test_registrations_queue_for_a_worker_and_share_several() -> None:
     assert [order.registration for order in stage.orders("w1")] == ["r2", "r3"]
 
 
-def test_an_announcement_goes_to_the_worker_that_would_get_the_model_and_starts_nothing() -> None:
-    stage, coming = Stage(), replace(REQUEST, object="", validation="", format="pt2")
-    stage.register(coming, reply="")
-    stage.hear(heartbeat("w1", utilisation=0.5), heartbeat("w2", utilisation=0.1))
-    stage.register(coming, reply="")
-    assert [(order.format, order.object) for order in stage.orders("w2")] == [("pt2", "")]
-    assert stage.orders("w1") + stage.ends() == []
-    assert "object: " in stage.register(coming).error.message, "who asks for an answer hears what is wrong"
-
-
 def test_leaving_draining_and_silent_workers_get_no_orders() -> None:
     stage = Stage()
     stage.hear(heartbeat("leaving", leaving=True), heartbeat("draining", draining=True), heartbeat("silent"))
