@@ -336,6 +336,7 @@ class Client:
         from infaas import registering  # noqa: PLC0415  (a query needs none of it)
 
         if x is not None:
+            registering.announce(self.bus, self.subjects, model_or_file, app)
             doors = self._register_file, self.variants
             return await registering.register_model(*doors, model_or_file, x, y, app=app, **options)
         if "validation" not in options:

@@ -114,6 +114,23 @@ def read_endpoints(data_dir: Path) -> SystemAddress:
     )
 
 
+def why_not(error: Exception, *, named: bool) -> str:
+    """What is told of a connection that failed. named: the system; else the usual port was tried, which may be another system's."""
+    refused = "user or password" in str(error)
+    if not named and (refused or not isinstance(error, BadLogin)):
+        return f"no system runs in {Path.cwd()}: pass --data-dir (data_dir=) or INFAAS_NATS_URL, or start one with `infaas up`"
+    if refused:
+        return (
+            f"{error}; use the URL that `infaas up` printed, or a key of `infaas auth` (INFAAS_NKEY_SEED, nkey_seed=)"
+        )
+    if isinstance(error, BadLogin):
+        return (
+            f"{error}; ask an operator for a key and the servers' authority (infaas auth), and name their files by INFAAS_NKEY_SEED "
+            "(nkey_seed=) and INFAAS_TLS_CA (tls_ca=)"
+        )
+    return f"{error}; start a system with `infaas up`, or name a running one"
+
+
 @dataclass(eq=False)
 class Connecting:
     """A connection that is not made yet: `client = await infaas.connect()`, or `async with infaas.connect() as client`."""
@@ -135,20 +152,8 @@ class Connecting:
             options = merged(known, self.login).options()
             bus = await NatsBus.connect(place.nats, name="infaas client", timeout=self.timeout, **options)
         except (BusError, OSError) as error:
-            if "user or password" in str(error):
-                raise NotConnected(
-                    f"{error}; use the URL that `infaas up` printed, or a key of `infaas auth` (INFAAS_NKEY_SEED, nkey_seed=)"
-                ) from error
-            if isinstance(error, BadLogin):
-                raise NotConnected(
-                    f"{error}; ask an operator for a key and the servers' authority (infaas auth), and name their files by INFAAS_NKEY_SEED "
-                    "(nkey_seed=) and INFAAS_TLS_CA (tls_ca=)"
-                ) from error
-            if not self.url and place.data_dir is None and not os.environ.get("INFAAS_NATS_URL"):
-                raise NotConnected(
-                    f"no system runs in {Path.cwd()}: pass --data-dir (data_dir=) or INFAAS_NATS_URL, or start one with `infaas up`"
-                ) from error
-            raise NotConnected(f"{error}; start a system with `infaas up`, or name a running one") from error
+            named = self.url or place.data_dir is not None or os.environ.get("INFAAS_NATS_URL")
+            raise NotConnected(why_not(error, named=bool(named))) from error
         files = None if place.data_dir is None else place.data_dir / "jobs"
         return await Client(bus, prefix=self.prefix or place.prefix, owns_bus=True, files=files).open()
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 NUMPY = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")  # how .npy and .npz files begin
+LINES = (".jsonl", ".ndjson")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
 VARYING = 16  # length of a random item's axis whose length may vary
 
@@ -34,14 +35,16 @@ def read_file(path: str | Path, *, key: str | None = None) -> "Array | dict[str,
 
 
 def read_input(path: str | Path, *, key: str | None = None) -> Any:
-    """What `read_file` reads of a file, the columns of a .csv file by name, the JSON of a .json file, or a picture; `-` is standard input: the bytes of a .npy
+    """What `read_file` reads of a file, the columns of a .csv file by name, the JSON of a .json file, of each line of a .jsonl file, or a picture; `-` is standard input: the bytes of a .npy
     or .npz file, or JSON. Raises BadInput.
     """
     kind = Path(path).suffix.lower()
-    if key is not None and kind in (".csv", ".json", *PICTURES):
+    if key is not None and kind in (".csv", ".json", *LINES, *PICTURES):
         raise BadInput(f"{path} has no arrays with names: leave out the key")
     if kind in PICTURES:
         return opened(Path(path))
+    if kind in LINES:
+        return _lines(Path(path))
     if kind in (".csv", ".json"):
         return read_json(read_text(Path(path))) if kind == ".json" else _columns(Path(path))
     if str(path) != STDIN:
@@ -95,6 +98,19 @@ def read_text(path: Path) -> str:
         raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is no text in UTF-8: save it as UTF-8") from error
+
+
+def _lines(path: Path) -> list[Any]:
+    """The JSON of each line, an item each."""
+    items = []
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        try:
+            items += [json.loads(line)] if line.strip() else []
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise BadInput(f"{path}: line {number} is no JSON ({error}): each line is an item") from error
+    if not items:
+        raise BadInput(f"{path} is empty: each line is an item")
+    return items
 
 
 def _columns(path: Path) -> dict[str, list[Any]]:

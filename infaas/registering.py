@@ -299,6 +299,14 @@ def _check_validation(path: Path, request: Register) -> None:
 # -- a model as a Python object
 
 
+def announce(bus: Bus, subjects: Subjects, model: Any, app: str) -> None:
+    """Have a worker import torch while a module is exported here: it takes as long."""
+    from infaas.conversion import kind_of  # noqa: PLC0415  (numpy takes long to import)
+
+    if kind_of(model) == "torch":
+        bus.publish(subjects.register(), encode(Register(app=app, model=app, format="pt2", object="", validation="")))
+
+
 async def register_model(
     upload: Callable[..., Awaitable[RegistrationStatus]],
     variants: ListVariants,

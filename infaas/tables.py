@@ -104,7 +104,7 @@ def _column(table: Mapping[str, Any], spec: TensorSpec, names: Sequence[str]) ->
     if spec.name not in table:
         others = [name for name in table if name not in names]
         near = similar(spec.name, others)
-        hint = f"; is it {near!r}?" if near else f"; there are {', '.join(map(str, table))}"
+        hint = f"; is it {near!r}?" if near else f"; there are {', '.join(map(str, table)) or 'none'}"
         raise BadInput(f"column {spec.name!r} is missing: the app takes {', '.join(names)}{hint}")
     return _fitting(_plain_array(table[spec.name]), spec, f"column {spec.name!r}")
 
@@ -130,6 +130,10 @@ def _fitting(array: "Array", spec: TensorSpec, what: str) -> "Array":
     import numpy as np  # noqa: PLC0415
 
     texts, flat = spec.datatype == "BYTES", array.reshape(-1)
+    if array.dtype.kind in "mMc":
+        raise BadInput(
+            f"{what} holds {array.dtype}, and the app takes {'texts' if texts else 'numbers'}: make {'texts' if texts else 'numbers'} of it first"
+        )
     if texts and array.dtype.kind not in "OUS":
         raise BadInput(f"{what} holds numbers, and the app takes texts: give it as texts")
     if texts and any(isinstance(one, int) or (isinstance(one, float) and not math.isnan(one)) for one in flat.tolist()):

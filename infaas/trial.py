@@ -1,5 +1,6 @@
 """A model's file tried on the caller's side, before it is registered: what it takes and gives, and its answer to the first sample."""
 
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -111,7 +112,9 @@ def _try_pt2(path: Path, given: Mapping[str, Array]) -> Trial | None:
     def specs() -> list[TensorSpec]:
         return [TensorSpec(name=k, datatype=datatype_of(one), shape=list(one.shape[1:])) for k, one in arrays.items()]
 
+    log = logging.getLogger("torch.export")
     try:
+        log.disabled = True  # it prints a traceback of what it raises
         program = torch.export.load(path)
         taken = {node.name: node.meta["val"].dtype for node in program.graph.nodes if node.op == "placeholder"}
         for name, (key, array) in zip(program.graph_signature.user_inputs, arrays.items(), strict=True):
@@ -121,6 +124,8 @@ def _try_pt2(path: Path, given: Mapping[str, Array]) -> Trial | None:
             found = program.module()(*map(torch.from_numpy, arrays.values()))
     except Exception as error:
         return Trial(inputs=specs(), failed=" ".join(str(error).split())[:200])
+    finally:
+        log.disabled = False
     parts = found if isinstance(found, (tuple, list)) else [found]
     if isinstance(found, dict):
         return trial_of(specs(), None, {name: part.numpy() for name, part in found.items()})

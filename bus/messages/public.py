@@ -220,9 +220,8 @@ _ARRAY = Text(
 
 
 class Register(Struct, frozen=True, kw_only=True):
-    """`infaas.register`: register a model file and its validation set. Both are already in the uploads bucket.
-
-    container: of the format "container". Then `object` is a key in the artifacts bucket: answers that a further container must agree with;
+    """`infaas.register`: register a model file and its validation set. Both are already in the uploads bucket. With an empty `object`, and
+    no reply subject, it announces that such a file is being made. container: of the format "container". Then `object` is a key in the artifacts bucket: answers that a further container must agree with;
     there is no validation set. None in slo_target and accuracy: the app keeps what it has.
     """
 

@@ -41,7 +41,8 @@ class InspectModel(Struct, frozen=True, kw_only=True):
 
     object, validation: object keys in the uploads bucket. stored: the keys are in the artifacts bucket instead, since the model is already
     registered. hardware: the worker also checks the frameworks for this kind of device. keep: store the files in the artifacts bucket.
-    remeasures: a registered version, whose file `object` is: the validation set is in the uploads bucket all the same.
+    remeasures: a registered version, whose file `object` is: the validation set is in the uploads bucket all the same. An empty object: the
+    file is not there yet, and the workshop imports what its format needs.
     """
 
     registration: str

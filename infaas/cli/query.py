@@ -66,7 +66,7 @@ def query(
     app
         The app to query. Without it, name a registered `--model`.
     input
-        A .npy file, an .npz file with one array or with one for each input of the model, a .csv file whose first line names the columns, a .json file of rows, or
+        A .npy file, an .npz file with one array or with one for each input of the model, a .csv file whose first line names the columns, a .json or .jsonl file of rows, or
         a picture. `-` reads a .npy or .npz file, or JSON, from standard input.
     input_key
         The array of the .npz file to send.

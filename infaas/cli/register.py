@@ -26,7 +26,7 @@ from infaas.cli.output import (
 from infaas.client import Client
 from infaas.connecting import connect
 from infaas.errors import BadInput, InfaasError, RegistrationFailed
-from infaas.folders import example_of, is_mlflow, signed
+from infaas.folders import MLMODEL, example_of, is_mlflow, mlflow_model, signed
 from infaas.inputs import read_arrays
 from infaas.registering import document_of, status_document
 
@@ -120,6 +120,8 @@ def register(
         Your function that makes the answer of what the model gives for an item, as the name of its class.
 
     """
+    if Path(model_file).is_dir() and not is_mlflow(model_file):
+        fail(f"{model_file} is a folder without {MLMODEL}: give one that MLflow has written, or a model's file")
     if validation is None and not is_mlflow(model_file):
         usage("register needs --validation: write --validation FILE.npz, `infaas register --help` lists what it takes")
     from infaas.samples import functions_of, own_metric  # noqa: PLC0415  (numpy takes long to import)
@@ -196,7 +198,11 @@ async def _folder(
         x, y = (arrays[key] for key in keys)
         x = signed(folder, x)
     else:
-        x, y = example_of(folder), None
+        try:
+            x, y = example_of(folder), None
+        except BadInput:
+            mlflow_model(folder)  # what is wrong with the model itself is told first
+            raise
         progress("no labels: measured by its agreement with the model itself, on the folder's example")
     return await client.register(str(folder), x, y, app=app, name=name, on_progress=on_progress, **options)
 

@@ -68,7 +68,9 @@ def _only_input(signature: Signature | None) -> TensorSpec | None:
         return None
     if len(signature.inputs) != 1:
         names = ", ".join(spec.name for spec in signature.inputs)
-        raise WrongField(f"inputs must be a map with the tensors {names}")
+        raise WrongField(
+            f"inputs must be a map with the tensors {names}: give each by its name, or rows that name them"
+        )
     return signature.inputs[0]
 
 

@@ -28,9 +28,9 @@ class BadItem(ValueError):
 
 
 def pack(value: Any, spec: TensorSpec) -> tuple[list[int], bytes]:
-    """The shape and bytes of one item given as a nested list (or a bare value, where the model takes [n]). Raises BadItem."""
+    """The shape and bytes of one item given as a nested list (or a bare value, where the model takes [n] or [n, 1]). Raises BadItem."""
     try:
-        shape, flat = flatten(value)
+        shape, flat = flatten(value if isinstance(value, list) or spec.shape != [1] else [value])
     except Ragged as error:
         raise BadItem(str(error)) from error
     if len(shape) > len(spec.shape) or list in map(type, flat):
@@ -259,7 +259,7 @@ class ItemReader:
 
 
 def json_lines(file: BinaryIO, position: Position, first: int, signature: Signature) -> Iterator[Item]:
-    """One item a line: its nested list, or a map of input names to nested lists."""
+    """One item a line: its nested list, a map of input names to nested lists, or of a table's columns to values."""
     decode = msgspec.json.Decoder().decode
     offset, number = position.offset, first
     while line := file.readline(LINE):
@@ -274,7 +274,7 @@ def json_lines(file: BinaryIO, position: Position, first: int, signature: Signat
             raise BadJobInput(f"item {number}: the line is no JSON: {error}") from error
         cells = [
             _packed(one, spec, f"item {number}: {_named(spec.name, signature)}")
-            for spec, one in _by_input(value, signature, number)
+            for spec, one in _by_input(_row(value, signature, number), signature, number)
         ]
         yield Item(tuple(cell[0] for cell in cells), tuple(cell[1] for cell in cells), Position(offset))
         number += 1
@@ -356,6 +356,16 @@ def _tensor_rows(tensor: Mapping[str, Any]) -> tuple[str, list[int], list[memory
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() >= {"datatype", "shape", "data"}
+
+
+def _row(value: Any, signature: Signature, number: int) -> Any:
+    """The values of a table's row, in the order of its columns; anything else as it is."""
+    spec = signature.inputs[0]
+    if len(signature.inputs) > 1 or not spec.columns or not isinstance(value, dict) or spec.name in value:
+        return value
+    if missing := [name for name in spec.columns if name not in value]:
+        raise BadJobInput(f"item {number}: column {missing[0]!r} is missing: give each line {', '.join(spec.columns)}")
+    return [value[name] for name in spec.columns]
 
 
 def _by_input(value: Any, signature: Signature, number: int) -> list[tuple[Any, Any]]:

@@ -201,6 +201,8 @@ class Registrar(TableActor):
     # -- requests
 
     def _register(self, envelope: Envelope) -> Iterable[Effect]:
+        if not (envelope.message.object or envelope.reply):
+            return self._registrations.announced(envelope.message, envelope.now)
         request = measured_anew(envelope.message, self._catalog)
         if isinstance(request, Error):
             return self._turn_away(envelope.reply, request, envelope.now)

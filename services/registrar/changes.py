@@ -4,6 +4,7 @@ How a change alters an app's record is a pure function: the edge repeats it when
 """
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -267,13 +268,23 @@ def _link(record: AppRecord | None, change: LinkVersion, catalog: Catalog) -> Ap
             f"version: version {version} of model {model} was registered for {maker} and does not fit app {change.app}:"
             f" {difference}; register a version for app {change.app}"
         )
-    metric = change.record.metric
+    metric, labels = change.record.metric, change.record.labels
     stated = None if metric in ACCURACIES else metric
     for name, link in record.links.items():
         other = None if name == model else catalog.model(name, link)
         if other is not None and not stated_in(stated, frozenset({other.metric})):
             text = f"metric: is {metric}, and that of model {name}, which app {change.app} links, is {other.metric}"
             return error_of(f"{text}, so that no accuracy would hold for both: measure both alike, or use another app")
+        if other is not None and other.labels and labels and other.labels != labels:
+            first, second = next(
+                pair for pair in zip_longest(labels, other.labels, fillvalue="none") if len({*pair}) > 1
+            )
+            text = (
+                f"labels: a class is {first[:40]}, which is {second[:40]} in model {name}, which app {change.app} links"
+            )
+            return error_of(
+                f"{text}, so that one score would mean two: give both the same, in one order, or use another app"
+            )
     return replace(
         record,
         links={**record.links, model: version},

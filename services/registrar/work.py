@@ -9,9 +9,17 @@ from msgspec.structs import replace
 from bus.fields import filled
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import DeviceStatus, ExecutorExited, WorkerHeartbeat
-from bus.messages.public import Error
+from bus.messages.public import Error, Register
 from bus.messages.verbs import StartRelease
-from bus.messages.work import CancelWork, ModelInspected, VariantBuilt, VariantFailed, WorkFinished, WorkProgress
+from bus.messages.work import (
+    CancelWork,
+    InspectModel,
+    ModelInspected,
+    VariantBuilt,
+    VariantFailed,
+    WorkFinished,
+    WorkProgress,
+)
 from bus.subjects import WITHOUT_APP, Subjects
 from services.core.actor import NOTHING, Do, Effect, Envelope, Handler, Publish, Record, Undelivered
 from services.core.catalog import Catalog, worded
@@ -210,6 +218,14 @@ class Registrations:
         kind = "inspect" if registration.phase == "inspect" else "build"
         subject = self.subjects.workshop(worker, kind)
         return [*self._publish(registration, now), Publish(subject, order, reply=self.undelivered(registration.id))]
+
+    def announced(self, request: Register, now: float) -> list[Effect]:
+        """A model will come: the worker that would get it now, if one is free, gets ready. Nobody waits for that."""
+        worker = self.workers.choose(now, {one.worker for one in self.open.values() if one.worker is not None})
+        if worker is None:
+            return []
+        order = filled(InspectModel, request, registration=request.registration or "")
+        return [Publish(self.subjects.workshop(worker, "inspect"), order)]
 
     def _order_undelivered(self, envelope: Envelope) -> list[Effect]:
         """The worker is alive but its workshop does not listen yet: most often it starts."""

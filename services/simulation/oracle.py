@@ -59,11 +59,11 @@ class Demand(NamedTuple):
 def _bound(program: LinearProgram, limit_s: float = LIMIT_S) -> float:
     """A value that no solution is below."""
     found = program.result({"time_limit": limit_s, "mip_rel_gap": GAP})
-    if found.status in (2, 3, 4):
+    if found.status:
         raise NoBound(
             f"even who knows the demand does not meet the targets with these machines and variants ({found.message})"
         )
-    return float(found.mip_dual_bound if any(program.whole) else found.fun)
+    return found.bound
 
 
 def demand_of(scenario: Scenario, window_s: float = WINDOW_S) -> Demand:

@@ -77,6 +77,9 @@ def place(system: Whole, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     for name, text in texts.items():
         (files / name).write_text(text)
     shutil.copy(digits.models()["mlp-s"], files / "model.onnx")
+    for folder, text in (("spark", "flavors:\n  spark:\n    data: m\n"), ("plain", "")):
+        (files / folder).mkdir()
+        (files / folder / ("MLmodel" if text else "file")).write_text(text)
     yield Place(files, system)
 
 
@@ -120,6 +123,8 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("register model.h5 --app a --model m --validation validation.npz", FAILED, "convert"),
     ("register empty.onnx --app a --model m --validation validation.npz", FAILED, "empty.onnx is empty"),
     ("register fake.onnx --app a --model m --validation validation.npz", FAILED, "not an ONNX model: .*; export"),
+    ("register spark --app a --model m", FAILED, r"of the flavours in its MLmodel \(spark\) none is known: onnx, "),
+    ("register plain --app a --model m", FAILED, "plain is a folder without MLmodel: give one that MLflow has written"),
     (f"{REGISTER} missing.npz", FAILED, "the validation set missing.npz does not exist"),
     (f"{REGISTER} fake.npz", FAILED, "fake.npz is no .npz file; make one with numpy.savez"),
     (f"{REGISTER} unlabelled.npz", FAILED, "unlabelled.npz holds no 'y', only x"),

@@ -20,6 +20,7 @@ from tests.support.models import tiny_models
 from tests.support.servers.processes import alive
 
 X, Y = tiny_models.digits(100)
+KEYS = {"inputs_key": "x", "labels_key": "y", "metric": "top1"}
 
 
 class Workshop:
@@ -69,9 +70,7 @@ class Workshop:
             format=format,
             object=f"{registration}.model",
             validation=f"{registration}.validation",
-            inputs_key="x",
-            labels_key="y",
-            metric="top1",
+            **KEYS,
         )
         self.bus.publish(self.subjects.workshop("w", "inspect"), encode(order))
         await self.bus.flush()
@@ -182,12 +181,15 @@ async def test_a_cancelled_order_ends_with_its_processes_and_the_next_one_is_car
 async def test_the_next_model_of_torch_finds_torch_imported_and_another_one_ends_that(nats_url, prefix, tmp_path):
     model = tiny_models.exported(tmp_path / "m.pt2", pytest.importorskip("torch"))
     async with Workshop(nats_url, prefix, tmp_path) as workshop:
+        coming = InspectModel(registration="", format="pt2", object="", validation="", **KEYS)
+        workshop.bus.publish(workshop.subjects.workshop("w", "inspect"), encode(coming))
+        await until(sandbox)
+        first = helper()
         await workshop.order("first", model, "pt2")
         await until(lambda: workshop.finished)
-        first = helper()
+        assert helper() == first, "it was told that a model would come"
         (found,) = workshop.inspected
-        keys = {"inputs_key": "x", "labels_key": "y", "metric": "top1"}
-        build = filled(BuildVariants, found, model="m", version="1", format="pt2", plans=[], **keys)
+        build = filled(BuildVariants, found, model="m", version="1", format="pt2", plans=[], **KEYS)
         workshop.bus.publish(workshop.subjects.workshop("w", "build"), encode(build))
         await until(lambda: len(workshop.finished) == 2)
         await workshop.order("second", model, "pt2")

@@ -1,7 +1,10 @@
 """The controller's edge: records in the control bucket, and the provider of machines."""
 
 import asyncio
+import sys
 import time
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -85,8 +88,19 @@ class ControllerEdge:
         return None
 
 
+def import_solver() -> None:
+    """Import HiGHS where scipy has it, and no more of scipy: all of scipy.optimize takes ten times as much memory, for good."""
+    name, found = "scipy.optimize._highspy._core", find_spec("scipy")
+    folders = [f"{folder}/optimize/_highspy" for folder in (found and found.submodule_search_locations) or ()]
+    spec = None if name in sys.modules else PathFinder.find_spec(name, folders)
+    if spec is not None and spec.loader is not None:
+        sys.modules[name] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+
+
 def _solve(command: SolveFleet) -> FleetSolved:
     """Both plans, in a thread: HiGHS may take a second, and the lease must be renewed meanwhile. Raises Unsolved."""
+    import_solver()
     started = time.perf_counter()
     growth = None if command.growth is None else solve_fleet(command.growth, time_limit_s=SEARCH_S)
     present = solve_fleet(command.present, time_limit_s=SEARCH_S)

@@ -13,14 +13,13 @@ for bursts. So an accurate variant may carry most of the load while a quick one 
 nothing of the classes. Each has the time of its cores to itself; where there is no such time and no machine may be added, it is there nevertheless.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
 from services.core.cost import Goal
 
-INFEASIBLE = 2  # HiGHS's status
 MISSING = 1000.0  # what the whole load missing counts, in units of the dearest machine
 RESERVE_MISSING = 0.2  # the same of the reserve, as part of that
 ELASTIC_SHARE = 1e-3  # weight of instances' shares where machines are billed: enough to prefer fewer
@@ -135,6 +134,19 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     gap: float = 0.0
 
 
+class Solution(NamedTuple):
+    """x: by column; None: there is none. fun: of x; bound: no solution is below it; gap: between both, relative. status: "infeasible",
+    "unsolved", or empty: found, or ended by a limit.
+    """
+
+    x: Sequence[float] | None
+    fun: float
+    bound: float
+    gap: float
+    status: str
+    message: str
+
+
 class LinearProgram:
     """Columns and rows for HiGHS, some whole; the sum of costs is to be least."""
 
@@ -158,31 +170,60 @@ class LinearProgram:
         self.bounds.append((low, high))
         self.at.extend((number, column, value) for column, value in dict(entries).items() if value)
 
-    def result(self, options: Mapping[str, Any]) -> Any:
-        """What HiGHS has found within the limits, be it only a bound. Raises Unsolved where scipy is missing."""
+    def result(self, options: Mapping[str, Any]) -> Solution:
+        """What HiGHS has found within the limits, be it only a bound. options: by HiGHS' names. Raises Unsolved where scipy is missing."""
         try:
             import numpy as np  # noqa: PLC0415  (a process that only imports this module stays small)
-            from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
-            from scipy.sparse import csr_array  # noqa: PLC0415
+            from scipy.optimize._highspy._core import (  # noqa: PLC0415  (of what is there already, no more is imported: `ControllerEdge`)
+                HighsLp,
+                HighsModelStatus,
+                HighsOptions,
+                HighsSparseMatrix,
+                HighsVarType,
+                MatrixFormat,
+                _Highs,
+                kHighsInf,
+            )
         except ModuleNotFoundError as error:
             raise Unsolved(f"{error}: pip install 'infaas[up]'") from error
-
-        rows, columns, values = zip(*self.at, strict=True)
-        matrix = csr_array((values, (rows, columns)), shape=(len(self.bounds), len(self.cost)))
-        low, high = zip(*self.bounds, strict=True)
-        return milp(
-            np.array(self.cost),
-            integrality=np.array(self.whole),
-            bounds=Bounds(self.low, self.high),
-            constraints=LinearConstraint(matrix, low, high),
-            options=dict(options),
+        rows, columns, values = (np.array(one) for one in zip(*self.at, strict=True))
+        order = np.lexsort((rows, columns))
+        programme, matrix = HighsLp(), HighsSparseMatrix()
+        programme.num_col_ = matrix.num_col_ = len(self.cost)
+        programme.num_row_ = matrix.num_row_ = len(self.bounds)
+        matrix.format_ = MatrixFormat.kColwise
+        matrix.start_ = np.searchsorted(columns[order], np.arange(len(self.cost) + 1)).astype(np.int32)
+        matrix.index_, matrix.value_ = rows[order].astype(np.int32), values[order].astype(np.float64)
+        programme.a_matrix_ = matrix
+        programme.col_cost_, programme.col_lower_, programme.col_upper_ = map(
+            np.array, (self.cost, self.low, self.high)
+        )
+        programme.row_lower_, programme.row_upper_ = np.array(self.bounds).T
+        programme.integrality_ = [HighsVarType(one) for one in self.whole]
+        highs, given = _Highs(), HighsOptions()
+        for name, value in {"log_to_console": False, **options}.items():
+            setattr(given, name, value)
+        highs.passOptions(given)
+        highs.passModel(programme)
+        highs.run()
+        status, info = highs.getModelStatus(), highs.getInfo()
+        kinds, fun = HighsModelStatus, info.objective_function_value
+        limited = status in (kinds.kTimeLimit, kinds.kIterationLimit, kinds.kSolutionLimit)
+        found = status == kinds.kOptimal or (any(self.whole) and limited and fun != kHighsInf)
+        return Solution(
+            x=highs.getSolution().col_value if found else None,
+            fun=fun,
+            bound=info.mip_dual_bound if any(self.whole) else fun,
+            gap=info.mip_gap if any(self.whole) else 0.0,
+            status="infeasible" if status == kinds.kInfeasible else "" if found or limited else "unsolved",
+            message=highs.modelStatusToString(status),
         )
 
-    def solve(self, options: Mapping[str, Any]) -> Any:
+    def solve(self, options: Mapping[str, Any]) -> Solution:
         """The result of HiGHS. Raises Unsolved if there is none."""
         result = self.result(options)
         if result.x is None:
-            if result.status == INFEASIBLE:
+            if result.status == "infeasible":
                 raise Infeasible("there is no plan at all")
             raise Unsolved(f"no plan within the limits: {result.message}")
         return result
@@ -315,7 +356,7 @@ def solve_fleet(
     if time_limit_s is not None:
         options["time_limit"] = time_limit_s
     if node_limit is not None:
-        options["node_limit"] = node_limit
+        options["mip_max_nodes"] = node_limit
     result = model.solve(options)
     if accurate:
         result = _stay(
@@ -326,19 +367,19 @@ def solve_fleet(
             options,
             result,
         )
-    x = result.x
+    values = result.x or ()
     return FleetPlan(
-        machines=tuple(round(x[column]) for column in machines),
-        instances=tuple(round(x[k]) + round(x[a]) for k, a in zip(kept, added, strict=True)),
-        spares=tuple(round(x[spare[v]]) if v in spare else 0 for v in range(len(kept))),
+        machines=tuple(round(values[column]) for column in machines),
+        instances=tuple(round(values[k]) + round(values[a]) for k, a in zip(kept, added, strict=True)),
+        spares=tuple(round(values[spare[v]]) if v in spare else 0 for v in range(len(kept))),
         busy=tuple(
-            sum(float(x[column]) * takes for column, takes in used[v].items() if column not in reserved[v])
+            sum(float(values[column]) * takes for column, takes in used[v].items() if column not in reserved[v])
             for v in range(len(kept))
         ),
-        accuracy=tuple(_mean(x, each, part) for each, part in zip(carried, parts, strict=True)),
-        missing=tuple(tuple(max(0.0, float(x[column])) for column in layers) for layers in missing),
-        objective=float(result.fun),
-        gap=float(result.mip_gap or 0.0),
+        accuracy=tuple(_mean(values, each, part) for each, part in zip(carried, parts, strict=True)),
+        missing=tuple(tuple(max(0.0, float(values[column])) for column in layers) for layers in missing),
+        objective=result.fun,
+        gap=result.gap,
     )
 
 

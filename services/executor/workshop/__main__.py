@@ -39,7 +39,8 @@ async def _work(channel: Channel) -> None:
     try:
         while True:
             where = Path(task.directory)
-            await Helper(bus, Subjects(task.prefix), task.limits, task.order, where, forks).run()
+            if not task.order.announces:
+                await Helper(bus, Subjects(task.prefix), task.limits, task.order, where, forks).run()
             channel.send(True)
             task = await asyncio.to_thread(channel.received, HelperInput)
     except EOFError:

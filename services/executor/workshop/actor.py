@@ -57,6 +57,11 @@ class WorkshopOrder(Struct, frozen=True, kw_only=True):
         return order is not None and order.format in ("pt2", "torchscript")
 
     @property
+    def announces(self) -> bool:
+        """Whether it only says that a model will come."""
+        return self.inspect is not None and not self.inspect.object
+
+    @property
     def kind(self) -> str:
         return "inspect" if self.inspect is not None else "build"
 
@@ -136,6 +141,8 @@ class WorkshopActor(TableActor):
     def _take(self, order: WorkshopOrder) -> Iterable[Effect]:
         if any(one.step == order.step for one in (self._current, *self._waiting) if one is not None):
             return NOTHING  # the registrar asked again: the order waits or is being carried out
+        if order.announces and (not order.of_torch or self._current is not None or self._waiting):
+            return NOTHING
         self._waiting.append(order)
         return (*self._next(), *(self._report_waiting() if self._waiting else NOTHING))
 

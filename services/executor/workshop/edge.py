@@ -96,7 +96,7 @@ class WorkshopEdge:
         try:
             if self._settings.bus.url:
                 await self._run(command, str(directory))
-            else:
+            elif not command.announces:
                 from services.executor.workshop.helper import Helper  # noqa: PLC0415  (an executor needs none of it)
 
                 subjects, limits = Subjects(self._settings.prefix), self._settings.registrar
@@ -129,7 +129,7 @@ class WorkshopEdge:
             ) from None
         finally:
             if done and (command.inspect is not None or command.of_torch):
-                inspected = command.inspect is not None
+                inspected = command.inspect is not None and not command.announces
                 name, seconds = (command.registration, KEPT_S) if inspected else (TORCH, TORCH_KEPT_S)
                 over = asyncio.get_running_loop().call_later(seconds, kill_group, helper.pid)
                 self._kept[name] = helper, over

@@ -428,7 +428,9 @@ class Helper:
         except NotFound:
             raise UploadRejected(f"{what} is not in the object store: upload it first (field `{field}`)") from None
         if path.stat().st_size > self._most_bytes:
-            raise UploadRejected(f"{what} is larger than the {self._settings.max_model_mb} MB allowed")
+            raise UploadRejected(
+                f"{what} is larger than the {self._settings.max_model_mb} MB allowed (registrar.max_model_mb)"
+            )
         path.chmod(0o444)
 
     def _digest(self, name: str) -> str:

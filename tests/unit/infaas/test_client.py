@@ -105,6 +105,11 @@ async def test_a_query_takes_what_register_took(specs, x, sent):
             {"age": ["old"], "town": ["x"]},
             "column 'age' holds 'old' in row 0, and the app takes numbers: give a number",
         ),
+        (
+            TWO,
+            {"age": np.array(["2026-01-01"], "M8[D]"), "town": ["a"]},
+            "column 'age' holds datetime64[D], and the app takes numbers: make",
+        ),
         (TWO, {"age": [1], "town": [3]}, "column 'town' holds numbers, and the app takes texts: give it as texts"),
         (TWO, {"age": [1, 2], "town": ["x"]}, "the columns differ in length: age 2, town 1"),
         (TWO, [{"age": 1, "town": "x"}, {"age": 1}], "row 1 has no 'town'"),

@@ -10,9 +10,9 @@ import pytest
 from bus.codec import encode
 from bus.memory import Broker
 from bus.messages.public import RESENT
-from bus.port import Delivery
+from bus.port import BadLogin, Delivery
 from bus.subjects import Subjects
-from infaas.connecting import DEFAULT_NATS, DEFAULT_SQL, connect, locate
+from infaas.connecting import DEFAULT_NATS, DEFAULT_SQL, connect, locate, why_not
 from infaas.errors import BadInput, NotConnected, Timeout
 from infaas.exchange import Exchange
 from tests.support.clients.responders import Responder, until
@@ -251,3 +251,6 @@ async def test_where_no_system_runs_is_said_with_the_remedy(tmp_path: Path, monk
     monkeypatch.setattr("infaas.connecting.DEFAULT_NATS", f"nats://127.0.0.1:{free_port()}")
     with pytest.raises(NotConnected, match=f"no system runs in {tmp_path}: pass --data-dir .* or INFAAS_NATS_URL"):
         await connect()
+    refused = BadLogin("NATS at 127.0.0.1:4222 refuses the user or password in its URL")
+    assert why_not(refused, named=False).startswith(f"no system runs in {tmp_path}: pass --data-dir"), "it is another's"
+    assert "in its URL; use the URL that `infaas up` printed" in why_not(refused, named=True)

@@ -206,13 +206,22 @@ def test_tables_and_pictures_are_read_by_their_ending(tmp_path: Path) -> None:
     rows = tmp_path / "people.json"
     rows.write_text('[{"age": 31, "city": "Bonn"}]')
     assert read_input(rows) == [{"age": 31, "city": "Bonn"}]
+    lines = tmp_path / "people.jsonl"
+    lines.write_text('{"age": 31, "city": "Bonn"}\n\n{"age": 4, "city": "Ulm"}\n')
+    assert read_input(lines) == [{"age": 31, "city": "Bonn"}, {"age": 4, "city": "Ulm"}]
     picture = tmp_path / "cat.PNG"
     picture.write_bytes(b"pixels")
     assert read_input(picture) == [b"pixels"]
     table.write_text("age,city\n31\n")
+    torn, hollow = tmp_path / "torn.jsonl", tmp_path / "hollow.ndjson"
+    torn.write_text("[1]\n[2\n")
+    hollow.write_text("\n")
     for path, key, says in (
         (table, None, "row 2 has 1 values, and the first line names 2 columns"),
         (rows, "age", "leave out the key"),
+        (lines, "age", "leave out the key"),
+        (torn, None, "torn.jsonl: line 2 is no JSON .*: each line is an item"),
+        (hollow, None, "hollow.ndjson is empty: each line is an item"),
         (tmp_path / "none.csv", None, "cannot read"),
     ):
         with pytest.raises(BadInput, match=says):

@@ -101,6 +101,18 @@ def test_several_inputs_and_texts_come_by_name() -> None:
         assert to_array(inputs["t"], "t").tolist() == [[f"text {i}"] for i in range(4)]
 
 
+def test_a_line_may_be_a_row_of_a_table() -> None:
+    lines = b'{"town": "Ulm", "age": 3}\n{"age": 4.5, "town": "Bonn"}\n'
+    apart = [TensorSpec(name="age", datatype="FP32", shape=[1]), TensorSpec(name="town", datatype="BYTES", shape=[1])]
+    (found,) = cuts("jsonl", lines, Signature(inputs=apart, outputs=[]), 4)
+    inputs = msgspec.msgpack.decode(found.body, type=dict[str, Tensor])
+    assert [to_array(inputs[name], name).tolist() for name in ("age", "town")] == [[[3.0], [4.5]], [["Ulm"], ["Bonn"]]]
+    whole = Signature(inputs=[TensorSpec(name="x", datatype="FP32", shape=[2], columns=["a", "b"])], outputs=[])
+    assert array(cuts("jsonl", b'{"b": 2, "a": 1, "c": 9}\n[3, 4]\n', whole, 4)[0]).tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    with pytest.raises(BadJobInput, match="item 1: column 'b' is missing: give each line a, b"):
+        reader("jsonl", b'[1, 2]\n{"a": 1}\n', whole).count()
+
+
 def npy(x: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, x)

@@ -70,6 +70,16 @@ def test_a_registration_becomes_an_app_a_model_and_variants() -> None:
     assert not [key for key in stage.status if key.startswith("work.")]
 
 
+def test_an_announcement_goes_to_the_worker_that_would_get_the_model_and_starts_nothing() -> None:
+    stage, coming = Stage(), replace(REQUEST, object="", validation="", format="pt2")
+    stage.register(coming, reply="")
+    stage.hear(heartbeat("w1", utilisation=0.5), heartbeat("w2", utilisation=0.1))
+    stage.register(coming, reply="")
+    assert [(order.format, order.object) for order in stage.orders("w2")] == [("pt2", "")]
+    assert stage.orders("w1") + stage.ends() == []
+    assert "object: " in stage.register(coming).error.message, "who asks for an answer hears what is wrong"
+
+
 def test_progress_and_states_only_go_forward() -> None:
     stage, order = building()
     for step, share in (

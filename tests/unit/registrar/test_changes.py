@@ -1,5 +1,6 @@
 """What becomes of an app's record, and which operators' verbs are understood."""
 
+import re
 from math import inf, nan
 from typing import Any
 
@@ -88,6 +89,25 @@ def test_a_model_that_does_not_fit_is_refused_with_both_signatures() -> None:
         else:
             error = refused(app_record(), link, known)
             assert error.message.startswith("metric: is f1, and that of model mlp, which app digits links, is top1, so")
+
+
+def test_one_score_never_means_two_classes() -> None:
+    known, named = Catalog(), model_record(labels=["cat", "dog"])
+    for record in (app_record(), named):
+        known.apply(key_of(record), encode(record))
+    for model, labels, alike in (
+        ("cnn", ["dog", "cat"], False),
+        ("cnn", ["cat"], False),
+        ("cnn", ["cat", "dog"], True),
+        ("cnn", [], True),
+        ("mlp", ["dog", "cat"], True),
+    ):
+        link = replace(LINK, record=model_record(model, "2", app="digits", labels=labels))
+        if alike:
+            assert changed(app_record(), link, known).links[model] == "2"
+        else:
+            text = refused(app_record(), link, known).message
+            assert re.search(r"labels: a class is \w+, which is \w+ in model mlp, .*: give both the same", text), text
 
 
 def test_only_registrations_make_apps_and_links_name_the_newest_version() -> None:

@@ -4,6 +4,7 @@ that has imported torch and touches no upload.
 
 import gc
 import os
+import select
 import socket
 import sys
 import tempfile
@@ -44,6 +45,8 @@ def copied(orders: socket.socket) -> None:
     gc.freeze()
     ours = os.getpid()
     while True:
+        while later and not select.select([orders], [], [], 0.0)[0]:
+            _import((later.pop(0),))
         message, fds, _, _ = socket.recv_fds(orders, 16, 1)
         if not message:
             os._exit(0)
@@ -62,8 +65,15 @@ def copied(orders: socket.socket) -> None:
         orders.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-USED = ("torch.export.pt2_archive._package", "torch._export.serde.serialize")
-USED_LATER = (  # by builds alone: imported while the first copy inspects
+USED = (
+    "torch.export.pt2_archive._package",
+    "torch._export.serde.serialize",
+    "torch.fx.experimental.validator",
+    "torch._functorch.aot_autograd",
+    "torch._functorch.partitioners",
+    "networkx",
+)
+USED_LATER = (  # by builds alone: imported before the first order, if that takes its time, or while the first copy inspects
     "onnxscript",
     "torch.onnx._internal.exporter._core",
     "onnxscript.function_libs.torch_lib.ops",

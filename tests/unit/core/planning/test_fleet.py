@@ -1,5 +1,7 @@
 """One plan for all workers: optima made by hand for both goals, limits, and what holds of every plan."""
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +49,17 @@ def need(options: Mapping[int, float | tuple[float, float]], load: float = 10.0,
 def solve(*pools: Pool, variants: Any = (), needs: Any = (), **more: Any) -> FleetPlan:
     problem = FleetProblem(pools=pools, variants=tuple(variants), needs=tuple(needs), **more)
     return solve_fleet(problem, time_limit_s=None, node_limit=500)
+
+
+def test_a_process_that_only_plans_stays_small_and_may_import_scipy_later() -> None:
+    code = (
+        "import sys; from services.autoscaler.vms.edge import import_solver; import_solver(); "
+        "from services.core.planning.fleet import LinearProgram; one = LinearProgram(); "
+        "one.row({one.column(1.0, whole=True): 1.0}, 1.5, 9.0); before = one.solve({}).fun, 'scipy.optimize' in sys.modules; "
+        "from scipy.optimize import linprog; print(*before, linprog([1.0], bounds=[(2.0, 3.0)]).fun, one.solve({}).fun)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["2.0", "False", "2.0", "2.0"]
 
 
 # -- the least money

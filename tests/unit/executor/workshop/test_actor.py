@@ -65,6 +65,17 @@ def test_it_listens_to_the_orders_of_its_worker_only():
     assert {inlet.subject for inlet in actor().inlets} == expected
 
 
+def test_a_model_of_torch_that_will_come_is_prepared_for_where_nothing_else_is_done():
+    workshop, coming = actor(), replace(inspect("a"), object="", validation="", format="pt2")
+    assert not tell(workshop, replace(coming, format="onnx"))
+    (first,) = works(tell(workshop, coming))
+    assert first.command.announces
+    assert not tell(workshop, replace(coming, registration="b"))
+    assert not works(tell(workshop, replace(inspect("c"), format="pt2")))
+    (then,) = works(tell(workshop, Done(first.id, None)))
+    assert (then.command.registration, then.command.announces) == ("c", False)
+
+
 def test_one_order_at_a_time_in_the_order_they_came():
     workshop = actor()
     first = works(tell(workshop, inspect("a")))
