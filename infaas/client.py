@@ -262,10 +262,15 @@ class Client:
         return await self._list("models", app=app, model=model)
 
     async def variants(
-        self, *, app: str | None = None, model: str | None = None, version: str | None = None
+        self,
+        *,
+        app: str | None = None,
+        model: str | None = None,
+        version: str | None = None,
+        context: str | None = None,
     ) -> list[dict[str, Any]]:
-        """The variants with their measured figures, which decisions use. version: also one that does not serve."""
-        return await self._list("variants", app=app, model=model, version=version)
+        """The variants with their measured figures, which decisions use, also in one context. version: also one that does not serve."""
+        return await self._list("variants", app=app, model=model, version=version, context=context)
 
     async def workers(self) -> list[dict[str, Any]]:
         """The workers with their devices and instances."""

@@ -228,6 +228,65 @@ def test_a_variant_that_went_wrong_in_one_context_alone_shows_there() -> None:
     assert known(fleet).variants["dear-1"].labels == 60, "the whole is there beside it"
 
 
+def test_labels_measure_an_app_that_keeps_answers_by_kept_ones_too() -> None:
+    fleet = serving(CHEAP, DEAR)
+    fleet.change(selection=Ensemble(cache_mb=1.0), seconds=0.1)
+    assert labelled(fleet, 1, **FLOOR)["variant"] == "cheap-1"
+    labelled(fleet, 19, **FLOOR)
+    assert known(fleet).variants["cheap-1"].labels >= 4
+    for _ in range(2):
+        answer = fleet.reply(fleet.ask(**FLOOR), 0.05)
+        assert (answer["variant"], answer["missed"]) == ("dear-1", []), "no kept answer of what does not reach it"
+    rows = [event for kind, event in fleet.stage.records if kind == "feedback"]
+    assert all(row.score is not None for row in rows)
+
+
+OTHER = variant("cheap-2", model="cheap", accuracy=0.97, artifact="other", base_ms=6.0)
+
+
+@pytest.mark.parametrize("dispatchers", [1, 2])
+def test_labels_of_a_context_decide_for_its_queries_alone(dispatchers: int) -> None:
+    fleet = serving(CHEAP, OTHER, says={}, dispatchers=dispatchers)
+    fleet.change(selection=Ensemble(policy="exp4", contextual=True), seconds=0.1)
+    labelled(fleet, 30, context="here", **FLOOR)
+    fleet.behave(says={"cheap-1": 1.0})
+    labelled(fleet, 30, context="there", **FLOOR)
+    for _ in range(2 * dispatchers):
+        there = fleet.reply(fleet.ask(context="there", **FLOOR), 0.2)
+        assert (there["variant"], there["accuracy"], there["accuracy_source"]) == ("cheap-2", 0.97, "registered")
+        here = fleet.reply(fleet.ask(context="here", **FLOOR), 0.2)
+        assert (here["variant"], here["accuracy"], here["accuracy_source"]) == ("cheap-1", 0.98, "registered")
+        new = fleet.reply(fleet.ask(context="new", **FLOOR), 0.2)
+        assert new["variant"] == "cheap-1", "of which nothing is known: the app's labels decide"
+    for context, chosen, source in (("there", "cheap-2", "labels"), ("here", "cheap-1", "registered")):
+        needs = Requirements(context=context, **FLOOR)
+        fleet.reply(fleet.ask(model="cheap", context=context, **FLOOR), 0.2)
+        alone = fleet.reply(fleet.ask(model="cheap", context=context, **FLOOR), 0.2)
+        found = fleet.request(fleet.subjects.explain("app"), needs)
+        listed = fleet.request(fleet.subjects.list("variants"), ListRequest(app="app", context=context))["items"]
+        assert (alone["variant"], found["chosen"]["variant"]) == (chosen, chosen)
+        for rows in (found["candidates"], listed):
+            [one] = [row for row in rows if row["variant"] == "cheap-1"]
+            assert (one["accuracy_source"], one["accuracy"] < 0.5) == (source, source == "labels")
+
+
+def test_a_floor_that_none_reaches_in_one_context_is_missed_there_and_a_kept_answer_says_so() -> None:
+    fleet = serving(CHEAP, says={})
+    fleet.change(selection=Ensemble(policy="exp4", contextual=True, cache_mb=1.0), seconds=0.1)
+    labelled(fleet, 30, context="here", **FLOOR)
+    fleet.behave(says=WRONG)
+    for number in range(30):
+        inputs = from_array(np.full((1, 2), number + 1.0, np.float32))
+        answer = fleet.reply(fleet.ask(context="there", inputs=inputs, **FLOOR), 0.1)
+        fleet.stage.publish(fleet.subjects.feedback("app"), {"query": answer["query"], "label": 0}, "", 0.05)
+    fleet.stage.run(1.0)
+    said = {}
+    for context in ("there", "here", "there"):
+        answer = fleet.reply(fleet.ask(context=context, inputs=inputs, **FLOOR), 0.2)
+        said[context] = answer["cached"], answer["accuracy_source"], answer["missed"]
+    assert said == {"there": (True, "labels", ["accuracy"]), "here": (True, "registered", [])}
+
+
 def test_a_label_scores_every_member_of_an_ensemble() -> None:
     fleet = serving(CHEAP, DEAR)
     fleet.change(selection=Ensemble(policy="majority", contextual=True), seconds=0.1)

@@ -377,7 +377,11 @@ def test_a_version_is_measured_anew_with_its_own_file_and_what_was_said_of_it() 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"format": "container"}, "once more"), ({"metric": "ndcg"}, "ndcg"), ({"metric": "mine"}, "validation set")],
+    [
+        ({"format": "container"}, "infaas remeasure"),
+        ({"metric": "ndcg"}, "ndcg"),
+        ({"metric": "mine"}, "validation set"),
+    ],
 )
 def test_what_labels_of_queries_cannot_measure_is_refused(changes: dict[str, Any], words: str) -> None:
     known = model_record(**changes)
