@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bus.messages.catalog import Ensemble
+from bus.messages.catalog import Ensemble, PipelineRecord
 from bus.messages.events import FeedbackEvent
 from bus.messages.flow import Payload
 from bus.messages.public import ListRequest, Requirements
@@ -14,7 +14,8 @@ from bus.tensors import from_array
 from services.core.outcomes import is_client_error
 from services.dispatcher.contexts import FORGOTTEN_S
 from services.dispatcher.metrics import DispatcherMetrics
-from tests.support.simulated.fleet import Fleet, refused, variant
+from tests.support.simulated.fleet import Fleet, catalogue, refused, variant
+from tests.unit.dispatcher.test_feedback import Taught, pipeline, stage
 
 CHEAP = variant("cheap-1", model="cheap", accuracy=0.98)
 DEAR = variant("dear-1", model="dear", accuracy=0.96, base_ms=6.0, per_item_ms=2.0)
@@ -296,3 +297,64 @@ def test_a_label_scores_every_member_of_an_ensemble() -> None:
     assert variants["cheap-1"].high < 0.5 < variants["dear-1"].low
     answer = fleet.reply(fleet.ask(**FLOOR), 0.05)
     assert (answer["accuracy_source"], "accuracy" in answer["missed"]) == ("labels", True)
+
+
+# -- pipelines, from end to end
+
+PLAIN = "one=plain-v1-ort-fp32-t1-b8, zero=plain-v1-ort-fp32-t1-b8"
+TWO = PipelineRecord(vertices=[stage("zero", "plain"), stage("one", "plain")], output={"y": "one.y"})
+
+
+def told(fleet: Taught, count: int, **needs: Any) -> None:
+    for _ in range(count):
+        fleet.teach(query=fleet.one(fleet.ask("p", **needs))[1]["query"])
+
+
+@pytest.mark.parametrize("dispatchers", [1, 2])
+def test_labels_at_its_end_measure_a_pipeline_whose_answers_no_policy_makes(dispatchers: int) -> None:
+    fleet = Taught(pipeline("p", TWO), dispatchers=dispatchers)
+    answer = fleet.asked()
+    for word in ({"query": answer["query"]}, {"query": answer["query"]}, {"query": answer["query"], "label": 1}):
+        assert fleet.teach(**word) == "accepted"
+    told(fleet, 39)
+    assert (fleet.whole().answers.labels, fleet.whole().answers.accuracy) == (40, 1.0)
+    assert (fleet.whole().products, fleet.whole().promised) == ({PLAIN: 0.81}, 0.9)
+    assert fleet.whole().variants[PLAIN].labels == 40
+    rows = [event for _, event in fleet.stage.records if isinstance(event, FeedbackEvent)]
+    assert [(one.app, one.score, one.promised) for one in rows if one.score is not None] == 40 * [("p", 1.0, 0.9)]
+    assert not fleet.known("plain"), "which of its stages was right is not known"
+
+
+def test_a_pipeline_that_does_not_reach_what_its_stages_claim_says_so() -> None:
+    fleet = Taught(pipeline("p", TWO))
+    before = fleet.one(fleet.ask("p", accuracy=0.5))[1]
+    assert (before["accuracy"], before["accuracy_source"], before["missed"]) == (0.9, "registered", [])
+    fleet.behave(says={"plain": 1.0})
+    told(fleet, 20, accuracy=0.5)
+    after = fleet.one(fleet.ask("p", accuracy=0.5))[1]
+    assert (after["accuracy"], after["accuracy_source"], after["missed"]) == (0.0, "labels", ["accuracy"])
+    [listed] = fleet.request(fleet.subjects.list("pipelines"), ListRequest())["items"]
+    assert (listed["quality"]["promised"], listed["quality"]["found"]) == (0.5, 0.0)
+    [one] = listed["measured"]
+    assert (one["stages"], one["accuracy"], one["product"], one["labels"]) == (PLAIN, 0.0, 0.81, 20)
+    fleet.change("p", quality_act="refuse")
+    refused(fleet.one(fleet.ask("p", accuracy=0.5))[1], "unsatisfiable", "by their labels")
+    fleet.behave(says={})
+    for number in range(60):
+        fleet.one(fleet.ask("p", accuracy=0.5, id=f"q{number}"))
+        assert fleet.teach(id=f"q{number}") == "accepted"
+    assert fleet.one(fleet.ask("p", accuracy=0.5))[1]["accuracy"] >= 0.9, "the world went back"
+
+
+def test_what_labels_say_of_a_pipeline_is_of_those_that_answered() -> None:
+    dear = variant("dear-v1-ort-fp32-t1-b8", model="dear", accuracy=0.99, base_ms=6.0)
+    fleet = Taught(pipeline("p", TWO))
+    fleet.add(*catalogue(variant("plain-v1-ort-fp32-t1-b8", model="plain"), dear, app="plain"))
+    fleet.order(dear, seconds=0.5)
+    fleet.behave(says={"plain": 1.0})
+    told(fleet, 20)
+    told(fleet, 20, accuracy=0.95)
+    for needs, accuracy, source in (({}, 0.0, "labels"), ({"accuracy": 0.95}, 0.99, "registered")):
+        answer = fleet.one(fleet.ask("p", **needs))[1]
+        assert (answer["accuracy"], answer["accuracy_source"], answer["missed"]) == (accuracy, source, [])
+    assert sorted(one.labels for one in fleet.whole().variants.values()) == [20, 20]

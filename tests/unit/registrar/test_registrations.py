@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, ModelRecord, Profile
+from bus.messages.catalog import AppRecord, ModelRecord
 from bus.messages.fleet import ExecutorExited
 from bus.messages.public import ContainerReport, Refusal, RegistrationAccepted, RegistrationCancelled
 from bus.messages.work import BuildVariants, CancelWork, InspectModel, WorkProgress
@@ -271,26 +271,6 @@ def test_a_container_is_registered_without_a_worker() -> None:
     assert (record.accuracy, record.max_batch) == (0.8, 16)
     assert decode(AppRecord, stage.catalog["app.digits"]).links == {"mlp": "1"}
     assert decode(ModelRecord, stage.catalog["model.mlp.1"]).source == CONTAINER.object
-
-
-def test_a_container_that_is_measured_anew_keeps_its_version_and_profile() -> None:
-    stage = Stage()
-    stage.register(CONTAINER)
-    before, old = stage.variants[0], stage.catalog["model.mlp.1"]
-    nothing = Profile(rows=[], load_ms=0.0, memory_mb=0.0, saturation_qps=0.0)
-    report = replace(
-        CONTAINER.container, accuracy=0.4, accuracy_low=0.3, accuracy_high=0.5, profile=nothing, max_batch=1
-    )
-    again = replace(CONTAINER, registration="r2", validation="r2.validation", container=report, remeasures="1")
-    assert stage.register(again) == RegistrationAccepted(registration="r2")
-    assert stage.ends("r2") == ["done"], stage.last("r2")
-    [record] = stage.variants
-    assert record.remeasured > 0.0 == before.remeasured
-    figures = {"accuracy": 0.4, "accuracy_low": 0.3, "accuracy_high": 0.5, "model_accuracy": 0.4}
-    assert record == replace(before, remeasured=record.remeasured, **figures)
-    assert record.production == (0.4, "registered"), "its process says what it was registered with"
-    assert stage.catalog["model.mlp.1"] == old
-    assert stage.forgotten[-1].uploads == ("r2.validation",)
 
 
 def test_containers_that_do_not_fit_or_have_no_accuracy_are_refused() -> None:
