@@ -159,7 +159,8 @@ async def test_labels_decide_in_their_context_and_a_pipeline_is_measured_from_en
     (out,) = [spec["name"] for app in await client.apps(app="stage") for spec in app["outputs"]]
     stages = [{"name": one, "app": "stage", "inputs": {name: f"$.{name}"}} for one in ("first", "last")]
     whole = {"name": "whole", "latency_ms": 5000.0}
-    await client.admin("set-pipeline", pipeline=whole, vertex=stages, output={out: f"last.{out}"})
+    edge = [{"from": "first", "to": "last"}]
+    await client.admin("set-pipeline", pipeline=whole, vertex=stages, edge=edge, output={out: f"last.{out}"})
     before = await client.query("whole", x[:1], timeout=60.0)
     await taught(client, "whole", x, np.where(np.arange(len(x)) % 2, y, (y + 1) % CLASSES))
 
