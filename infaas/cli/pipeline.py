@@ -231,7 +231,8 @@ def _plan(path: Path, policy: str | None, data_dir: Path | None, wide: bool, jso
     _refusing(lambda: check_pipeline(file))
     offered = {option.vertex for option in file.options}
     missing = {vertex.app for vertex in file.pipeline.vertices if vertex.name not in offered}
-    options, hop, target, measured = file.options, HOP, TARGET, []
+    options, hop, target = file.options, HOP, TARGET
+    measured: list[Item] = []
     if missing:
         rows, target, seen, measured = asyncio.run(_asked(file, offered, data_dir))
         file = with_items(file, seen)

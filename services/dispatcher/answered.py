@@ -158,8 +158,8 @@ def score_answered(label: Any, item: int, of: Answered, record_of: Callable[[str
     answer = promised = copy = None
     if (claim := of.claim) is not None:
         answer = score(label, of.said[item], claim.metric, claim.classes, None)
-        found = {} if answer is None else {claim.by: answer}
-        return Scored(found, answer, of.floor or claim.least, {claim.by: claim.product})
+        whole = {} if answer is None else {claim.by: answer}
+        return Scored(whole, answer, of.floor or claim.least, {claim.by: claim.product})
     for variant, words in ((of.variant, of.said), *of.copies):
         record = record_of(variant)
         if record is None or (found := _score(label, words[item], record)) is None:

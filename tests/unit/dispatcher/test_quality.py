@@ -341,16 +341,18 @@ def test_a_pipeline_that_does_not_reach_what_its_stages_claim_says_so() -> None:
     refused(fleet.one(fleet.ask("p", accuracy=0.5))[1], "unsatisfiable", "by their labels")
     fleet.behave(says={})
     for number in range(60):
-        fleet.one(fleet.ask("p", accuracy=0.5, id=f"q{number}"))
-        assert fleet.teach(id=f"q{number}") == "accepted"
+        fleet.one(fleet.ask("p", accuracy=0.5, id=f"mine{number}"))
+        assert fleet.teach(id=f"mine{number}") == "accepted"
     assert fleet.one(fleet.ask("p", accuracy=0.5))[1]["accuracy"] >= 0.9, "the world went back"
 
 
 def test_what_labels_say_of_a_pipeline_is_of_those_that_answered() -> None:
     dear = variant("dear-v1-ort-fp32-t1-b8", model="dear", accuracy=0.99, base_ms=6.0)
     fleet = Taught(pipeline("p", TWO))
-    fleet.add(*catalogue(variant("plain-v1-ort-fp32-t1-b8", model="plain"), dear, app="plain"))
-    fleet.order(dear, seconds=0.5)
+    plain = variant("plain-v1-ort-fp32-t1-b8", model="plain")
+    fleet.add(*catalogue(plain, dear, app="plain"))
+    for record in (plain, dear):
+        fleet.order(record, seconds=0.5)
     fleet.behave(says={"plain": 1.0})
     told(fleet, 20)
     told(fleet, 20, accuracy=0.95)
