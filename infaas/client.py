@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from infaas.registering import Arrays
 
 FEEDBACK_TIMEOUT = 30.0  # s; a feedback may have its query evaluated again
+_Name = str | None  # of what a list is narrowed down to
 LIST_TIMEOUT = 5.0  # s to wait for lists and explanations
 INPUTS_AGE = 600.0  # s after which inputs left in the object store expire
 
@@ -262,10 +263,10 @@ class Client:
         return await self._list("models", app=app, model=model)
 
     async def variants(
-        self, *, app: str | None = None, model: str | None = None, version: str | None = None
+        self, *, app: _Name = None, model: _Name = None, version: _Name = None, context: _Name = None
     ) -> list[dict[str, Any]]:
-        """The variants with their measured figures, which decisions use. version: also one that does not serve."""
-        return await self._list("variants", app=app, model=model, version=version)
+        """The variants with their measured figures, which decisions use, also in one context. version: also one that does not serve."""
+        return await self._list("variants", app=app, model=model, version=version, context=context)
 
     async def workers(self) -> list[dict[str, Any]]:
         """The workers with their devices and instances."""

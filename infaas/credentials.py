@@ -58,7 +58,7 @@ FIRST: dict[str, tuple[Role, ...]] = {
         "vm-autoscaler",
         "jobs",
     ),  # of `infaas up` itself, and of the process that these share
-    "container": ("executor", "monitor", "container"),
+    "container": ("executor", "monitor", "offline", "container"),
 }
 
 
@@ -159,6 +159,12 @@ class CredentialStore(Struct, eq=False):
                     content.first += (name,)
                     if name not in there:
                         content.users.append(self._with_new_key(User(name=name, roles=FIRST[name])))
+                content.users = [
+                    replace(user, roles=(*user.roles, "offline"))  # beside a class runs its runner of offline jobs
+                    if "container" in user.roles and "offline" not in user.roles
+                    else user
+                    for user in content.users
+                ]
         except OSError as error:
             raise CredentialError(
                 f"the rights in {self.directory} are of an older version and cannot be written: {error.strerror}; as their owner, run"

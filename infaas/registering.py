@@ -16,7 +16,13 @@ import msgspec
 from bus.codec import encode
 from bus.fields import meant
 from bus.messages.catalog import AGREEMENT
-from bus.messages.public import Register, RegistrationAccepted, RegistrationCancelled, RegistrationStatus
+from bus.messages.public import (
+    ContainerReport,
+    Register,
+    RegistrationAccepted,
+    RegistrationCancelled,
+    RegistrationStatus,
+)
 from bus.messages.work import ContainerPlace, PlaceContainer
 from bus.port import Bus, BusError, Forbidden
 from bus.subjects import WITHOUT_APP, Subjects
@@ -149,8 +155,11 @@ async def measure_again(
     samples: Path,
     labels_key: str,
     on_progress: OnProgress,
+    report: ContainerReport | None = None,
 ) -> RegistrationStatus:
-    """Register the file of a registered version again, on these samples. model: as it is listed. Raises Refused, NotConnected, Timeout, BusError."""
+    """Register the file of a registered version again, on these samples. model: as it is listed. report: what an owner's process was found to reach, whose
+    version stays; then samples is their distribution. Raises Refused, NotConnected, Timeout, BusError.
+    """
     request = Register(
         app=app,
         model=model["model"],
@@ -160,6 +169,7 @@ async def measure_again(
         labels_key=labels_key,
         registration=f"r-{secrets.token_hex(8)}",
         remeasures=model["version"],
+        container=report,
     )
     return await _run(bus, subjects, {"validation": samples}, request, on_progress)
 

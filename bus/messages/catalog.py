@@ -111,7 +111,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     allow_nan, functions: as in `Register`. model_accuracy: of the model as it came; None: not known. alone: why each item is computed alone: its
     answer would depend on others in its batch; empty: it does not. arithmetic: of the CPU on which it was measured, "exact" or "saturating", where its
     accuracy depends on that; it runs on such ones only. distribution: object key in the artifacts bucket of how the validation set, and its answers to
-    it, are distributed; empty: not known. live, registered: `Catalog.seen` adds what labels say, and the accuracy.
+    it, are distributed; empty: not known. live, registered: `Catalog.seen` adds what labels say, and the accuracy. remeasured: Unix seconds; 0: never.
     """
 
     variant: str
@@ -149,6 +149,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     live: LiveAccuracy | None = None
     registered: float | None = None
     cascade: Cascade | None = None
+    remeasured: float = 0.0
 
     @property
     def versions(self) -> list[tuple[str, str]]:
@@ -168,12 +169,13 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     @property
     def truth(self) -> LiveAccuracy | None:
         """What it reaches in production, where that has left what was measured at registration."""
-        return self.live if self.live is not None and self.live.excludes(self.measured) else None
+        return self.live if self.live and self.live.excludes(self.measured) else None
 
     @property
     def production(self) -> tuple[float, str] | None:
-        """The accuracy of `truth`, and what that was measured by."""
-        return None if self.truth is None else (self.truth.accuracy, self.truth.source)
+        """The accuracy of `truth`, and what that was measured by; else one that was measured anew."""
+        anew = (self.measured or 0.0, "registered") if self.remeasured else None
+        return anew if self.truth is None else (self.truth.accuracy, self.truth.source)
 
     @property
     def says_class(self) -> bool:
@@ -190,7 +192,7 @@ MOST_CONTEXTS = 64  # batches that an instance computes at a time
 FLOOR = 0.005  # of a share of answers: a variant that is no more below its model answers as that does
 TOLERANCE = 0.005  # of a number, or of its output's spread: what agrees with the model as it was uploaded
 
-# What outputs are judged by, and what that is. The names are scikit-learn's where it has one.
+# What outputs are judged by. The names are scikit-learn's where it has one.
 METRICS = {
     "top1": "the share of right answers",
     "top5": "the share of labels among the five best scores",
@@ -208,12 +210,11 @@ AGREEMENT = "agreement"
 ACCURACIES = frozenset({"top1", "top5", AGREEMENT})  # what a need `accuracy` means; the others are asked for by name
 SHARES = frozenset({"top1", "top5"})  # of right answers, which need no name
 TARGETS = frozenset({"mae", "rmse", "r2"})  # metrics of numbers
-_ERRORS = ("mae", "rmse", "log_loss")
 
 
 def is_error(metric: str) -> bool:
     """Whether less is better: of a user's own metric its name says so, by scikit-learn's rule. An error e counts as the accuracy 1 / (1 + e)."""
-    return metric in _ERRORS or (metric not in METRICS and metric.endswith(("_error", "_loss")))
+    return metric in ("mae", "rmse", "log_loss") or (metric not in METRICS and metric.endswith(("_error", "_loss")))
 
 
 def error_of(accuracy: float | None, metric: str) -> float | None:
@@ -345,8 +346,7 @@ class BatchingRule(BatchingFields, frozen=True, kw_only=True):
 class EdgeCondition(Struct, frozen=True, kw_only=True):
     """When an edge is followed: `reduce(output) op value` of its source's answer.
 
-    reduce: "first" element, "max" of all, or "argmax" of the first item. op: "==", "!=", "<", ">" or "in". value: a number or a text;
-    of "in", a list of them.
+    reduce: "first" element, "max" of all, or "argmax" of the first item. op: "==", "!=", "<", ">" or "in". value: a number, a text; of "in", a list.
     """
 
     output: str
@@ -395,8 +395,8 @@ Outputs = Annotated[dict[str, str], "Where each output comes from: [output] in t
 class PipelineRecord(Struct, frozen=True, kw_only=True):
     """A directed acyclic graph of apps that answers the queries of an app (InferLine, paper 004, section 2). docs/contract.md.
 
-    A vertex without incoming edges is asked at once; any other if it is the target of a followed edge, once it is known of each of its edges
-    whether it is followed. output: by name, where it comes from, as inputs of vertices.
+    A vertex without incoming edges is asked at once; any other once it is known which of its edges are followed, if one is. output: by name, where it
+    comes from, as inputs of vertices.
     """
 
     vertices: Annotated[list[PipelineVertex], "The stages: [[vertex]] in the file."] = field(name="vertex")

@@ -363,7 +363,7 @@ class RegistrationCancelled(Struct, frozen=True, kw_only=True):
 class ListRequest(Struct, frozen=True, kw_only=True):
     """`infaas.list.<apps|models|variants|workers|jobs|selection>`. app, model: optional filters. version: of variants that may not serve.
 
-    context: of selection.
+    context: of selection, and of the variants of an app with contexts of their own.
     """
 
     app: str | None = None

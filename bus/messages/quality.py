@@ -45,7 +45,8 @@ class LiveAccuracy(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class AppQuality(Struct, frozen=True, kw_only=True, weakref=True):
     """What labels say of an app: of each variant, and of its answers, which are promised to reach so much on average. revision: of the selection
-    bucket's value from which a dispatcher has made it.
+    bucket's value from which a dispatcher has made it. Of a pipeline, variants: of each combination of those that answered its stages, as "stage=variant, ...",
+    and products: of their accuracies.
     """
 
     app: str
@@ -53,6 +54,7 @@ class AppQuality(Struct, frozen=True, kw_only=True, weakref=True):
     variants: dict[str, LiveAccuracy] = {}
     answers: LiveAccuracy | None = None
     promised: float = 0.0
+    products: dict[str, float] = {}
 
 
 class VersionRelease(Struct, frozen=True, kw_only=True):

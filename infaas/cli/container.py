@@ -301,6 +301,7 @@ async def _replica(
 def _serve(settings: "Settings", process: "UserProcess", joined: Joined, json: bool) -> int:
     """Be a worker until SIGTERM or Ctrl-C; then drain."""
     from services.executor.__main__ import wire_container as wire_executor  # noqa: PLC0415
+    from services.jobs.runner.__main__ import wire as wire_runner  # noqa: PLC0415
     from services.monitor.__main__ import wire_container as wire_monitor  # noqa: PLC0415
     from services.shell.host.worker import drain  # noqa: PLC0415
     from services.shell.runtime.serve import serve  # noqa: PLC0415
@@ -319,7 +320,8 @@ def _serve(settings: "Settings", process: "UserProcess", joined: Joined, json: b
 
     async def wire(settings: "Settings", bus: Bus) -> "list[Runtime]":
         # The monitor stops first and says that it leaves, so that nobody sends anything more.
-        return [wire_executor(settings, bus, device, process, said), wire_monitor(settings, bus, device, variant)]
+        own = [wire_executor(settings, bus, device, process, said), wire_monitor(settings, bus, device, variant)]
+        return [*own, *await wire_runner(settings, bus)]
 
     async def end(bus: Bus) -> None:
         await drain(bus, Subjects(settings.prefix), worker, settings.worker.drain_s)

@@ -30,6 +30,7 @@ from infaas.cli.output import (
     print_variants,
     quality_of,
     show,
+    usage,
     when,
 )
 from infaas.client import Client
@@ -87,6 +88,7 @@ def variants(
     app: str | None = None,
     *,
     model: str | None = None,
+    context: str | None = None,
     data_dir: DataDir = None,
     wide: Wide = False,
     json: Json = False,
@@ -103,11 +105,15 @@ def variants(
         List only variants that may answer this app.
     model
         List only variants of this model.
+    context
+        The accuracy that counts in this context, of an app whose contexts have weights of their own.
 
     """
+    if context is not None and app is None:
+        usage("--context: give the app, too")
 
     async def ask(client: Client) -> list[Item]:
-        return await _known(client, await client.variants(app=app, model=model), app, model)
+        return await _known(client, await client.variants(app=app, model=model, context=context), app, model)
 
     empty = _none("variants", app)
     return _list(data_dir, json, wide, _VARIANTS, empty, ask, partial(print_variants, _VARIANTS, empty))

@@ -4,16 +4,20 @@ import asyncio
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import numpy as np
 from cyclopts import Parameter
+from msgspec import convert
 
 from bus.codec import decode
+from bus.messages.catalog import Profile, Signature
 from bus.messages.flow import Payload, id_digest
-from bus.messages.public import RegistrationStatus
+from bus.messages.jobs import JobStatus
+from bus.messages.public import ContainerReport, RegistrationStatus, Tensor
 from bus.port import KeyValue, NotFound
 from bus.tensors import BadTensor, to_array
 from infaas.cli.options import DataDir, Json
@@ -22,11 +26,16 @@ from infaas.cli.register import COLUMNS
 from infaas.client import Client
 from infaas.connecting import connect, find_sql, with_client
 from infaas.errors import BadInput, RegistrationFailed
+from infaas.following import new_id
 from infaas.queries import check_name
+
+if TYPE_CHECKING:
+    from services.executor.backends.base import Handle
 
 Array = np.ndarray[Any, Any]
 Label = Any  # what JSON can say
 LABELS = "labels"
+CONTAINER = "container"  # the format of what `infaas container` serves
 OTHERS = (LABELS, "query", "item", "id", "time", "variant")  # arrays of the file beside inputs and outputs
 OUTPUTS = "outputs."  # before the name of an output
 TOGETHER = 200  # values that are asked for at a time
@@ -161,10 +170,6 @@ def _array(name: str, tensor: Any) -> Array:
         return to_array(tensor, name, binary=True).astype(np.bytes_)
 
 
-CONTAINERS = (
-    "{model}: a class measures itself in its own process. Write the items by `infaas payloads export {app} kept.npz --labelled`, and start"
-    " `infaas container` once more with --validation kept.npz, --labels-key labels and another --version, which serves from then on"
-)
 LEAST = 100  # labelled items that a model is measured anew on
 
 
@@ -230,7 +235,7 @@ def delete(app: str, /, *, id: str | None = None, data_dir: DataDir = None, json
 def remeasure(app: str, /, *, data_dir: DataDir = None, json: Json = False) -> int:
     """Measure an app's models anew on its queries that were kept and have labels. Each becomes the next version, from the same file, with the new figures.
 
-    Classes (`infaas container`) are started once more instead, as it then says. Variants are built again, int8 ones with new scales. Live accuracy starts anew. `infaas model set-version` brings the version before back.
+    Variants are built again, int8 ones with new scales. Live accuracy starts anew. `infaas model set-version` brings the version before back. Classes (`infaas container`) answer the items once more, as offline work, and keep their version.
 
     Example: `infaas remeasure wine`
 
@@ -249,8 +254,6 @@ def remeasure(app: str, /, *, data_dir: DataDir = None, json: Json = False) -> i
         for one in found["models"]:
             print(f"measured {one['model']} version {one['version']} for {app} on {found['labels']:,} labels")
             print_variants(COLUMNS, "no variants", one["variants"], wide=False)
-        if found["left_out"]:
-            print(CONTAINERS.format(app=app, model=", ".join(found["left_out"])))
 
     show(document, json, render)
     return 0
@@ -287,6 +290,7 @@ def _labels(dsn: str, app: str, found: list[Payload]) -> dict[tuple[str, int], L
 
 async def _remeasure(data_dir: Path | None, app: str) -> dict[str, Any]:
     from infaas.registering import document_of, measure_again  # noqa: PLC0415
+    from services.executor.workshop.sandbox.protocol import UploadRejected  # noqa: PLC0415
 
     documents = []
     async with connect(data_dir=data_dir) as client:
@@ -296,13 +300,9 @@ async def _remeasure(data_dir: Path | None, app: str) -> dict[str, Any]:
                 f"{app} has {kept.items} labelled items among the queries that it has kept, and {LEAST} are needed: send labels"
                 " (infaas feedback), or keep a larger share (infaas app set --payloads)"
             )
-        served = [one for one in await client.models(app=app) if app in one["serving"]]
-        if not served:
-            fail(f"{app} is a pipeline, or serves no model: remeasure the app of a stage")
-        models = [one for one in served if one["format"] != "container"]
-        themselves = [one["model"] for one in served if one["format"] == "container"]
+        models = [one for one in await client.models(app=app) if app in one["serving"]]
         if not models:
-            fail(CONTAINERS.format(app=app, model=", ".join(themselves)))
+            fail(f"{app} is a pipeline, or serves no model: remeasure the app of a stage")
         with tempfile.TemporaryDirectory(prefix="infaas-") as directory, progress_bars() as shown:
 
             def on_progress(status: RegistrationStatus) -> None:
@@ -314,8 +314,90 @@ async def _remeasure(data_dir: Path | None, app: str) -> dict[str, Any]:
                 samples[LABELS] = numbered(samples[LABELS], model["labels"])
                 path = Path(directory) / f"{model['model']}.npz"
                 await asyncio.to_thread(np.savez, path, **samples)  # type: ignore[arg-type]  # it takes any names
-                status = await measure_again(client.bus, client.subjects, model, app, path, LABELS, on_progress)
+                report = None
+                if model["format"] == CONTAINER:
+                    try:
+                        report, path = await _answered_again(client, app, model, path, on_progress)
+                    except UploadRejected as error:
+                        fail(f"{model['model']}: {error}")
+                status = await measure_again(client.bus, client.subjects, model, app, path, LABELS, on_progress, report)
                 if status.state != "done":
                     raise RegistrationFailed(status)
                 documents.append(await document_of(client.variants, status))
-    return {"app": app, "labels": kept.items, "models": documents, "left_out": themselves}
+    return {"app": app, "labels": kept.items, "models": documents}
+
+
+class _Given:
+    """Stands for a process whose answers are here already, in the order in which it is asked."""
+
+    def __init__(self, outputs: Mapping[str, Array]) -> None:
+        self._outputs = outputs
+        self._at = 0
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        begin, self._at = self._at, self._at + len(next(iter(inputs.values())))
+        return {name: one[begin : self._at] for name, one in self._outputs.items()}
+
+
+async def _answered_again(
+    client: Client, app: str, model: Mapping[str, Any], samples: Path, on_progress: Callable[[RegistrationStatus], None]
+) -> tuple[ContainerReport, Path]:
+    """What a class of its owner's reaches on these samples, which its process answers as an offline job, and a file with their distribution. Raises InfaasError,
+    UploadRejected.
+    """
+    import msgpack  # noqa: PLC0415
+
+    from services.executor.workshop.sandbox.protocol import ValidationFile  # noqa: PLC0415
+    from services.executor.workshop.tasks import inspection, validation  # noqa: PLC0415
+    from services.executor.workshop.tasks.profiling import SeenSamples  # noqa: PLC0415
+
+    version = convert({name: model[name] for name in ("inputs", "outputs")}, Signature)
+    file = ValidationFile(
+        path=str(samples), inputs_key="x", labels_key=LABELS, metric=model["metric"], allow_nan=True, most_bytes=2**30
+    )
+    data = await asyncio.to_thread(validation.read, file, version)
+    scorer = validation.Scorer(model["metric"], version)
+    scorer.check(data.labels)
+    order = validation.shuffled(len(data))
+    job, target = new_id(), samples.with_suffix(".msgpack")
+    (variant,) = [one for one in await client.variants(app=app, model=model["model"]) if one["framework"] == CONTAINER]
+
+    def told(status: JobStatus) -> None:
+        share = status.done / (status.total or len(data))
+        step = status.step or "answering once more"
+        on_progress(
+            RegistrationStatus(
+                registration=job, state="inspecting", app=app, model=model["model"], step=step, progress=share
+            )
+        )
+
+    await client.submit(app, data.take(order), target, model=model["model"], variant=variant["variant"], job=job)
+    try:
+        ended = await client.wait_job(job, on_progress=told)
+    except asyncio.CancelledError:
+        await client.cancel_job(job)
+        raise
+    if ended.state != "done":
+        fail(f"{model['model']} has not answered the items once more: {ended.reason or ended.state}")
+
+    def measured() -> ContainerReport:
+        with target.open("rb") as written:
+            answers = [convert(one, dict[str, Tensor]) for one in msgpack.Unpacker(written, raw=False)]
+        outputs = {name: np.concatenate([to_array(one[name], name) for one in answers]) for name in answers[0]}
+        seen = SeenSamples(version, data)
+        given = inspection.predictions(
+            cast("Handle", _Given(outputs)), data, order, scorer, TOGETHER, lambda _: None, see=seen.see
+        )
+        accuracy, sketch = scorer.judge(given, data, order), seen.packed()
+        samples.write_bytes(sketch)
+        return ContainerReport(
+            signature=version,
+            accuracy=accuracy.value,
+            accuracy_low=accuracy.low,
+            accuracy_high=accuracy.high,
+            max_batch=1,
+            profile=Profile(rows=[], load_ms=0.0, memory_mb=0.0, saturation_qps=0.0),
+            distribution=sha256(sketch).hexdigest() if sketch else "",
+        )
+
+    return await asyncio.to_thread(measured), samples

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from bus.port import BusError
 from infaas.cli.options import DataDir, Json, Verbs, Whole, Wide, check_verb, imported
-from infaas.cli.output import Column, fail, number, print_table, progress, render_done, show, usage
+from infaas.cli.output import Column, fail, found_words, number, print_table, progress, render_done, show, usage
 from infaas.connecting import connect, with_client
 from infaas.errors import InfaasError
 
@@ -190,7 +190,8 @@ def _render(items: list[Item], wide: bool) -> None:
         if item["plan"] is not None:
             dollars = number(3600.0 * item["plan"]["cost_per_s"])
             plan = f"plan by {item['plan']['policy']}: {dollars} US$/h, {number(item['plan']['p99_ms'])} ms"
-        print(f"{item['app']}: objective {number(item['latency_ms'])} ms, {plan}")
+        right = f", {found_words(found)}" if (found := item["quality"]) else ""
+        print(f"{item['app']}: objective {number(item['latency_ms'])} ms, {plan}{right}")
     if items:
         print()
     rows = [stage | {"pipeline": item["app"]} for item in items for stage in item["vertices"]]
@@ -222,7 +223,7 @@ def _refusing(work: Callable[[], T]) -> T:
 
 def _plan(path: Path, policy: str | None, data_dir: Path | None, wide: bool, json: bool) -> int:
     from services.core.pipelines.planners import plan_pipeline  # noqa: PLC0415  (numpy takes long to import)
-    from services.core.pipelines.problem import HOP  # noqa: PLC0415
+    from services.core.pipelines.problem import HOP, MeasuredStages  # noqa: PLC0415
     from services.simulation.scenario.pipelines import TARGET, check_pipeline, problem_of  # noqa: PLC0415
 
     file = _read(path, planning=True)
@@ -231,8 +232,9 @@ def _plan(path: Path, policy: str | None, data_dir: Path | None, wide: bool, jso
     offered = {option.vertex for option in file.options}
     missing = {vertex.app for vertex in file.pipeline.vertices if vertex.name not in offered}
     options, hop, target = file.options, HOP, TARGET
+    measured: list[Item] = []
     if missing:
-        rows, target, seen = asyncio.run(_asked(file, offered, data_dir))
+        rows, target, seen, measured = asyncio.run(_asked(file, offered, data_dir))
         file = with_items(file, seen)
         asked = {vertex.name for vertex in file.pipeline.vertices if vertex.accuracy is not None}
         options += tuple(
@@ -242,6 +244,7 @@ def _plan(path: Path, policy: str | None, data_dir: Path | None, wide: bool, jso
         )
         hop = hop_of(row for mine in rows.values() for row in mine)
     problem = _refusing(lambda: problem_of(file, options, hop, target))
+    problem = replace(problem, measured=msgspec.convert(measured, tuple[MeasuredStages, ...]))
     count, seconds = len(problem.arrivals), float(problem.arrivals[-1])
     with _progress(f"planning by {policy}: {count:,} queries in {seconds:,.0f} s, {len(options)} ways to serve"):
         found = plan_pipeline(problem, policy)
@@ -256,8 +259,8 @@ def _plan(path: Path, policy: str | None, data_dir: Path | None, wide: bool, jso
 
 async def _asked(
     file: "PipelineFile", offered: set[str], data_dir: Path | None
-) -> tuple[dict[str, list[Item]], float, list[Item]]:
-    """The variants of the running system that could serve the other vertices, and the pipeline's target and edges there.
+) -> tuple[dict[str, list[Item]], float, list[Item], list[Item]]:
+    """The variants of the running system that could serve the other vertices, and the pipeline's target and edges there, and what labels say of its answers.
 
     Ends the command if there are no variants for one of them.
     """
@@ -277,7 +280,9 @@ async def _asked(
                     f"{file.location.file}: vertex {vertex.name}, app {vertex.app}: {what} in the running system;"
                     f' add [[option]] with vertex = "{vertex.name}", hardware, price_per_hour and batch_latency_ms'
                 )
-    return (found, registered[0]["slo_target"], registered[0]["edges"]) if registered else (found, TARGET, [])
+    if not registered:
+        return found, TARGET, [], []
+    return found, registered[0]["slo_target"], registered[0]["edges"], registered[0]["measured"]
 
 
 def with_items(file: "PipelineFile", edges: Iterable[Item]) -> "PipelineFile":

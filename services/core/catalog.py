@@ -10,12 +10,13 @@ registered one's.
 Beside it: the replicas that the leading VM-autoscaler keeps for deployed pipelines, as it writes them into the control bucket.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.codec import decode_kept
@@ -32,7 +33,6 @@ _DECODERS: dict[type, Any] = {kind: msgspec.msgpack.Decoder(kind) for kind in _K
 # What has been read, by key and digest: all actors of a process follow the bucket, and hold its records once.
 _READ: WeakValueDictionary[tuple[str, bytes], Any] = WeakValueDictionary()
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
 
 DEEPEST = 4  # pipelines within pipelines that are looked into
 # What a system must not lose, in the order in which it is written back, so that nothing serves before it is whole: the ends of buckets'
@@ -390,8 +390,44 @@ class Catalog:
 
 
 def _seen(record: VariantRecord, live: LiveAccuracy, act: str) -> VariantRecord:
-    own = replace(record, live=live, registered=record.measured)
+    own = replace(record, accuracy=record.measured, live=live, registered=record.measured)
     return own if act == "report" or own.truth is None else replace(own, accuracy=live.accuracy)
+
+
+class ContextLabels(Struct, frozen=True, eq=False):
+    """What labels of one context say of an app's variants, by name, where that counts in place of what the app's say. best: the most accurate, by model."""
+
+    variants: Mapping[str, LiveAccuracy]
+    best: Mapping[str, float]
+
+    def seen(self, records: Iterable[VariantRecord], act: str) -> tuple[VariantRecord, ...]:
+        """An app's variants, for a query with this context. act: the app's `quality_act`."""
+        return tuple(
+            one if (live := self.variants.get(one.variant)) is None else _seen(one, live, act) for one in records
+        )
+
+
+def labels_of(
+    records: Iterable[VariantRecord], say: Callable[[VariantRecord], LiveAccuracy | None], act: str
+) -> ContextLabels | None:
+    """say: labels of a context, of variants as they were registered. They count where they have left that, contradict the app's labels, or say more than
+    these, and another accuracy follows; None: nowhere.
+    """
+    known, found = tuple(records), {}
+    for one in known:
+        own, app = say(one), one.live
+        if own is None or not (
+            own.excludes(one.measured)
+            or (app is not None and (own.excludes(app.accuracy) or own.high - own.low <= app.high - app.low))
+        ):
+            continue
+        if own.excludes(one.measured) or one.truth is not None:
+            found[one.variant] = own
+    best: dict[str, float] = {}
+    labels = ContextLabels(found, best)
+    for one in labels.seen(known, act):
+        best[one.model] = max(best.get(one.model, 0.0), one.accuracy or 0.0)
+    return labels if found else None
 
 
 # -- What an app's models must have in common.

@@ -180,7 +180,7 @@ class Dispatcher(TableActor):
             return waits or self._refuse(query, WAITED, now)
         if query.ensemble is not None or query.pipeline is not None:
             return self.composites.begin(query, now)
-        effects = self._decide(query, now)
+        effects = self._decide(query, now) if query.ask.context is None else self.composites.begin(query, now)
         self._demand.count(query)
         return effects
 
@@ -270,7 +270,7 @@ class Dispatcher(TableActor):
     def _dispatch(self, query: Query, instance: Instance, now: float, *, more: bool = False) -> Publish:
         self.in_flight.dispatch(query, instance, now)
         higher, instance.no_time = instance.no_time, None
-        live = self.view.production(query.ask.app, instance.record.variant)
+        live = self.view.production(query.ask, instance.record.variant)
         keep = keeps(query, self.apps.catalog.app(query.app))
         route = query.sent = query.route(
             self.name, instance.id, self._policy.name, more=more, higher=higher, live=live, keep=keep

@@ -24,13 +24,26 @@ from services.dispatcher.query import Join, Query
 KEPT = 100_000  # queries, at least; at most twice as many: 250 bytes each
 PUBLISH_S = 0.5  # between two times that an app's figures are put into the catalogue
 WRITE_S = 5.0
+LABELLED = 64  # items of a query that labels measure
 FEW_LABELS = 4  # fewer say nothing: one of them may itself be wrong
 ANSWERS = ""  # in place of a variant: the app's answers, whoever made them
 
 
+class Claim(NamedTuple):
+    """What the stages that made a pipeline's answer reach: the least accuracy, and all multiplied. by: who answered them, as in `AppQuality`. metric, classes: of
+    the stage whose outputs it is.
+    """
+
+    least: float
+    product: float
+    by: str
+    metric: str
+    classes: list[str]
+
+
 class Answered(msgspec.Struct, gc=False):
-    """A query of an app without a policy, or a stage's. variant: "" if it was refused, and copies alone are answered. floor: the accuracy that it stated.
-    said: of each item (`services.core.ensemble.outputs.said`).
+    """A query of an app without a policy, a stage's, or a pipeline's. variant: "" if it was refused, and copies alone are answered, or of a pipeline. floor: the
+    accuracy that it stated. said: of each item (`services.core.ensemble.outputs.said`). claim: a pipeline's.
     arm: of the release. id: its client's; None for a stage's. asked: Unix seconds. copies: other variants that have answered it, too, and what those said.
     """
 
@@ -43,6 +56,7 @@ class Answered(msgspec.Struct, gc=False):
     id: str | None
     asked: float
     copies: tuple[tuple[str, list[Any]], ...] = ()
+    claim: Claim | None = None
 
 
 class Generation:
@@ -79,7 +93,7 @@ class AnsweredQueries:
                 continue
             part, ask = query.part, query.ask
             if part is not None and part.join.query.ensemble is not None:
-                continue  # what members say is in the prediction of their query
+                continue  # what members say is in the prediction of their query, or in `joined`
             if len(words) == 1 and type(words[0]) is int:
                 words = self._classes.get(words[0]) or self._classes.setdefault(words[0], words)
             name = query.head.id if part is None else None
@@ -88,6 +102,14 @@ class AnsweredQueries:
             )
         if len(kept) >= KEPT:
             self._old, self._young = self._young, Generation()
+
+    def joined(self, query: Query, words: list[Any], variant: str = "", claim: Claim | None = None) -> None:
+        """A pipeline has answered; or a variant, in an app that keeps answers, perhaps before."""
+        name, ask = query.head.id if query.part is None else None, query.ask
+        floor, asked = ask.accuracy or None, query.arrived
+        self._young.queries.append(
+            Answered(query.uid, ask.app, variant, floor, words, ask.arm, name, asked, claim=claim)
+        )
 
     def refused(self, query: Query) -> None:
         """A query has been refused, and is copied all the same."""
@@ -128,10 +150,16 @@ class Scored(NamedTuple):
 
 
 def score_answered(label: Any, item: int, of: Answered, record_of: Callable[[str], VariantRecord | None]) -> Scored:
-    """By the answer of the one variant that was asked, if there is one, and of those that answered copies. record_of: variants as they were registered."""
+    """By the answer of the one variant that was asked, if there is one, and of those that answered copies, or a pipeline's. record_of: variants as they were
+    registered.
+    """
     one: dict[str, float] = {}
     aims: dict[str, float] = {}
     answer = promised = copy = None
+    if (claim := of.claim) is not None:
+        answer = score(label, of.said[item], claim.metric, claim.classes, None)
+        whole = {} if answer is None else {claim.by: answer}
+        return Scored(whole, answer, of.floor or claim.least, {claim.by: claim.product})
     for variant, words in ((of.variant, of.said), *of.copies):
         record = record_of(variant)
         if record is None or (found := _score(label, words[item], record)) is None:
@@ -242,9 +270,10 @@ class Publisher:
             found = AppQuality(
                 app=app,
                 revision=revision,
-                variants={name: one for name, one in live if one is not None},
+                variants={name: one for name, one in live if one is not None} | _whole(scores, now),
                 answers=_figures(scores[ANSWERS], now, lambda share: share) if ANSWERS in scores else None,
                 promised=round(promised, 6),
+                products={name: one.aim for name, one in scores.items() if "=" in name},
             )
             effects.append(Do(("quality", app), PutQuality(app, encode(found), revision), WRITE_S))
         return effects
@@ -256,6 +285,11 @@ class Publisher:
             for version in catalog.versions(model):
                 yield from catalog.variants_at(model, version)
         yield from () if record is None else catalog.cascades_of(record)
+
+
+def _whole(scores: Mapping[str, Score], now: float) -> dict[str, LiveAccuracy]:
+    """What labels say of combinations of a pipeline's variants."""
+    return {name: _figures(one, now, lambda share: share) for name, one in scores.items() if "=" in name}
 
 
 def _live(

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
+from msgspec import UNSET
 from msgspec.structs import replace
 
-from bus.messages.public import Error
+from bus.messages.public import Closest, Error
 from services.core.ensemble.base import Member
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, Ask, VariantInstances
-from services.core.selection.refusals import NEEDS, is_servable, nearest, offered, offered_s, unsatisfiable
+from services.core.selection.refusals import NEEDS, is_servable, kept, nearest, offered, offered_s, unsatisfiable
 from services.core.validation import stated_in
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.needs import needs_of_member, needs_of_stage
@@ -126,6 +127,15 @@ def too_dear(ask: Ask, served: ServedPipeline, least: Least, view: ClusterView) 
         return None
     text = f"pipeline {ask.app!r} may cost US$ {total:.6g} per 1,000 queries, more than US$ {ask.cost:.6g}"
     return offer(ask, served, view, f"{text}: allow more, or ask for less accuracy", cheapest=True)
+
+
+def too_wrong(ask: Ask, served: ServedPipeline, view: ClusterView, found: float) -> Error:
+    """The refusal of an answer of a pipeline that does not reach its query's accuracy. found: what such answers reach by their labels."""
+    text = f"the answers of pipeline {ask.app!r} reach {found:.4g} by their labels: ask for less accuracy"
+    error = replace(offer(ask, served, view, text), field=UNSET)  # what was promised is no mistake of who asks for it
+    if not isinstance(error.closest, Closest):
+        return error
+    return replace(error, closest=replace(error.closest, accuracy=kept(found, error.closest.metric)))
 
 
 def offer(ask: Ask, served: ServedPipeline, view: ClusterView, text: str, *, cheapest: bool = False) -> Error:

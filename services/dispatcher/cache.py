@@ -244,14 +244,14 @@ class CachedParts(Struct, eq=False):
         elif cache.max_bytes != most:
             cache.resize(most)
         kept = cache.get(join.digest, *_of(ask), lambda source: self._suits(source, ask))
-        return None if kept is None else _reply(self._now(ask.app, kept.source), kept.outputs)
+        return None if kept is None else _reply(self._now(ask, kept.source), kept.outputs)
 
-    def _now(self, app: str, source: PartSource) -> PartSource:
-        """With the accuracy that counts now, which may not be that of when the answer was computed."""
-        view = self.apps.view.apps[app]
-        if not view.live and source.accuracy_source == "registered":
+    def _now(self, ask: Ask, source: PartSource) -> PartSource:
+        """With the accuracy that counts now, for this query, which may not be that of when the answer was computed, nor for whom."""
+        view = self.apps.view.apps[ask.app]
+        if not view.live and ask.labels is None and source.accuracy_source == "registered":
             return source
-        record = view.records[view.index[source.variant]]
+        record = view.seen(ask)[view.index[source.variant]]
         accuracy, by = record.production or (record.measured, "registered")
         return source._replace(accuracy=accuracy, accuracy_source=by)
 
@@ -282,8 +282,10 @@ class CachedParts(Struct, eq=False):
         cache = self.caches.get(app)
         if cache is not None:
             cache.put(digest, model, version, source, reply.outputs)
-        kept = _reply(source, reply.outputs)
-        return [(part, kept if self._suits(source, part.ask) else None) for part in waiting]
+        return [
+            (part, _reply(self._now(part.ask, source), reply.outputs) if self._suits(source, part.ask) else None)
+            for part in waiting
+        ]
 
     def drop(self) -> None:
         """The catalogue has changed: free the answers of apps that keep none any more."""
@@ -299,7 +301,8 @@ class CachedParts(Struct, eq=False):
         place = None if view is None else view.index.get(source.variant)
         if view is None or place is None:
             return False
-        reaches = view.accurate(ask)[place] if view.left else source.reaches(ask.accuracy)
+        left = view.left or ask.labels is not None
+        reaches = view.accurate(ask)[place] if left else self._now(ask, source).reaches(ask.accuracy)
         if not (reaches if ask.accuracy else view.default[place]):
             return False
         # With a model, the key names the version, which serves since the part asks for it.

@@ -18,7 +18,7 @@ from services.dispatcher.answered import AnsweredQueries, score_answered
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import Budgets
 from services.dispatcher.cache import CachedParts
-from services.dispatcher.contexts import Contexts, SelectionList
+from services.dispatcher.contexts import Contexts, SelectionList, Then
 from services.dispatcher.copies import Copied, Copies
 from services.dispatcher.demand import ArrivalsCounter, ArrivalsDue
 from services.dispatcher.ensembles import Ensembles
@@ -53,6 +53,7 @@ class Composites:
         quality: QualitySettings,
         jobs: JobsSettings,
     ) -> None:
+        self.answered = AnsweredQueries()
         self.joins = Joins(name, subjects, dispatcher.max_stored)
         self.predictions = Predictions()
         self.contexts = Contexts(
@@ -71,6 +72,7 @@ class Composites:
             outcomes,
             self.cached,
             self.budgets,
+            self.answered,
             decide,
         )
         self._decide = decide
@@ -87,9 +89,9 @@ class Composites:
             self.budgets,
             self.predictions,
             self.begin,
+            self.answered,
         )
         self.budgets.served = self.pipelines.served
-        self.answered = AnsweredQueries()
         self.copies = Copies(name, subjects)
         self.releases = outcomes.releases = Releases(name, subjects, apps.view, self.copies)
         known = (self.contexts, self.predictions, outcomes.log, new_uid, self.answered, self.releases, self.copies)
@@ -120,7 +122,9 @@ class Composites:
         """A query begins: it is decided on, or asks its parts."""
         if query.pipeline is not None:
             return self.pipelines.start(query, now)
-        return self._decide(query, now) if query.ensemble is None else self.ensembles.start(query, now)
+        if query.ensemble is not None:
+            return self.ensembles.start(query, now)
+        return (*self.ensembles.alone(query), *self._decide(query, now))
 
     def done(self, batch: DoneBatch, queries: Sequence[Query | None], now: float) -> list[Effect]:
         """A batch is done: what it said may be compared. Before its outcomes count as recorded."""
@@ -193,10 +197,10 @@ class Composites:
         """More of the dispatcher's events are on disk."""
         return self.feedback.stored()
 
-    def ask(self, envelope: Envelope) -> Iterable[Effect]:
-        """What the members of an app weigh."""
+    def ask(self, envelope: Envelope, then: Then | None = None) -> Iterable[Effect]:
+        """What the members of an app weigh. then: what is replied instead, once the context is in memory."""
         asked: ListRequest = envelope.message
-        return self._list.ask(envelope.reply, asked) if envelope.reply else ()
+        return self._list.ask(envelope.reply, asked, then) if envelope.reply else ()
 
     def check(self, now: float) -> Iterable[Effect]:
         """To be called now and then."""

@@ -19,9 +19,11 @@ from bus.messages.flow import ContextChanged
 from bus.messages.public import MOST_TEXT, Error, Listing, ListRequest, Refusal
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, Publish, TimedOut
-from services.core.catalog import Catalog, selection_key
+from services.core.catalog import Catalog, ContextLabels, labels_of, selection_key
+from services.core.demand import as_registered
 from services.core.ensemble.base import EnsemblePolicy, Learnt, Member
 from services.core.quality import Score
+from services.core.selection.eligibility import AppView, Ask
 from services.dispatcher.answered import ANSWERS, Scored, by_labels
 from services.dispatcher.apps import members_of
 from services.dispatcher.commands import ReadContext, RunPolicy, StoredContext
@@ -32,6 +34,7 @@ RETRIES = 100  # reads that failed and are tried again, at each check
 UNREAD = -1  # instead of a revision: the bucket could not be read
 # labels of an app, and s, without one for a variant, which is then tried again: the world may have gone back
 FORGOTTEN, FORGOTTEN_S = 1000, 600.0
+MOST_SCORES = 200  # of an app: those are left out that have had no label for longest
 PROMISES = 512  # of labels, of which the mean is the promise; then half of them
 OLD_MARKS = 128  # that a value had at most before older ones moved
 COUNTS = Ensemble(policy="")  # of an app without a policy: nothing learns, and feedback is counted all the same
@@ -78,6 +81,8 @@ class ContextValue(Struct, frozen=True, array_like=True):
             before = scores.get(name, Score())
             scores[name] = replace(before, bins=list(before.bins), aim=aims[name], last=told)
             scores[name].add(one, now)
+        for name in sorted(scores, key=lambda name: scores[name].last)[: max(0, len(scores) - MOST_SCORES)]:
+            del scores[name]
         total, count = self.promised
         if scored.answer is not None:
             total, count = total + (scored.promised or 0.0), count + 1
@@ -113,6 +118,7 @@ class Held(Struct, eq=False):
     context: str | None = None
     ensemble: Ensemble | None = None  # by which `state` was made from `value`
     state: Any = None
+    labels: tuple[AppView | None, ContextLabels | None] = (None, None)  # where they decide, and of which variants
 
     @property
     def n(self) -> int:
@@ -221,6 +227,16 @@ class Contexts(Struct, eq=False):
         keys = [key for key in list(self._unread)[:RETRIES] if key not in self._reading]
         return [effect for key in keys for effect in self._read(key)]
 
+    def in_context(self, ask: Ask, held: Held, view: AppView) -> Ask:
+        """These needs, with what labels of their context say of the app's variants."""
+        if held.context is None or held.value is None or not held.value.scores:
+            return ask
+        if held.labels[0] is not view:
+            scores = held.value.scores  # whose changes were found when they were written
+            say = labels_of(view.records, lambda one: by_labels(as_registered(one), scores, 0.0), view.app.quality_act)
+            held.labels = view, say
+        return ask if held.labels[1] is None else replace(ask, labels=held.labels[1])
+
     # -- changes
 
     def put(self, app: str, key: str, value: ContextValue, revision: int) -> Publish:
@@ -267,19 +283,21 @@ class Contexts(Struct, eq=False):
 
 # -- what people see
 
+Then = Callable[[Held | None], Listing | Refusal]
+
 
 class SelectionList(Struct, eq=False):
     """Answers `infaas.list.selection`. A context that is not in memory is read first."""
 
     catalog: Catalog
     contexts: Contexts
-    _waiting: dict[str, list[tuple[str, ListRequest]]] = {}  # by the key that is being read
+    _waiting: dict[str, list[tuple[str, ListRequest, Then | None]]] = {}  # by the key that is being read
     _asked: int = 0
     # Who waits for a user's own policy to say what it has learnt: of which app and context.
     _run: dict[int, tuple[str, AppRecord, ContextValue | None]] = {}
 
-    def ask(self, reply: str, asked: ListRequest) -> list[Effect]:
-        """The weights of an app's members, or of one of its contexts."""
+    def ask(self, reply: str, asked: ListRequest, then: Then | None = None) -> list[Effect]:
+        """The weights of an app's members, or of one of its contexts. then: what is replied instead, once the context is in memory."""
         app = None if asked.app is None else self.catalog.app(asked.app)
         if asked.app is None:
             text = "field `app` is missing: the weights of which app's members are asked for"
@@ -292,12 +310,14 @@ class SelectionList(Struct, eq=False):
             return [Publish(reply, Refusal(error=unknown))]
         ensemble = app.selection
         if ensemble is None or ensemble.policy is None:
-            return [Publish(reply, Listing(items=[]))]
+            return [Publish(reply, Listing(items=[]) if then is None else then(None))]
         held = self.contexts.held(app.app, ensemble, asked.context)
         if held is None:
             waiting = self._waiting.setdefault(context_key(app.app, ensemble, asked.context), [])
-            waiting.append((reply, asked))
+            waiting.append((reply, asked, then))
             return list(self.contexts.read(app.app, ensemble, asked.context))
+        if then is not None:
+            return [Publish(reply, then(held))]
         members = members_of(self.catalog, app.app)
         policy = self.contexts.policy(app.app, ensemble)
         if policy is not None:

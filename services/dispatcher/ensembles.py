@@ -15,10 +15,12 @@ from bus.messages.public import Error, QueryHead, Requirements
 from bus.tensors import BadTensor, to_array
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, TimedOut
 from services.core.ensemble.base import Combined, EnsemblePolicy, Learnt, Member, Outputs
+from services.core.ensemble.outputs import said
 from services.core.outcomes import GRACE
 from services.core.selection.eligibility import INFINITE, AppView
 from services.core.settings import DispatcherSettings, EnsembleSettings
 from services.core.validation import WrongField, count_items
+from services.dispatcher.answered import LABELLED, AnsweredQueries
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import Budgets, Least, fitting
 from services.dispatcher.cache import CachedParts
@@ -92,6 +94,7 @@ class Ensembles:
     outcomes: OutcomeRecorder
     cached: CachedParts
     budgets: Budgets
+    answered: AnsweredQueries
     decide: Callable[[Query, float], Iterable[Effect]]
     evaluated: Callable[[bytes, Prediction | Error], Iterable[Effect]] = field(init=False)
     _groups: dict[str, Group] = field(default_factory=dict)
@@ -124,6 +127,18 @@ class Ensembles:
         else:
             effects.extend(self._select(join, now))
         return effects
+
+    def alone(self, query: Query) -> Iterable[Effect]:
+        """One variant answers it: labels of its context decide, as soon as they are in memory."""
+        ask, view = query.ask, self.apps.view.apps.get(query.ask.app)
+        rules = None if view is None else view.app.selection
+        if view is None or rules is None or rules.policy is None or not rules.contextual:
+            return NOTHING
+        held = self.contexts.held(ask.app, rules, ask.context)
+        if held is None:
+            return self.contexts.read(ask.app, rules, ask.context)
+        query.ask = self.contexts.in_context(ask, held, view)
+        return NOTHING
 
     def evaluate(self, uid: bytes, app: str, context: str | None, inputs: bytes, now: float) -> Iterable[Effect]:
         """Ask all members about these inputs again, at the lowest priority, for a feedback whose prediction is not known any more."""
@@ -181,6 +196,7 @@ class Ensembles:
             self._waiting.setdefault(context_key(app, rules, context), []).append(join)
             return self.contexts.read(app, rules, context)
         group: Group = plan.group
+        query.ask = self.contexts.in_context(query.ask, held, group.app)
         if query.ask.cost < INFINITE:
             plan.least = self._least(join)
             plan.members = [one for one in group.members if (plan.least[one.model] or 0.0) <= query.ask.cost]
@@ -366,6 +382,12 @@ class Ensembles:
             return self._refuse(join, answer, now)
         query = join.query
         rules, ended = query.ensemble, self.joins.end(join, now)
+        record = None if combined is not None else self.apps.catalog.variant(answer.variant or "")
+        if record is not None and not answer.zeros and query.ask.items <= LABELLED:
+            with suppress(BadTensor):
+                words = said({name: to_array(one, name) for name, one in answer.outputs.items()}, record.metric)
+                if words is not None and len(words) == query.ask.items:
+                    self.answered.joined(query, words, record.variant)
         if combined is not None and rules is not None and query.fallback is not None:
             sure = min(shares_of(join, combined), default=0.0)
             if sure < rules.confidence:

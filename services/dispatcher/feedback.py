@@ -52,7 +52,6 @@ from services.dispatcher.copies import Copies
 from services.dispatcher.counted import mark_of_bytes
 from services.dispatcher.feedback_names import (
     ANY_CONTEXT,
-    DEAF,
     FORGOTTEN,
     FeedbackLists,
     OpenFeedback,
@@ -163,8 +162,6 @@ class Feedbacks:
         assert record is not None, "else there is no event"
         mark = self._mark(app, feedback, event)
         event = msgspec.structs.replace(event, uid=row_uid(mark))
-        if record.pipeline is not None and not learns(record, self._apps):
-            return self._refuse(sender, bad_request(DEAF.format(app)))
         if self.open >= MOST_OPEN:
             text = "too much feedback waits to be stored: send it again"
             return self._refuse(sender, Error(code="overloaded", message=text, retry_after_ms=1000.0))
@@ -228,9 +225,9 @@ class Feedbacks:
         return label_error(label, [model for model in served if model is not None])
 
     def _is_plain(self, app: str) -> bool:
-        """Whether one variant answers each of its queries."""
+        """Whether no policy learns from its labels: one variant answers each of its queries, or it is a pipeline of such apps."""
         record = self._apps.catalog.app(app)
-        return record is not None and record.pipeline is None and self._ensemble(app) is None
+        return record is not None and not learns(record, self._apps)
 
     def _ensemble(self, app: str) -> Ensemble | None:
         """None: no policy learns here."""
@@ -279,8 +276,9 @@ class Feedbacks:
         return self._refuse(one.sender, bad_request(text))
 
     def _apply(self, one: OpenFeedback, prediction: Prediction, *, reevaluated: bool = False) -> list[Effect]:
+        whole = None if prediction.of is None else self._answered.find(prediction.app, prediction.uid, None)
         if isinstance(prediction.of, str):
-            return self._refuse(one.sender, bad_request(prediction.of))
+            return self._refuse(one.sender, bad_request(prediction.of)) if whole is None else self._count(one, whole)
         asked_in = prediction.context
         if prediction.of is not None:
             prediction.fed.add(one.feedback.item)
@@ -313,7 +311,11 @@ class Feedbacks:
             prediction, item, one.feedback.label, marks, one.event, one.sender, more=more, reevaluated=reevaluated, scored=scored,
             arm=prediction.arm, right=None if released is None else scored.of(self._apps.catalog.variant(released)),
         )  # fmt: skip
-        return self._after(self.learning.apply(update, ensemble))
+        effects = self.learning.apply(update, ensemble)
+        if whole is not None and item < len(whole.said):
+            found = score_answered(one.feedback.label, item, whole, self._apps.catalog.variant)
+            effects += self.learning.counted(one.event, mark_of_item(whole.app, whole.uid, item), found)
+        return self._after(effects)
 
     def stored(self) -> list[Effect]:
         """More of the log's events are on disk."""
@@ -354,10 +356,8 @@ class Feedbacks:
         sought = FeedbackSought(
             self._name, number, one.mark, one.event.app, feedback, one.query, one.digest, one.sender.reply, one.applied
         )
-        return [
-            Publish(self._subjects.selection("sought"), sought),
-            After(("sought", number), PATIENCE, SoughtDue(number)),
-        ]
+        due = After(("sought", number), PATIENCE, SoughtDue(number))
+        return [Publish(self._subjects.selection("sought"), sought), due]
 
     def _asked_for(self, envelope: Envelope) -> Iterable[Effect]:
         """Another dispatcher asks for a prediction, or who has applied a feedback."""

@@ -378,7 +378,7 @@ class Learning(Struct, eq=False):
             self.publisher.changed(writes.app, result.revision, writes.value.scores, total / max(count, 1))
         else:  # what it says of variants counts for the app as a whole, too
             for update in loud:
-                effects.extend(self._score(update))
+                effects.extend(self.counted(update.event, b"scored" + update.marks[0], update.scored))
         for update in loud:
             self.releases.labelled(update.event.app, update.arm, update.right, update.scored.copy)
             effects.append(self.log.record(update.event))
@@ -393,16 +393,12 @@ class Learning(Struct, eq=False):
         writes.busy = False
         return [*effects, *self._next(writes)]
 
-    def _score(self, update: FeedbackUpdate) -> list[Effect]:
-        """Count in its app what a feedback says that has counted in its context."""
-        if not update.scored.variants:
+    def counted(self, event: FeedbackEvent, mark: bytes, scored: Scored) -> list[Effect]:
+        """Count in its app, once, what a feedback says that counts in a context, or for a stage."""
+        if not scored.variants:
             return []
-        mark = mark_of_bytes(update.event.app, b"scored" + update.marks[0])
-        nobody = Sender(update.sender.app, "", None)
-        one = FeedbackUpdate(
-            None, update.item, update.label, (mark,), update.event, nobody, scored=update.scored, silent=True
-        )
-        return self.apply(one, COUNTS)
+        marks, nobody = (mark_of_bytes(event.app, mark),), Sender(event.app, "", None)
+        return self.apply(FeedbackUpdate(None, 0, None, marks, event, nobody, scored=scored, silent=True), COUNTS)
 
     # -- how each ends
 

@@ -1,6 +1,7 @@
 """Lists: the replies to `infaas.list.<what>`, with the numbers that decisions use. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -69,11 +70,12 @@ def listing(
     unserved: Callable[[str], str] = lambda _: "",
     seen: Callable[[str, str], SeenItems | None] = lambda *_: None,
     releases: ReleaseBook | None = None,
+    shown: Callable[[AppView], tuple[VariantRecord, ...]] = attrgetter("records"),
 ) -> Listing | Refusal:
     """The items of one kind. An unknown kind is a bad_request that names the known ones.
 
     kept: replicas of deployed pipelines. hops: by planned variant, what a batch was measured to take beyond its profile. unserved: why nobody can serve
-    an app. seen: items of answers, by pipeline and the vertex that is asked for them.
+    an app. seen: items of answers, by pipeline and the vertex that is asked for them. shown: an app's variants, in the context that is asked for.
     """
     try:
         check_name(ask.app, "app")
@@ -85,7 +87,7 @@ def listing(
     if what == "models":
         return Listing(items=_models(ask, catalog))
     if what == "variants":
-        return Listing(items=_variants(ask, catalog, view, hops))
+        return Listing(items=_variants(ask, catalog, view, hops, shown))
     if what == "workers":
         return Listing(items=_workers(now, view))
     if what == "pipelines":
@@ -209,7 +211,7 @@ def _concerns(model: ModelRecord, app: str, catalog: Catalog) -> bool:
 def _production(record: VariantRecord, found: AppQuality | None) -> dict[str, Any]:
     """accuracy: that counts now, by accuracy_source; registered: that of the validation set. live: what labels say, whatever counts."""
     accuracy, source = record.production or (record.measured, "registered")
-    live = None if found is None else found.variants.get(record.variant)
+    live = record.live if found is None else found.variants.get(record.variant)
     return {
         "accuracy": accuracy,
         "accuracy_source": source,
@@ -220,14 +222,17 @@ def _production(record: VariantRecord, found: AppQuality | None) -> dict[str, An
 
 
 def _variants(
-    ask: ListRequest, catalog: Catalog, view: ClusterView, hops: Mapping[str, MeasuredHop]
+    ask: ListRequest,
+    catalog: Catalog,
+    view: ClusterView,
+    hops: Mapping[str, MeasuredHop],
+    shown: Callable[[AppView], tuple[VariantRecord, ...]],
 ) -> list[dict[str, Any]]:
     items = []
     for name, app in sorted(view.apps.items()):
         if name.startswith("_") or ask.app not in (None, name):
             continue
-        for i, group in enumerate(app.groups):
-            record = group.record
+        for i, (group, record) in enumerate(zip(app.groups, shown(app), strict=True)):
             hop = hops.get(record.variant)
             serves = app.current[i] or app.serving[True][i] if ask.version is None else record.version == ask.version
             if ask.model not in (None, record.model) or not serves:
@@ -238,8 +243,9 @@ def _variants(
                 {
                     "app": name,
                     **_of(record, VARIANT),
-                    **_production(record, catalog.quality(name)),
-                    "accuracy_at": None if (of := catalog.model(record.model, record.version)) is None else of.created,
+                    **_production(record, catalog.quality(name) if ask.context is None else None),
+                    "accuracy_at": record.remeasured
+                    or ((of := catalog.model(record.model, record.version)) and of.created),
                     "engine": record.profile.host.get("engine"),
                     "functions": "" if record.functions is None else record.functions.words,
                     "cascade": "" if record.cascade is None else record.cascade.words,
@@ -296,6 +302,8 @@ def _pipelines(
                 "app": app.app,
                 "latency_ms": app.latency_ms,
                 "slo_target": target_of(app, slo_target),
+                "quality": _quality(live := catalog.quality(app.app), ()),
+                "measured": [] if live is None else _measured(live),
                 "plan": None if plan is None else _of(plan, PLAN),
                 "plan_ended": app.plan_ended or None,
                 "vertices": _stages(app, app.pipeline, view, kept.get(app.app)),
@@ -311,6 +319,11 @@ def _pipelines(
             }
         )
     return found
+
+
+def _measured(live: AppQuality) -> list[dict[str, Any]]:
+    """What labels say of each combination of variants of a pipeline. product: of their accuracies."""
+    return [{"stages": name, "product": live.products.get(name), **asdict(one)} for name, one in live.variants.items()]
 
 
 def _asdict(seen: SeenItems | None) -> dict[str, Any] | None:

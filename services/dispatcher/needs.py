@@ -80,7 +80,8 @@ def needs_of_member(ask: Ask, member: Member | None, cost: float) -> Ask:
     """
     if member is None:
         return replace(ask, cost=cost)
-    reaches = member.accuracy is not None and member.accuracy >= ask.accuracy
+    best = member.accuracy if ask.labels is None else ask.labels.best.get(member.model)
+    reaches = best is not None and best >= ask.accuracy
     arm = ask.arm
     version = arm.version if arm is not None and arm.new and arm.model == member.model else member.version
     return replace(ask, model=member.model, version=version, accuracy=ask.accuracy if reaches else 0.0, cost=cost)

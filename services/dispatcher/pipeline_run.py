@@ -6,22 +6,26 @@ Some stages are asked for each item of an answer: what each gets, and their answ
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord
+from bus.messages.catalog import SHARES, AppRecord
 from bus.messages.flow import TensorRef
 from bus.messages.public import Error, QueryHead, Tensor, TensorHead
+from bus.messages.quality import AppQuality
 from bus.tensors import BadTensor, from_array, to_array
 from services.core.emulation import zeros
+from services.core.ensemble.outputs import said
 from services.core.pipelines.branching import draw, items_key
 from services.core.pipelines.graph import QUERY, Race, Reference
 from services.core.pipelines.items import drawn_items, joined, rows, split
 from services.core.selection.eligibility import INFINITE
+from services.dispatcher.answered import LABELLED, AnsweredQueries, Claim
 from services.dispatcher.budgets import Least, dearest, share
 from services.dispatcher.default_output import default_outputs
 from services.dispatcher.query import Join, PartReply, Query, QueryPart
@@ -362,6 +366,63 @@ def confidences(replies: Iterable[PartReply]) -> list[float] | UnsetType:
     if not found or len({len(each) for each in found}) > 1:
         return UNSET
     return [min(shares) for shares in zip(*found, strict=True)]
+
+
+def claim_of(run: PipelineRun, replies: Mapping[str, PartReply]) -> tuple[list[str], Claim] | None:
+    """What the stages that made an answer claim to reach, and its outputs of the one whose labels can say what it reaches: one alone that tells classes. None: no
+    label can say it. replies: of the stages that were visited.
+    """
+    known = [reply.accuracy for reply in replies.values() if reply.accuracy is not None]
+    if len(known) < len(replies) or any(reply.zeros for reply in replies.values()):
+        return None
+    for refs in run.served.outputs.values():
+        first = sorted(refs, key=lambda ref: run.places.get(ref.vertex, 0)) if isinstance(refs, Race) else refs
+        made = next((ref.vertex for ref in first if ref.vertex in replies), None)
+        metrics = [] if made is None or made in run.fans else sorted(run.served.stages[made].metrics)
+        if len(metrics) == 1 and metrics[0] in SHARES:
+            mine = [one for one, others in run.served.outputs.items() if any(ref.vertex == made for ref in others)]
+            by = ", ".join(f"{one}={who_answered(replies[one])}" for one in sorted(replies))
+            return mine, Claim(min(known), prod(known), by, metrics[0], run.served.classes)
+    return None
+
+
+def who_answered(reply: PartReply) -> str:
+    """The variant, or the members of an ensemble, or of a pipeline's stages."""
+    return reply.variant or "+".join(members_of(reply))
+
+
+def said_by(claim: tuple[list[str], Claim] | None, outputs: Mapping[str, Tensor], items: int) -> list[Any] | None:
+    """What labels of an answer's items are compared with; None: no label can be."""
+    if claim is None or items > LABELLED:
+        return None
+    try:
+        arrays = {name: to_array(outputs[name], name) for name in claim[0] if name in outputs}
+    except BadTensor:
+        return None
+    words = said(arrays, claim[1].metric) if arrays else None
+    return words if words is not None and len(words) == items else None
+
+
+def measured(
+    run: PipelineRun, query: Query, replies: Mapping[str, PartReply], outputs: Mapping[str, Tensor],
+    answered: AnsweredQueries, live: AppQuality | None,
+) -> tuple[str | None, float | None, str, list[str]]:  # fmt: skip
+    """Keep an answer for labels. The stage with the least accuracy; the answer's, by its stages, or by labels where these exclude that, and by which; what it
+    misses of accuracy and confidence, of which each stage owes the whole. live: what labels say of the pipeline.
+    """
+    short = [what for what in ("accuracy", "confidence") if any(what in reply.missed for reply in replies.values())]
+    known = {name: reply.accuracy for name, reply in replies.items() if reply.accuracy is not None}
+    least = min(known, key=known.__getitem__) if known and len(known) == len(replies) else None
+    if least is None:
+        return None, None, "registered", short
+    claim = claim_of(run, replies)
+    if claim is not None and (words := said_by(claim, outputs, query.ask.items)) is not None:
+        answered.joined(query, words, claim=claim[1])
+    found = None if live is None or claim is None else live.variants.get(claim[1].by)
+    if found is None or not found.excludes(known[least]):
+        return least, known[least], replies[least].accuracy_source, short
+    missed = found.accuracy < query.ask.accuracy
+    return least, found.accuracy, "labels", [what for what in short if what != "accuracy"] + ["accuracy"] * missed
 
 
 def _shares(reply: PartReply) -> list[float]:

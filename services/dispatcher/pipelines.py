@@ -24,9 +24,9 @@ from services.core.selection.eligibility import INFINITE, Ask
 from services.core.selection.refusals import EXPIRED
 from services.core.settings import DispatcherSettings
 from services.core.validation import WrongField, count_items, length_of
-from services.dispatcher.answered import prediction_of
+from services.dispatcher.answered import AnsweredQueries, prediction_of
 from services.dispatcher.apps import Apps
-from services.dispatcher.budgets import Budgets, Least, told_of, too_dear, too_fast
+from services.dispatcher.budgets import Budgets, Least, told_of, too_dear, too_fast, too_wrong
 from services.dispatcher.central import FULL
 from services.dispatcher.commands import FetchTensors, GatherOutputs
 from services.dispatcher.default_output import default_due
@@ -44,6 +44,7 @@ from services.dispatcher.pipeline_run import (
     confidences,
     given_by,
     items_of,
+    measured,
     members_of,
     plain,
     stand_in,
@@ -75,6 +76,7 @@ class Pipelines(Struct, eq=False):
     budgets: Budgets
     predictions: Predictions
     begin: Callable[[Query, float], Iterable[Effect]]
+    answered: AnsweredQueries
     _served: dict[str, ServedPipeline] = {}
     visits: Counter[tuple[str, str]] = field(default_factory=Counter)
     items: ItemCounts = field(default_factory=ItemCounts)
@@ -413,18 +415,17 @@ class Pipelines(Struct, eq=False):
 
     def _answer(self, join: Join, outputs: dict[str, Tensor], ref: ObjectRef | None, now: float) -> Iterable[Effect]:
         query, run = join.query, join.plan
-        ask = query.ask
+        ask, cost = query.ask, join.cost
         replies = {
             name: part.reply for name, part in run.parts.items() if part.reply is not None and run.fans.get(name) != []
         }
         spent = {name: reply.queue_ms + reply.compute_ms for name, reply in replies.items()}
         path = run.served.graph.longest_path(spent, spent)[1]
-        cost = join.cost
         target, unit = run.served.app.signature.target if run.served.app.signature is not None else ("", "")
-        # A stage's share of latency and cost is its own; of accuracy and confidence, each stage owes the whole.
-        owed = [what for what in ("accuracy", "confidence") if any(what in reply.missed for reply in replies.values())]
-        known = {name: reply.accuracy for name, reply in replies.items() if reply.accuracy is not None}
-        least = min(known, key=known.__getitem__) if known and len(known) == len(replies) else None
+        live = self.apps.catalog.quality(ask.app)
+        least, accuracy, source, short = measured(run, query, replies, outputs, self.answered, live)
+        if source != "registered" and "accuracy" in short and run.served.app.quality_act == "refuse":
+            return self._refuse(join, too_wrong(ask, run.served, self.apps.view, accuracy or 0.0), now)
         absent = [reply.missing for reply in replies.values() if reply.missing is not None]
         absent += [1 for error in run.lost.values() if error is not None]
         sure = [reply.confidence for reply in replies.values() if reply.confidence is not None]
@@ -432,14 +433,14 @@ class Pipelines(Struct, eq=False):
             query,
             outputs,
             now - query.arrived,
-            accuracy=None if least is None else known[least],
-            accuracy_source="registered" if least is None else replies[least].accuracy_source,
+            accuracy=accuracy,
+            accuracy_source=source,
             queue_ms=sum(replies[name].queue_ms for name in path),
             compute_ms=sum(replies[name].compute_ms for name in path),
             cached=bool(replies) and all(reply.cached for reply in replies.values()),
             simulated=any(reply.simulated for reply in replies.values()),
             cost=cost,
-            missed=[*missed_by(ask, query.arrived, now, cost), *owed],
+            missed=[*missed_by(ask, query.arrived, now, cost), *short],
             outputs_ref=UNSET if ref is None else ref,
             reason=next((reply.reason for reply in replies.values() if reply.zeros), UNSET),
             zeros=any(reply.zeros for reply in replies.values()) or UNSET,

@@ -12,6 +12,7 @@ from bus.messages.public import (
     Candidate,
     Error,
     Explanation,
+    Listing,
     ListRequest,
     MemberShare,
     Refusal,
@@ -31,7 +32,7 @@ from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import dearest, fitting, share, told_of
 from services.dispatcher.central import CentralQueues
 from services.dispatcher.composites import Composites
-from services.dispatcher.contexts import Contexts
+from services.dispatcher.contexts import Contexts, Held
 from services.dispatcher.lists import listing, state_of
 from services.dispatcher.needs import needs_of, needs_of_member, needs_of_stage, with_arm
 from services.dispatcher.pipeline_run import SeenItems
@@ -66,10 +67,19 @@ class Questions(Struct, eq=False):
         apps = self.apps
         known = (apps.catalog, self.view, self.slo_target, apps.kept, self.central.hops)
         items = self.composites.pipelines.items.of
-        found = listing(
-            about, asked, now, *known, lambda app: unserved_app(app, apps), items, self.composites.releases.book
-        )
-        return (Publish(envelope.reply, found),)
+        book, contexts = self.composites.releases.book, self.composites.contexts
+
+        def found(held: Held | None) -> Listing | Refusal:
+            def shown(app: AppView) -> tuple[VariantRecord, ...]:
+                return (
+                    app.records if held is None else app.seen(contexts.in_context(Ask(app.app.app, 1, now), held, app))
+                )
+
+            return listing(about, asked, now, *known, lambda app: unserved_app(app, apps), items, book, shown)
+
+        if about == "variants" and asked.context is not None:
+            return self.composites.ask(envelope, found)
+        return (Publish(envelope.reply, found(None)),)
 
     # -- why this variant: the decision that a query would get now, with a reason for every candidate
 
@@ -95,6 +105,9 @@ class Questions(Struct, eq=False):
                 return Explanation(chosen=None, candidates=[], refusal=error)
             return self._explain_stages(ask, pipeline, now, depth)
         view, rules = self.view, self.view.apps[ask.app].app.selection
+        contexts = self.composites.contexts
+        if rules is not None and rules.contextual and (held := contexts.held(ask.app, rules, ask.context)) is not None:
+            ask = contexts.in_context(ask, held, view.apps[ask.app])
         if rules is not None and rules.policy is not None and ask.model is ask.version is ask.variant is None:
             return self._explain_members(ask, rules, now)
         decision = self._decide(ask, now)
@@ -314,7 +327,7 @@ def _winner(decision: Decision, view: ClusterView) -> str | None:
 
 def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, why_not: str) -> Candidate:
     group = app.groups[i]
-    record = group.record
+    record = app.seen(ask)[i]
     instances = (*group.active, *group.loading, *group.troubled)
     seconds = group.table.at(ask.length).seconds(ask.items)
     load_ms = record.profile.load_ms
@@ -345,7 +358,7 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
         cost_per_1000=float(app.cost[i]),
         cost=float(app.charge(ask.items, ask.length)[i]),
         why_not=why_not,
-        fits=bool(group.active and app.accuracy[i] >= ask.accuracy) and not _unmet(i, app, ask, now),
+        fits=bool(group.active and app.accuracies(ask)[i] >= ask.accuracy) and not _unmet(i, app, ask, now),
         functions="" if record.functions is None else record.functions.words,
         cascade="" if record.cascade is None else record.cascade.words,
     )
@@ -361,7 +374,7 @@ def _interval(record: VariantRecord) -> tuple[float | None, float | None, int]:
 def _unmet(i: int, app: AppView, ask: Ask, now: float) -> str:
     """Which need this variant does not meet, also while its instances are as full as they are. Empty: none."""
     group = app.groups[i]
-    record = group.record
+    record = app.seen(ask)[i]
     if not app.pinned(ask)[i]:
         if not app.current[i]:
             new = app.app.releasing
@@ -374,10 +387,10 @@ def _unmet(i: int, app: AppView, ask: Ask, now: float) -> str:
         return "the query names another model, version or variant"
     if ask.accuracy and not app.accurate(ask)[i]:
         low, high, samples = _interval(record)
-        within = low is not None and high is not None and low <= app.accuracy[i] and ask.accuracy <= high
+        within = low is not None and high is not None and low <= app.accuracies(ask)[i] and ask.accuracy <= high
         unsure = f", but within its 95 % interval{f' of {samples:,}' * bool(samples)}" * within
         if record.metric in ("top1", "top5"):
-            return f"accuracy {app.accuracy[i]:.4f} is below {ask.accuracy:g}{unsure}"
+            return f"accuracy {app.accuracies(ask)[i]:.4f} is below {ask.accuracy:g}{unsure}"
         than = "above" if is_error(record.metric) else "below"
         unit = record.signature.target[1] if is_error(record.metric) else ""
         most = f"{value_of(ask.accuracy, record.metric):.4g}{' ' * bool(unit)}{unit}"
@@ -391,7 +404,7 @@ def _unmet(i: int, app: AppView, ask: Ask, now: float) -> str:
             return (
                 f"{in_metric(record.accuracy, record.metric)}, its model's own {own}: state a {record.metric} to use it"
             )
-        return f"accuracy {app.accuracy[i]:.4f} is below its model's own, {record.model_accuracy or 0.0:.4f}: state an accuracy to use it"
+        return f"accuracy {app.accuracies(ask)[i]:.4f} is below its model's own, {record.model_accuracy or 0.0:.4f}: state an accuracy to use it"
     alone = float(app.latency(ask.items, ask.length)[i]) + app.way
     if alone > ask.latency_s:
         return f"inference and the way to it take {alone * 1e3:.3g} ms, more than {ask.latency_s * 1e3:g} ms"
@@ -409,7 +422,7 @@ def _unmet(i: int, app: AppView, ask: Ask, now: float) -> str:
 
 def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, decision: Decision) -> str:
     group = app.groups[i]
-    record = group.record
+    record = app.seen(ask)[i]
     unmet = _unmet(i, app, ask, now)
     if unmet:
         return unmet

@@ -95,6 +95,7 @@ class ServedPipeline:
             name: {edge.when.output for edge in edges if edge.when is not None}
             for name, edges in self.graph.out.items()
         }
+        self.classes = apps.catalog.classes_of(app)
         self.missing = [vertex.app for vertex in record.vertices if vertex.app not in apps.view.apps]
         self.stages: dict[str, Stage] = {}
         self.metrics = metrics_of(app.app, apps)

@@ -7,6 +7,7 @@ the registration on. Every registration ends in exactly one `done` or `failed`. 
 from collections.abc import Callable, Iterable
 
 from msgspec import UNSET, Raw
+from msgspec.structs import replace
 
 from bus.codec import decode_kept
 from bus.fields import filled, meant
@@ -60,7 +61,7 @@ from services.core.actor import (
 )
 from services.core.catalog import Catalog
 from services.core.metric import MetricFamily, gauge
-from services.core.placement import REMOTE
+from services.core.placement import REMOTE, container_kind
 from services.core.requests import Commands, Retry, SyncGate, TakeOvers, answer, not_now, refuse
 from services.core.settings import RegistrarSettings, Settings
 from services.registrar.changes import not_now_for, refusal, told
@@ -223,6 +224,8 @@ class Registrar(TableActor):
             created=envelope.now,
             hardware=REMOTE if request.format == REMOTE else "cpu",
         )
+        if request.container is not None and (version := request.remeasures) is not None:  # in place: it runs
+            record = replace(record, version=version, hardware=container_kind(request.model, version))
         return (self._claim(record, envelope.reply),)
 
     def _malformed(self, envelope: Envelope) -> Iterable[Effect]:

@@ -12,7 +12,7 @@ from bus.codec import BadMessage, decode, encode, explain
 from bus.fields import TYPO, faults, filled, meant, similar, unread_keys
 from bus.messages.catalog import AGREEMENT, METRICS, MOST_SOURCE, TARGETS, Ensemble, PipelinePlan, VariantRecord
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
-from bus.messages.public import Error, Register
+from bus.messages.public import ContainerReport, Error, Register
 from bus.messages.verbs import (
     ADMIN_VERBS,
     AddApp,
@@ -94,16 +94,21 @@ def measured_anew(request: Register, catalog: Catalog) -> Register | Error:
             f"remeasures: model {request.model} has no version {request.remeasures}: see infaas.list.models",
             "unknown_model",
         )
-    if known.format == CONTAINER:
+    report = request.container
+    if known.format == CONTAINER and report is None:
         return error_of(
-            f"remeasures: {request.model} measures itself in its own process: start `infaas container` once more with another --version and"
-            " --validation"
+            f"remeasures: {request.model} is a process of its owner's: give as `container` what it answers right; `infaas remeasure` does so"
         )
     if known.metric not in METRICS or known.metric in (AGREEMENT, "ndcg"):
         return error_of(
             f"remeasures: labels of single queries do not give {known.metric}: register {request.model} again with a validation set"
         )
-    return filled(Register, known, object=known.source, **{name: getattr(request, name) for name in OF_REQUEST})
+    of_request = {name: getattr(request, name) for name in OF_REQUEST}
+    if known.format == CONTAINER and report is not None:
+        own = next(one for one in catalog.variants_at(known.model, known.version) if one.framework == CONTAINER)
+        found = {name: getattr(report, name) for name in ("accuracy", "accuracy_low", "accuracy_high", "distribution")}
+        of_request["container"] = filled(ContainerReport, own, **found)
+    return filled(Register, known, object=known.source, **of_request)
 
 
 def _functions(request: Register) -> list[str]:

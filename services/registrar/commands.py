@@ -154,11 +154,15 @@ class PutRecords(Struct, frozen=True, kw_only=True):
 
 
 class AddVariants(Struct, frozen=True, kw_only=True):
-    """Write more variants of a registered version; comes back as None, or as Error when the version was deleted."""
+    """Write more variants of a registered version, or one that was measured anew; comes back as None, or as Error when the version was deleted.
+
+    distribution: an upload, which becomes that of the first variant; empty: it has one.
+    """
 
     model: str
     version: str
     variants: tuple[VariantRecord, ...]
+    distribution: str = ""
 
 
 class ChangeSimulated(Struct, frozen=True, kw_only=True):

@@ -464,8 +464,10 @@ class RegistrarEdge:
 
     async def _add_variants(self, command: AddVariants) -> Error | None:
         if await _get(self._catalog, model_key(command.model, command.version), ModelRecord) is None:
-            named = f"version {command.version} of model {command.model}"
-            return error_of(f"model: {named} is not registered any more", "unknown_model")
+            text = f"model: version {command.version} of model {command.model} is not registered any more"
+            return error_of(text, "unknown_model")
+        if command.distribution:
+            await self._artifacts.put(command.variants[0].distribution, await self._uploads.get(command.distribution))
         for record in command.variants:
             await self._catalog.put(key_of(record), encode(record))
         return None

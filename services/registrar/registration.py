@@ -326,6 +326,7 @@ class Registration:
                 model_accuracy=own,
                 arithmetic=built.profile.host.get("arithmetic", "") if adds_integers(plan, inspected) else "",
                 alone=built.alone or inspected.alone,
+                remeasured=self.record.created if request.container and request.remeasures else 0.0,
             )
             for variant, name in built_names.items()
             for built, plan in ((self.built[name], self.plans[name]),)
@@ -351,8 +352,9 @@ class Registration:
 
     def additions(self) -> AddVariants:
         """The records for the catalogue, of a model that is there already."""
-        variants = (*self._measured(), *self.simulated)
-        return AddVariants(model=self.record.request.model, version=self.version, variants=variants)
+        request, variants = self.record.request, (*self._measured(), *self.simulated)
+        distribution = request.validation if request.container is not None and variants[0].distribution else ""
+        return AddVariants(model=request.model, version=self.version, variants=variants, distribution=distribution)
 
     def link(self, inspected: ModelInspected) -> LinkVersion | None:
         """The change of the app's record that was asked for; None for a model without an app."""

@@ -168,7 +168,8 @@ MAY = {
     SUBJECTS.registration_cancel("r1"): {"operator", "dashboard"},
     CATALOG: {"registrar", "backup"},
     "$KV.infaas-control.controller": {"registrar", "vm-autoscaler", "supervisor", "backup"},
-    SUBJECTS.execute("w1", "cpu"): {"dispatcher", "monitor"},  # the runner of offline jobs is beside the monitor
+    # the runner of offline jobs is beside the monitor, and in a container
+    SUBJECTS.execute("w1", "cpu"): {"dispatcher", "monitor", "container"},
     SUBJECTS.executor("w1", "cpu", "load"): {"monitor", "container"},  # a container is a worker of its own
     SUBJECTS.executor("w1", "gpu-0", "demote"): {"monitor", "container"},
     # An operator's order comes by the registrar, a container's is of its own worker, when it is stopped.

@@ -292,6 +292,49 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+def test_a_class_is_measured_anew_on_labelled_queries_without_an_end(system: Whole, place: Path) -> None:
+    app = "learned"
+    about = ("--app", app, "--model", app, "--validation", "validation.npz")
+    always = {"INFAAS_JOBS__UTILISATION_BELOW": "1", "INFAAS_JOBS__LATENCY_RATIO": "1e6"}  # also on a busy machine
+    with container(place, "classes:Centroids", *about, *system.where, **always) as (process, joined):
+        system.done("admin", "set-app", app, "--payloads", "1")
+        x, count = system.x[:200], 200
+
+        async def work(client: Any) -> list[dict[str, Any]]:
+            told = []
+            for n in range(0, count, 2):
+                answer = await client.query(app, x[n : n + 2], timeout=60.0)
+                scores = answer.output.argmax(axis=1)
+                told += [
+                    {"query": answer.query, "item": i, "label": int(scores[i]) if n % 4 else 9 - int(scores[i])}
+                    for i in (0, 1)
+                ]
+            assert not await client.feedbacks(app, told)
+            return told
+
+        labels = talk(system, work)  # of every second query the others
+        kept = place / "kept.npz"
+
+        def labelled() -> bool:
+            found = system.command("payloads", "export", app, str(kept), "--labelled", "--json")
+            return found.returncode == 0 and f'"items": {count}' in found.stdout
+
+        assert eventually(labelled), system.command("payloads", "export", app, str(kept), "--json")
+        [before] = system.told("variants", app)
+        document = system.told("remeasure", app)
+        assert (document["labels"], [one["version"] for one in document["models"]]) == (count, [joined["version"]])
+        right = 0.5  # 9 less a class is another one
+        [after] = system.told("variants", app)
+        assert abs(after["accuracy"] - right) < 1e-9 < before["registered"] - right
+        assert after["accuracy_low"] < right < after["accuracy_high"]
+        assert (after["variant"], after["accuracy_at"] > before["accuracy_at"]) == (joined["variant"], True)
+        answer = talk(system, lambda client: client.query(app, x[:1], timeout=60.0))
+        assert (answer.variant, answer.accuracy, answer.accuracy_source) == (joined["variant"], right, "registered")
+        rows = "SELECT sum(items) FROM infaas.query_outcomes WHERE app = %s AND policy = 'offline' AND outcome = 'ok'"
+        assert eventually(lambda: system.rows(rows, app) == [(len(labels),)]), system.rows(rows, app)
+        assert process.poll() is None
+
+
 def test_ctrl_c_answers_what_waits(system: Whole, place: Path) -> None:
     async def main(process: "subprocess.Popen[str]") -> list[str]:
         async with infaas.connect(data_dir=system.directory) as client:

@@ -12,7 +12,7 @@ import pytest
 import infaas
 from tests.live.test_metrics import get, series, total
 from tests.support.clients.responders import until
-from tests.support.models.tiny_models import weights
+from tests.support.models.tiny_models import CLASSES, weights
 from tests.support.servers.ensembles import MEMBERS, STEP, Ensembles, inputs, near, scores_of, taught
 from tests.support.servers.processes import container, eventually, pids_of
 from tests.support.servers.system import talk
@@ -128,6 +128,55 @@ async def test_labels_come_in_a_file_and_count_once(ensembles: Ensembles, tmp_pa
     file.unlink()
     bad = ensembles.command("feedback", "labelled", str(file))
     assert bad.stderr == f"infaas: {file}: cannot be read as CSV: No such file or directory\n"
+
+
+async def test_labels_decide_in_their_context_and_a_pipeline_is_measured_from_end_to_end(
+    ensembles: Ensembles, client: Any
+) -> None:
+    """Labels of one context are what the model says, those of the other never; the pipeline's are every second time."""
+    await ensembles.app(client, "regions", ("sound",), {"policy": "exp4", "contextual": True})
+    await client.admin("add-app", app="stage")
+    await client.admin("link-model", app="stage", model="sound", version="1")
+    x, y = inputs(60, 5)
+    for context, right in (("home", y), ("away", (y + 1) % CLASSES)):
+        await taught(client, "regions", x, right, context=context)
+
+    async def settled(app: str, **needs: Any) -> tuple[str, bool]:
+        answer = await client.query(app, x[:1], timeout=60.0, accuracy=0.5, **needs)
+        return answer.accuracy_source, answer.accuracy < 0.5 and "accuracy" in answer.missed
+
+    async def apart() -> bool:
+        away = [await settled("regions", context="away") for _ in range(8)]  # of both dispatchers
+        home = [await settled("regions", context="home") for _ in range(8)]
+        return set(away) == {("labels", True)} and {missed for _, missed in home} == {False}
+
+    await until(apart)
+    for context, least in (("home", 0.8), ("away", 0.0)):
+        [one] = ensembles.told("variants", "regions", "--context", context)
+        assert least <= one["accuracy"] < least + 0.5
+
+    (name,) = [spec["name"] for app in await client.apps(app="stage") for spec in app["inputs"]]
+    (out,) = [spec["name"] for app in await client.apps(app="stage") for spec in app["outputs"]]
+    stages = [{"name": one, "app": "stage", "inputs": {name: f"$.{name}"}} for one in ("first", "last")]
+    whole = {"name": "whole", "latency_ms": 5000.0}
+    edge = [{"from": "first", "to": "last"}]
+    await client.admin("set-pipeline", pipeline=whole, vertex=stages, edge=edge, output={out: f"last.{out}"})
+    before = await client.query("whole", x[:1], timeout=60.0)
+    await taught(client, "whole", x, np.where(np.arange(len(x)) % 2, y, (y + 1) % CLASSES))
+
+    async def measured() -> bool:
+        lists = [(await client.pipelines(app="whole"))[0]["quality"] for _ in range(8)]  # of both dispatchers
+        return all(one is not None and one["labels"] == len(x) for one in lists)
+
+    await until(measured)
+    [listed] = await client.pipelines(app="whole")
+    assert listed["quality"]["found"] == 0.5
+    [found] = listed["measured"]
+    assert (found["labels"], found["product"]) == (len(x), pytest.approx(before.accuracy**2, abs=1e-3))
+    after = await client.query("whole", x[:1], timeout=60.0)
+    assert after.accuracy == pytest.approx(0.5, abs=1e-3) != before.accuracy
+    query = "SELECT count(score), sum(score) FROM infaas.feedback WHERE app = 'whole'"
+    assert eventually(lambda: ensembles.rows(query) == [(len(x), len(x) / 2)]), ensembles.rows(query)
 
 
 async def test_an_app_whose_models_are_unlinked_gives_its_default_output(ensembles: Ensembles, client: Any) -> None:

@@ -37,6 +37,26 @@ class StageOption(Struct, frozen=True, kw_only=True):
     accuracy: Annotated[float | None, SHARE] = None
 
 
+class MeasuredStages(Struct, frozen=True, kw_only=True):
+    """The accuracy of a pipeline's answers by their labels, where variants answered its stages: "stage=variant, ...". product: of their accuracies."""
+
+    stages: str
+    product: float
+    accuracy: float
+    low: float
+    high: float
+    labels: int
+
+
+def factor_of(planned: Mapping[str, PlannedStage], measured: Iterable[MeasuredStages]) -> float:
+    """What answers of planned variants reach, as a multiple of the product of the stages' accuracies; 1 where labels do not exclude that."""
+    mine = {f"{name}={stage.variant}" for name, stage in planned.items()}
+    found = [one for one in measured if mine.issuperset(one.stages.split(", "))]
+    if not any(one.labels and not one.low <= one.product <= one.high for one in found):
+        return 1.0
+    return sum(one.labels * one.accuracy for one in found) / sum(one.labels * one.product for one in found)
+
+
 class PipelineProblem(Struct, frozen=True, kw_only=True):
     """arrivals: of the sample trace, in seconds and in order. percentile: of the latencies, which must be within `latency_ms`.
 
@@ -45,6 +65,8 @@ class PipelineProblem(Struct, frozen=True, kw_only=True):
 
     hop: the time that a query takes at each stage, and once more for its client, beyond queues and the batches' own times: the messages,
     and what they wait in processes.
+
+    measured: what labels say of combinations of variants, from a running system.
     """
 
     name: str
@@ -56,6 +78,7 @@ class PipelineProblem(Struct, frozen=True, kw_only=True):
     hop: MeasuredHop = NO_HOP
     goal: Goal = "cost"
     budget_per_hour: float = inf
+    measured: tuple[MeasuredStages, ...] = ()
 
 
 def problem_errors(problem: PipelineProblem) -> list[str]:
@@ -258,6 +281,7 @@ class PlanningWorkspace:
         if cost > problem.budget_per_hour * (1 + 1e-9) and not reason:
             reason = f"it costs {cost:.4g} US$/h, more than budget_per_hour ({problem.budget_per_hour:g}); allow more, or longer latencies"
         stages = {name: self._stage(v, choices[v]) for v, name in enumerate(self.order)}
+        whole = whole_accuracy((one.scale, one.accuracy) for one in stages.values())
         service = {
             name: self.seconds[v][one.option][one.batch]
             for v, (name, one) in enumerate(zip(self.order, choices, strict=True))
@@ -280,7 +304,7 @@ class PlanningWorkspace:
             percentile=problem.percentile,
             hop_ms=problem.hop.ms,
             reason=reason,
-            accuracy=whole_accuracy((one.scale, one.accuracy) for one in stages.values()),
+            accuracy=None if whole is None else min(1.0, whole * factor_of(stages, problem.measured)),
             budget_per_hour=problem.budget_per_hour if problem.budget_per_hour < inf else None,
         )
 

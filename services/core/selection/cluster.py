@@ -73,10 +73,10 @@ class ClusterView:
         for heartbeat in list(self._unknown.values()):
             self.heartbeat(heartbeat, heartbeat.at)
 
-    def production(self, app: str, variant: str) -> tuple[float, str] | None:
-        """The accuracy of a variant in an app in production, where it has left the registered one."""
-        view = self.apps.get(app)
-        return None if view is None or not view.live else view.records[view.index[variant]].production
+    def production(self, ask: Ask, variant: str) -> tuple[float, str] | None:
+        """The accuracy of a variant in an app in production, for a query with these needs, where it has left the registered one."""
+        view = self.apps.get(ask.app)
+        return None if not view or not (view.live or ask.labels) else view.seen(ask)[view.index[variant]].production
 
     def took(self, way: float) -> None:
         """A query was away for so many seconds beside computing. All queries wait at times; the least says what none can do without."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.public import Requirements
+from services.core.catalog import ContextLabels
 from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis
 from services.core.demand import defaults, reaching
 from services.core.release import Arm
@@ -31,7 +32,7 @@ class Ask(Struct, frozen=True, gc=False):
     items: how many. deadline: Unix seconds, the earlier of the latency objective and the absolute deadline. cost: US$ per 1,000 such queries.
     length: for models with an axis of varying length, the query's length rounded up to one that was measured. priority: 1 (highest) to 9.
     context, confidence: what apps of several models read. wish: needs that have no field here, since they are read as the query states them,
-    for all its parts. arm: which version it gets in a release; None: there is none, or it names its version.
+    for all its parts. arm: which version it gets in a release; None: there is none, or it names its version. labels: of its context, where they decide.
     """
 
     app: str
@@ -49,6 +50,7 @@ class Ask(Struct, frozen=True, gc=False):
     confidence: float | None = None
     wish: Requirements = NO_WISH
     arm: Arm | None = None
+    labels: ContextLabels | None = None
 
 
 Readiness = Literal["active", "loading", "troubled"]
@@ -141,6 +143,8 @@ class RankedVariants:
         met = np.flatnonzero(mask)
         if ask.items > 1 and met.size > 1 and self._app.goal == "cost":
             met = met[np.argsort([self._app.cost_in(i, ask.items) for i in self._found[met].tolist()], kind="stable")]
+        elif ask.labels is not None and self._app.goal == "accuracy":
+            met = met[np.argsort([-merit(self._app.seen(ask)[i].accuracy) for i in self._found[met]], kind="stable")]
         return met
 
 
@@ -253,10 +257,8 @@ class AppView:
         self.open_axis = open_axis(app.signature)
         self.lengths = sorted({row.length for r in records for row in r.profile.rows if row.length is not None})
         count = len(records)
-        self.accuracy: NDArray[np.float64] = np.array(
-            [1.0 if r.accuracy is None else r.accuracy for r in records], dtype=np.float64
-        )
-        self.live = any(r.truth is not None for r in records)
+        self.accuracy = _accuracies(records)
+        self.live = any(r.truth is not None or r.remeasured for r in records)  # its process may say another accuracy
         self.left = any(r.registered not in (None, r.accuracy) for r in records)  # a live accuracy counts
         current = [r for r, serves in zip(records, self.current.tolist(), strict=True) if serves]
         self.metrics = frozenset(r.metric for r in current or records)
@@ -419,17 +421,8 @@ class AppView:
 
     def eligibility(self, ask: Ask) -> Eligibility:
         """The variants that may serve these needs. Kept until something changes."""
-        key = (
-            ask.latency_s,
-            ask.accuracy,
-            ask.cost,
-            ask.items,
-            ask.model,
-            ask.version,
-            ask.variant,
-            ask.length,
-            _new(ask),
-        )
+        of_version = ask.model, ask.version, ask.variant, _new(ask)
+        key = ask.latency_s, ask.accuracy, ask.cost, ask.items, ask.length, ask.labels, of_version
         found = self._eligibilities.get(key)
         if found is None:
             found = Eligibility(self, ask)
@@ -455,17 +448,27 @@ class AppView:
 
     def promised(self, ask: Ask) -> NDArray[np.bool_]:
         """Which of those were registered with the query's accuracy, where another one counts now for some variant."""
-        if not (self.left and ask.accuracy > 0.0):
+        if ask.accuracy == 0.0 or not (self.left or ask.labels):
             return np.zeros(len(self.records), dtype=bool)
-        return self.able(ask) & np.array([(r.registered or 0.0) >= ask.accuracy for r in self.records], dtype=np.bool_)
+        return self.able(ask) & np.array(
+            [(r.registered or 0.0) >= ask.accuracy for r in self.seen(ask)], dtype=np.bool_
+        )
 
     def accurate(self, ask: Ask) -> NDArray[np.bool_]:
         """Which variants meet the query's accuracy. Without one, those that answer as their model does (`services.core.demand`), or the named one."""
-        if ask.accuracy > 0.0 and self.left:
-            return reaching(self.records, ask.accuracy, self.app, self.able(ask))
+        if ask.accuracy > 0.0 and (self.left or ask.labels):
+            return reaching(self.seen(ask), ask.accuracy, self.app, self.able(ask))
         if ask.accuracy > 0.0:
             return np.asarray(self.accuracy >= ask.accuracy)
         return self.default.copy() if ask.variant is None else np.ones(len(self.records), dtype=bool)
+
+    def seen(self, ask: Ask) -> tuple[VariantRecord, ...]:
+        """Its variants as labels show them in the query's context."""
+        return self.records if ask.labels is None else ask.labels.seen(self.records, self.app.quality_act)
+
+    def accuracies(self, ask: Ask) -> NDArray[np.float64]:
+        """Their accuracy; 1 where none was measured."""
+        return self.accuracy if ask.labels is None else _accuracies(self.seen(ask))
 
     def pinned(self, ask: Ask) -> NDArray[np.bool_]:
         """Which variants the query's model, version and variant allow."""
@@ -481,6 +484,10 @@ class AppView:
         else:
             mask &= np.array([ask.version == r.version for r in self.records], dtype=np.bool_)
         return mask
+
+
+def _accuracies(records: Iterable[VariantRecord]) -> NDArray[np.float64]:
+    return np.array([1.0 if r.accuracy is None else r.accuracy for r in records], dtype=np.float64)
 
 
 def _new(ask: Ask) -> bool:

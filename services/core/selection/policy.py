@@ -353,7 +353,7 @@ class BruteForce(SelectionPolicy):
         soonest: tuple[float, VariantInstances] | None = None
         possible, accurate = False, app.accurate(ask)
         for i, group in enumerate(app.groups):
-            record = group.record
+            record = app.seen(ask)[i]
             if not self._allowed(ask, group, current=bool(app.serving[ask.arm is not None and ask.arm.new][i])):
                 continue
             alone = group.table.at(ask.length).seconds(ask.items)

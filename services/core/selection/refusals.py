@@ -158,7 +158,8 @@ def unsatisfiable(ask: Ask, app: AppView, view: ClusterView) -> Error:
     default = allowed & app.accurate(ask) if not ask.accuracy else allowed
     group = nearest(ask, app, view)
     assert group is not None, "some variant is allowed"
-    record, is_default = group.record, default[app.index[group.record.variant]]
+    place = app.index[group.record.variant]
+    record, is_default = app.seen(ask)[place], default[place]
     what = "no variant" if is_default else "no variant as accurate as its model"
     text = f"{what} of app {ask.app!r} {_failing(ask, app, default)}; ask for less, or register another model"
     if not is_default and record.accuracy is not None:
@@ -177,7 +178,7 @@ def nearest(ask: Ask, app: AppView, view: ClusterView, *, servable: bool = False
     """
     allowed = np.flatnonzero(app.pinned(ask))
     latency = app.latency(ask.items, ask.length)[allowed] + app.way
-    accuracy, cost = app.accuracy[allowed], app.charge(ask.items, ask.length)[allowed]
+    accuracy, cost = app.accuracies(ask)[allowed], app.charge(ask.items, ask.length)[allowed]
     inaccurate, absent = ~app.accurate(ask)[allowed], ~(app.has_active | app.has_troubled)[allowed]
     count = (latency > ask.latency_s).astype(np.int64) + (cost > ask.cost) + (inaccurate & (ask.accuracy > 0.0))
     miss = np.where(inaccurate, (ask.accuracy or 1.0) - accuracy, 0.0) / (ask.accuracy or 1.0)
@@ -206,7 +207,7 @@ def _offer(ask: Ask, app: AppView, group: VariantInstances | None) -> Closest | 
         return UNSET
     record, seconds = group.record, offered_s(group, ask.items, ask.length)
     cost = app.offered_charge(app.index[record.variant], ask.items, ask.length)
-    return offered(record, record.accuracy, seconds, cost)
+    return offered(record, app.seen(ask)[app.index[record.variant]].accuracy, seconds, cost)
 
 
 def offered(record: VariantRecord, accuracy: float | None, seconds: float, cost: float, **more: str) -> Closest:
@@ -272,13 +273,15 @@ def _failing(ask: Ask, app: AppView, allowed: NDArray[np.bool_]) -> str:
     if ask.accuracy > 0.0 and len(metrics) == 1 and not metrics <= {"top1", "top5"}:
         (metric,) = metrics
         sign = 1.0 if is_error(metric) else -1.0
-        values = np.array([sign * value_of(one, metric) for one in app.accuracy.tolist()])
+        values = np.array([sign * value_of(one, metric) for one in app.accuracies(ask).tolist()])
         limit, found = f"reaches a {metric} of {{}}", f"has a {metric} of {{}}"
         most = sign * value_of(ask.accuracy, metric)
         needs.append(_Need(values, most, limit, found, "the best has {}", sign))
     elif ask.accuracy > 0.0:
         needs.append(
-            _Need(-app.accuracy, -ask.accuracy, "reaches accuracy {}", "has accuracy {}", "the best has {}", -1.0)
+            _Need(
+                -app.accuracies(ask), -ask.accuracy, "reaches accuracy {}", "has accuracy {}", "the best has {}", -1.0
+            )
         )
     if ask.latency_s < INFINITE:
         needs.append(

@@ -100,7 +100,7 @@ class Device:
 
     poison: ids of queries in whose batch the process dies; slow: factor on every batch; between: on the time from one batch to
     the next, as nobody measures it; spread: batches take up to this share more or less; broken: why it cannot load
-    anything, loads: how often it tried. fails: models that fail. By model, or by model@version: says: what it answers, late: factor on its batches. By model: wide: numbers
+    anything, loads: how often it tried. fails: models that fail. By model, or by model@version: says: what it answers (or by variant), late: factor on its batches. By model: wide: numbers
     an item instead of 1, refuses: why its inputs are wrong, boxes: items of each answer, which say their number. echoes: models that say what they were asked.
     """
 
@@ -124,7 +124,7 @@ class Device:
         self.batches: list[list[str | None]] = []
         self.objects: dict[str, dict[str, Any]] = {}
         self._tables: dict[str, LatencyTable] = {}
-        self._models: dict[str, tuple[str, str]] = {}
+        self._models: dict[str, tuple[str, str, str]] = {}
         self.died = False
 
     def __call__(self, command: Any) -> tuple[float, Any]:
@@ -137,6 +137,7 @@ class Device:
                 self._models[command.instance] = (
                     f"{command.variant.model}@{command.variant.version}",
                     command.variant.model,
+                    command.variant.variant,
                 )
                 return command.variant.profile.load_ms / 1000.0, LoadedModel(1.0, 50.0, "scripted")
             case TransferModel():
@@ -159,10 +160,10 @@ class Device:
                 items = sum(work.items for work in command.queries)
                 seconds = self._tables[command.instance].seconds(items) * self.slow
                 seconds *= self._luck.uniform(1.0 - self.spread, 1.0 + self.spread)
-                named, model = self._models[command.instance]
+                named, model, one = self._models[command.instance]
                 seconds *= self.late.get(named, self.late.get(model, 1.0))
                 width = self.wide.get(model, 1)
-                said = struct.pack("<f", self.says.get(named, self.says.get(model, 0.0))) * width
+                said = struct.pack("<f", self.says.get(one, self.says.get(named, self.says.get(model, 0.0)))) * width
                 outputs = [{"y": Tensor("FP32", [w.items, width], said * w.items)} for w in command.queries]
                 if model in self.boxes:
                     count = self.boxes[model]
@@ -175,7 +176,8 @@ class Device:
                     ]
                 size = sum(len(one["y"].data) for one in outputs)
                 words: list[Any] = [
-                    [int(self.says.get(named, self.says.get(model, 0.0)) > 0.5)] * w.items for w in command.queries
+                    [int(self.says.get(one, self.says.get(named, self.says.get(model, 0.0))) > 0.5)] * w.items
+                    for w in command.queries
                 ]
                 result = BatchResult(self.stage.now, self.stage.now + seconds, outputs, bytes=size, said=words)
                 if model in self.refuses:

@@ -203,7 +203,7 @@ class Stage:
         """What the edge would do, in one step and without failing."""
         match command:
             case ClaimRegistration(record=record):
-                version = record.request.version or str(command.next_version)
+                version = record.version or record.request.version or str(command.next_version)
                 claimed = replace(record, version=version)
                 self.put(SUBJECTS.status_bucket, f"work.{record.registration}", encode(claimed))
                 return RegistrationClaimed(claimed)

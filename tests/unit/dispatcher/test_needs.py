@@ -35,7 +35,8 @@ def test_every_need_survives_the_way_to_another_dispatcher() -> None:
     for name in WISH.keys() - {"latency_ms", "deadline"}:
         assert getattr(ask, name, getattr(ask.wish, name)) == WISH[name], name
     assert (ask.app, ask.items, ask.length, ask.latency_s, ask.deadline) == ("app", 3, 16, 0.25, 1e9 + 0.25)
-    stated = [field for field in fields(Ask) if field.name not in ("wish", "arm")]  # whoever decides draws the same arm
+    found_by_all = ("wish", "arm", "labels")  # whoever decides draws the same arm, and reads the same labels
+    stated = [field for field in fields(Ask) if field.name not in found_by_all]
     assert all(getattr(ask, field.name) != field.default for field in stated), "the test states each"
     query = Query(b"u" * 16, "app", QueryHead(**WISH), ask, "reply", b"", 1e9)
     assert needs_again(query.route("d0", "", "infaas"), "app", query.head) == ask

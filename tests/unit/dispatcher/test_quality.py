@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bus.messages.catalog import Ensemble
+from bus.messages.catalog import Ensemble, PipelineRecord
 from bus.messages.events import FeedbackEvent
 from bus.messages.flow import Payload
 from bus.messages.public import ListRequest, Requirements
@@ -14,7 +14,8 @@ from bus.tensors import from_array
 from services.core.outcomes import is_client_error
 from services.dispatcher.contexts import FORGOTTEN_S
 from services.dispatcher.metrics import DispatcherMetrics
-from tests.support.simulated.fleet import Fleet, refused, variant
+from tests.support.simulated.fleet import Fleet, catalogue, refused, variant
+from tests.unit.dispatcher.test_feedback import Taught, pipeline, stage
 
 CHEAP = variant("cheap-1", model="cheap", accuracy=0.98)
 DEAR = variant("dear-1", model="dear", accuracy=0.96, base_ms=6.0, per_item_ms=2.0)
@@ -228,6 +229,65 @@ def test_a_variant_that_went_wrong_in_one_context_alone_shows_there() -> None:
     assert known(fleet).variants["dear-1"].labels == 60, "the whole is there beside it"
 
 
+def test_labels_measure_an_app_that_keeps_answers_by_kept_ones_too() -> None:
+    fleet = serving(CHEAP, DEAR)
+    fleet.change(selection=Ensemble(cache_mb=1.0), seconds=0.1)
+    assert labelled(fleet, 1, **FLOOR)["variant"] == "cheap-1"
+    labelled(fleet, 19, **FLOOR)
+    assert known(fleet).variants["cheap-1"].labels >= 4
+    for _ in range(2):
+        answer = fleet.reply(fleet.ask(**FLOOR), 0.05)
+        assert (answer["variant"], answer["missed"]) == ("dear-1", []), "no kept answer of what does not reach it"
+    rows = [event for kind, event in fleet.stage.records if kind == "feedback"]
+    assert all(row.score is not None for row in rows)
+
+
+OTHER = variant("cheap-2", model="cheap", accuracy=0.97, artifact="other", base_ms=6.0)
+
+
+@pytest.mark.parametrize("dispatchers", [1, 2])
+def test_labels_of_a_context_decide_for_its_queries_alone(dispatchers: int) -> None:
+    fleet = serving(CHEAP, OTHER, says={}, dispatchers=dispatchers)
+    fleet.change(selection=Ensemble(policy="exp4", contextual=True), seconds=0.1)
+    labelled(fleet, 30, context="here", **FLOOR)
+    fleet.behave(says={"cheap-1": 1.0})
+    labelled(fleet, 30, context="there", **FLOOR)
+    for _ in range(2 * dispatchers):
+        there = fleet.reply(fleet.ask(context="there", **FLOOR), 0.2)
+        assert (there["variant"], there["accuracy"], there["accuracy_source"]) == ("cheap-2", 0.97, "registered")
+        here = fleet.reply(fleet.ask(context="here", **FLOOR), 0.2)
+        assert (here["variant"], here["accuracy"], here["accuracy_source"]) == ("cheap-1", 0.98, "registered")
+        new = fleet.reply(fleet.ask(context="new", **FLOOR), 0.2)
+        assert new["variant"] == "cheap-1", "of which nothing is known: the app's labels decide"
+    for context, chosen, source in (("there", "cheap-2", "labels"), ("here", "cheap-1", "registered")):
+        needs = Requirements(context=context, **FLOOR)
+        fleet.reply(fleet.ask(model="cheap", context=context, **FLOOR), 0.2)
+        alone = fleet.reply(fleet.ask(model="cheap", context=context, **FLOOR), 0.2)
+        found = fleet.request(fleet.subjects.explain("app"), needs)
+        listed = fleet.request(fleet.subjects.list("variants"), ListRequest(app="app", context=context))["items"]
+        assert (alone["variant"], found["chosen"]["variant"]) == (chosen, chosen)
+        for rows in (found["candidates"], listed):
+            [one] = [row for row in rows if row["variant"] == "cheap-1"]
+            assert (one["accuracy_source"], one["accuracy"] < 0.5) == (source, source == "labels")
+
+
+def test_a_floor_that_none_reaches_in_one_context_is_missed_there_and_a_kept_answer_says_so() -> None:
+    fleet = serving(CHEAP, says={})
+    fleet.change(selection=Ensemble(policy="exp4", contextual=True, cache_mb=1.0), seconds=0.1)
+    labelled(fleet, 30, context="here", **FLOOR)
+    fleet.behave(says=WRONG)
+    for number in range(30):
+        inputs = from_array(np.full((1, 2), number + 1.0, np.float32))
+        answer = fleet.reply(fleet.ask(context="there", inputs=inputs, **FLOOR), 0.1)
+        fleet.stage.publish(fleet.subjects.feedback("app"), {"query": answer["query"], "label": 0}, "", 0.05)
+    fleet.stage.run(1.0)
+    said = {}
+    for context in ("there", "here", "there"):
+        answer = fleet.reply(fleet.ask(context=context, inputs=inputs, **FLOOR), 0.2)
+        said[context] = answer["cached"], answer["accuracy_source"], answer["missed"]
+    assert said == {"there": (True, "labels", ["accuracy"]), "here": (True, "registered", [])}
+
+
 def test_a_label_scores_every_member_of_an_ensemble() -> None:
     fleet = serving(CHEAP, DEAR)
     fleet.change(selection=Ensemble(policy="majority", contextual=True), seconds=0.1)
@@ -237,3 +297,66 @@ def test_a_label_scores_every_member_of_an_ensemble() -> None:
     assert variants["cheap-1"].high < 0.5 < variants["dear-1"].low
     answer = fleet.reply(fleet.ask(**FLOOR), 0.05)
     assert (answer["accuracy_source"], "accuracy" in answer["missed"]) == ("labels", True)
+
+
+# -- pipelines, from end to end
+
+PLAIN = "one=plain-v1-ort-fp32-t1-b8, zero=plain-v1-ort-fp32-t1-b8"
+TWO = PipelineRecord(vertices=[stage("zero", "plain"), stage("one", "plain")], output={"y": "one.y"})
+
+
+def told(fleet: Taught, count: int, **needs: Any) -> None:
+    for _ in range(count):
+        fleet.teach(query=fleet.one(fleet.ask("p", **needs))[1]["query"])
+
+
+@pytest.mark.parametrize("dispatchers", [1, 2])
+def test_labels_at_its_end_measure_a_pipeline_whose_answers_no_policy_makes(dispatchers: int) -> None:
+    fleet = Taught(pipeline("p", TWO), dispatchers=dispatchers)
+    answer = fleet.asked()
+    for word in ({"query": answer["query"]}, {"query": answer["query"]}, {"query": answer["query"], "label": 1}):
+        assert fleet.teach(**word) == "accepted"
+    told(fleet, 39)
+    assert (fleet.whole().answers.labels, fleet.whole().answers.accuracy) == (40, 1.0)
+    assert (fleet.whole().products, fleet.whole().promised) == ({PLAIN: 0.81}, 0.9)
+    assert fleet.whole().variants[PLAIN].labels == 40
+    rows = [event for _, event in fleet.stage.records if isinstance(event, FeedbackEvent)]
+    assert [(one.app, one.score, one.promised) for one in rows if one.score is not None] == 40 * [("p", 1.0, 0.9)]
+    assert not fleet.known("plain"), "which of its stages was right is not known"
+
+
+def test_a_pipeline_that_does_not_reach_what_its_stages_claim_says_so() -> None:
+    fleet = Taught(pipeline("p", TWO))
+    before = fleet.one(fleet.ask("p", accuracy=0.5))[1]
+    assert (before["accuracy"], before["accuracy_source"], before["missed"]) == (0.9, "registered", [])
+    fleet.behave(says={"plain": 1.0})
+    told(fleet, 20, accuracy=0.5)
+    after = fleet.one(fleet.ask("p", accuracy=0.5))[1]
+    assert (after["accuracy"], after["accuracy_source"], after["missed"]) == (0.0, "labels", ["accuracy"])
+    [listed] = fleet.request(fleet.subjects.list("pipelines"), ListRequest())["items"]
+    assert (listed["quality"]["promised"], listed["quality"]["found"]) == (0.5, 0.0)
+    [one] = listed["measured"]
+    assert (one["stages"], one["accuracy"], one["product"], one["labels"]) == (PLAIN, 0.0, 0.81, 20)
+    fleet.change("p", quality_act="refuse")
+    refused(fleet.one(fleet.ask("p", accuracy=0.5))[1], "unsatisfiable", "by their labels")
+    fleet.behave(says={})
+    for number in range(60):
+        fleet.one(fleet.ask("p", accuracy=0.5, id=f"mine{number}"))
+        assert fleet.teach(id=f"mine{number}") == "accepted"
+    assert fleet.one(fleet.ask("p", accuracy=0.5))[1]["accuracy"] >= 0.9, "the world went back"
+
+
+def test_what_labels_say_of_a_pipeline_is_of_those_that_answered() -> None:
+    dear = variant("dear-v1-ort-fp32-t1-b8", model="dear", accuracy=0.99, base_ms=6.0)
+    fleet = Taught(pipeline("p", TWO))
+    plain = variant("plain-v1-ort-fp32-t1-b8", model="plain")
+    fleet.add(*catalogue(plain, dear, app="plain"))
+    for record in (plain, dear):
+        fleet.order(record, seconds=0.5)
+    fleet.behave(says={"plain": 1.0})
+    told(fleet, 20)
+    told(fleet, 20, accuracy=0.95)
+    for needs, accuracy, source in (({}, 0.0, "labels"), ({"accuracy": 0.95}, 0.99, "registered")):
+        answer = fleet.one(fleet.ask("p", **needs))[1]
+        assert (answer["accuracy"], answer["accuracy_source"], answer["missed"]) == (accuracy, source, [])
+    assert sorted(one.labels for one in fleet.whole().variants.values()) == [20, 20]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.catalog import Functions, Profile, Signature, TensorSpec
-from bus.messages.public import Error, Register
+from bus.messages.public import Error, Register, RegistrationAccepted
 from bus.messages.work import ContainerPlace, PlaceContainer, VariantPlan
 from bus.subjects import WITHOUT_APP, valid_name
 from services.core.catalog import Catalog, app_key, model_key, signature_difference, variant_key
@@ -30,6 +30,7 @@ from tests.support.simulated.registrations import (
     model_record,
     variant_record,
 )
+from tests.unit.registrar.test_registrations import CONTAINER
 
 BAD_NAMES = ["", "../x", "a b", "a>", "*", "a\0b", "a.b", "-a", "_", "a" * 65, "ü", "a\n"]
 
@@ -377,7 +378,11 @@ def test_a_version_is_measured_anew_with_its_own_file_and_what_was_said_of_it() 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"format": "container"}, "once more"), ({"metric": "ndcg"}, "ndcg"), ({"metric": "mine"}, "validation set")],
+    [
+        ({"format": "container"}, "infaas remeasure"),
+        ({"metric": "ndcg"}, "ndcg"),
+        ({"metric": "mine"}, "validation set"),
+    ],
 )
 def test_what_labels_of_queries_cannot_measure_is_refused(changes: dict[str, Any], words: str) -> None:
     known = model_record(**changes)
@@ -385,3 +390,23 @@ def test_what_labels_of_queries_cannot_measure_is_refused(changes: dict[str, Any
     catalog.apply(model_key(known.model, known.version), encode(known))
     refused = measured_anew(replace(REQUEST, model=known.model, remeasures=known.version), catalog)
     assert words in refused.message
+
+
+def test_a_container_that_is_measured_anew_keeps_its_version_and_profile() -> None:
+    stage = Stage()
+    stage.register(CONTAINER)
+    before, old = stage.variants[0], stage.catalog["model.mlp.1"]
+    nothing = Profile(rows=[], load_ms=0.0, memory_mb=0.0, saturation_qps=0.0)
+    report = replace(
+        CONTAINER.container, accuracy=0.4, accuracy_low=0.3, accuracy_high=0.5, profile=nothing, max_batch=1
+    )
+    again = replace(CONTAINER, registration="r2", validation="r2.validation", container=report, remeasures="1")
+    assert stage.register(again) == RegistrationAccepted(registration="r2")
+    assert stage.ends("r2") == ["done"], stage.last("r2")
+    [record] = stage.variants
+    assert record.remeasured > 0.0 == before.remeasured
+    figures = {"accuracy": 0.4, "accuracy_low": 0.3, "accuracy_high": 0.5, "model_accuracy": 0.4}
+    assert record == replace(before, remeasured=record.remeasured, **figures)
+    assert record.production == (0.4, "registered"), "its process says what it was registered with"
+    assert stage.catalog["model.mlp.1"] == old
+    assert stage.forgotten[-1].uploads == ("r2.validation",)

@@ -15,7 +15,14 @@ from services.core.pipelines.estimator import LatencyEstimator, at_percentile
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.inferline import ROUNDS
 from services.core.pipelines.planners import MOST_RANKED, POLICIES, _best_first, plan_pipeline, workspace
-from services.core.pipelines.problem import PipelineProblem, ServingChoice, StageOption, batch_seconds, problem_errors
+from services.core.pipelines.problem import (
+    MeasuredStages,
+    PipelineProblem,
+    ServingChoice,
+    StageOption,
+    batch_seconds,
+    problem_errors,
+)
 from services.core.pipelines.queueing import StageConfiguration
 from tests.support.data.pipelines import Floats, chain, gamma_arrivals, linear, tiny_problem
 
@@ -274,6 +281,17 @@ def test_a_budget_buys_the_best_accuracy_of_the_whole_pipeline(budget: float) ->
         named = replace(posed, goal="cost", pipeline=replace(posed.pipeline, vertices=vertices))
         if plan_pipeline(named, "model-less").status != "infeasible":
             assert one * other <= plan.accuracy + 1e-9, "stage by stage there is none better"
+
+
+def test_a_plan_says_what_labels_of_its_variants_say_where_they_exclude_the_product() -> None:
+    posed = problem(*CHOICE, latency_ms=300.0)
+    plain = plan_pipeline(posed, "inferline")
+    assert plain.accuracy == pytest.approx(0.97 * 0.97)
+    mine, other = "v0=0.97, v1=0.97", "v0=0.9, v1=0.97"
+    for name, low, high, accuracy in ((mine, 0.6, 0.8, 0.7), (mine, 0.6, 0.95, 0.97**2), (other, 0.6, 0.8, 0.97**2)):
+        found = MeasuredStages(stages=name, product=0.97**2, accuracy=0.7, low=low, high=high, labels=50)
+        plan = plan_pipeline(replace(posed, measured=(found,)), "inferline")
+        assert (plan.accuracy, plan.vertices) == (pytest.approx(accuracy), plain.vertices)
 
 
 def test_a_budget_that_pays_no_plan_is_named_and_a_rare_stage_counts_by_its_visits() -> None:
