@@ -95,13 +95,14 @@ class RecorderEdge:
         self._unwritten[stream] = messages
         bodies = [EventMessage(message.subject, message.data) for message in messages]
         differing = await self._in_database(self._events.write, bodies)
+        unread, self._events.unread = self._events.unread, set()
         self._unwritten[stream] = []
         for message in messages:
             try:
                 await message.ack()
             except BusError as error:  # it is delivered again, and skipped then
                 log.warning("could not acknowledge: %s", error)
-        return Ingested(len(messages), differing)
+        return Ingested(len(messages), differing, frozenset(unread))
 
     async def _fetch(self, stream: str) -> list[Stored]:
         now = asyncio.get_running_loop().time()
@@ -182,8 +183,8 @@ _GONE = """SELECT hour, counted - coalesce(kept, 0) FROM (
   WHERE hour >= date_bin('1 hour', now() - %s * interval '1 hour', '2000-01-03 00:00:00+00') AND source = 'query_outcomes' AND hour >= floor
   GROUP BY hour) hours LEFT JOIN (
   SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00') AS hour, count(*) AS kept FROM infaas.query_outcomes
-  WHERE time >= date_bin('1 hour', now() - %s * interval '1 hour', '2000-01-03 00:00:00+00') AND time < infaas_internal.upto('query_outcomes')
-  AND parent IS NULL GROUP BY 1) rows USING (hour)
+  WHERE time >= date_bin('1 hour', now() - %s * interval '1 hour', '2000-01-03 00:00:00+00') AND parent IS NULL
+  AND time < (SELECT upto FROM infaas_internal.watermarks WHERE source = 'query_outcomes') GROUP BY 1) rows USING (hour)
 WHERE counted > coalesce(kept, 0)"""
 _FOUND = """INSERT INTO infaas_internal.rejected AS known (digest, subject, reason, body) VALUES (sha256(convert_to(%s, 'UTF8')), %s, %s, %s)
 ON CONFLICT (digest) DO UPDATE SET time = now(), reason = excluded.reason, body = excluded.body WHERE known.body <> excluded.body"""
