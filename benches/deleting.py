@@ -77,7 +77,7 @@ async def once(own: rig.DemoSystem, writer: str, mb: float, seconds: float, numb
             await asyncio.sleep(0.2)
     row(f"{len(variants)} variants", taken(own.data_dir))
     await own.infaas("app", "delete", name)
-    await own.infaas("model", "delete-version", name, "1")
+    await own.infaas("model", "delete-version", "--model", name, "--version", "1")
     began, back = time.monotonic(), dict[str, float]()
     while (now := time.monotonic() - began) < seconds and len(back) < len(PLACES):
         found = taken(own.data_dir)

@@ -240,18 +240,9 @@ class Counter:
                     if digits.isdecimal():
                         known[source].add(int(digits))
                 self._tell_batches(connection, islice(_holes(behind, known), MOST_FOUND))
-            gone = connection.execute(_GONE, (hours, hours)).fetchall()
-            self._tell(
-                connection,
-                "outcomes",
-                {
-                    f"{hour:%Y-%m-%d %H:%M%z}": (
-                        count,
-                        f"{count} outcomes of the hour from {hour:%Y-%m-%d %H:%M%z} on are gone",
-                    )
-                    for hour, count in gone
-                },
-            )
+            for hour, count in connection.execute(_GONE, (hours, hours)).fetchall():
+                at = f"{hour:%Y-%m-%d %H:%M%z}"
+                self._tell(connection, "outcomes", {at: (count, f"{count} outcomes of the hour from {at} on are gone")})
             found = dict(connection.execute(_OF_THE_DAY, (list(COUNTED),)).fetchall())
         return {what: found.get(what, 0) for what in COUNTED}
 
@@ -261,11 +252,8 @@ class Counter:
             for (body,) in connection.execute(_REFUSED, (list(COUNTED),)):
                 with suppress(msgspec.DecodeError):
                     missing.pop(msgspec.msgpack.decode(body, type=_Named).id.partition("/")[0], None)
-        self._tell(
-            connection,
-            "batches",
-            {batch: (1, f"the batch {batch} of events was sent and is in no row") for batch in missing},
-        )
+        found = {batch: (1, f"the batch {batch} of events was sent and is in no row") for batch in missing}
+        self._tell(connection, "batches", found)
 
     def _tell(self, connection: psycopg.Connection[Any], what: str, found: Mapping[str, tuple[int, str]]) -> None:
         for key, (count, reason) in found.items():
