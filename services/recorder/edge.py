@@ -13,7 +13,6 @@ import msgspec
 import psycopg
 from msgspec import Struct
 
-from bus.messages.scaling import DemandHistory
 from bus.port import Bus, BusError, Consumer, Stored, StreamSpec
 from services.recorder.actor import (
     COUNTED,
@@ -77,9 +76,9 @@ class RecorderEdge:
             WriteCatalog: self._write_catalog,
             KeepFiles: lambda command: self._do_beside(self._files.keep, command.check),
             Count: lambda command: self._do_beside(self._counter.count, command.hours),
-            Tidy: self._tidy,
-            Maintain: self._maintain,
-            ReadDemand: self._read_demand,
+            Tidy: lambda _: self._in_database(self._events.tidy),
+            Maintain: lambda _: self._in_database(self._maintenance.maintain, limit=MAINTAINS),
+            ReadDemand: lambda command: self._in_database(demand_history, self._store, command.app),
         }
 
     async def perform(self, command: Any) -> Any:
@@ -128,15 +127,6 @@ class RecorderEdge:
                 return await work(of)
         except psycopg.Error as error:
             raise StoreError(f"the database is away or not ready: {one_line(error)}") from None
-
-    async def _tidy(self, _: Tidy) -> None:
-        await self._in_database(self._events.tidy)
-
-    async def _maintain(self, _: Maintain) -> bool:
-        return await self._in_database(self._maintenance.maintain, limit=MAINTAINS)
-
-    async def _read_demand(self, command: ReadDemand) -> DemandHistory:
-        return await self._in_database(demand_history, self._store, command.app)
 
     async def _in_database(self, work: Callable[..., R], *arguments: Any, limit: float = WRITES) -> R:
         """Work in a thread, one thing at a time, for `limit` s; raises StoreError, in one line, when the database is not able now."""
