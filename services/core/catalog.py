@@ -98,6 +98,9 @@ def target_of(app: AppRecord | None, default: float) -> float:
     return default if app is None or app.slo_target is None else app.slo_target
 
 
+UNREAD = "the model's file cannot be read"  # so begins why a load failed that did not get to the model
+
+
 def files_of(key: str, value: bytes) -> set[str]:
     """The objects of the artifacts bucket that an entry of the catalogue bucket needs."""
     if key.startswith(variant_key("")) and (variant := decode_kept(VariantRecord, value)) is not None:

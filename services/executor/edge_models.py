@@ -19,9 +19,10 @@ import psutil
 from msgspec.structs import replace
 
 from bus.messages.catalog import Signature, TensorSpec, VariantRecord
-from bus.port import Bus, ObjectStore
+from bus.port import Bus, BusError, ObjectStore
 from bus.subjects import Subjects
 from bus.tensors import zeros
+from services.core.catalog import UNREAD
 from services.core.placement import REMOTE
 from services.executor.backends import backend
 from services.executor.backends.base import (
@@ -206,8 +207,10 @@ class DeviceModels:
             try:
                 await self._artifacts.get_to(record.artifact, part)
                 if await asyncio.to_thread(_digest, part) != record.artifact:
-                    raise BackendError(f"what is stored as {record.artifact[:12]}… is not the file that was registered")
+                    raise BackendError(f"{UNREAD}: what is stored as {record.artifact[:12]}… is another one")
                 part.rename(path)
+            except BusError as error:
+                raise BackendError(f"{UNREAD}: {error}") from error
             except OSError as error:
                 if error.errno not in NO_SPACE:
                     raise

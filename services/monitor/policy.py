@@ -16,6 +16,7 @@ from math import inf
 
 from bus.fields import filled
 from services.core.actor import Effect
+from services.core.catalog import UNREAD
 from services.core.cost import load_seconds
 from services.core.lifecycle import SERVING, Thresholds
 from services.core.placement import NOTHING, Amount, quarantined_words, short_of
@@ -277,7 +278,7 @@ class LoadFailures:
     """Loads that failed on one worker, by variant.
 
     quarantine_after: failures in a row until a variant is quarantined; 0: never. quarantined: variant to reason. A quarantined
-    variant is not tried again until an operator releases it.
+    variant is not tried again until an operator releases it. One whose file cannot be read is: the recorder mends the file.
     """
 
     def __init__(self, quarantine_after: int = 0) -> None:
@@ -296,7 +297,7 @@ class LoadFailures:
         count += 1
         pause = min(RETRY_LAST, RETRY_FIRST * 2.0 ** min(count - 1, 10))
         self._of[variant] = (count, now + pause, reason)
-        if not self._after or count < self._after or variant in self.quarantined:
+        if not self._after or count < self._after or variant in self.quarantined or reason.startswith(UNREAD):
             return False
         self.quarantined[variant] = f"its last {count} loads failed: {reason}"
         return True

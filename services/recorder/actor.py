@@ -32,7 +32,7 @@ from services.core.actor import (
     TimedOut,
     Watch,
 )
-from services.core.catalog import LASTING_BUCKETS, lasting
+from services.core.catalog import LASTING_BUCKETS, lasting, variant_key
 from services.core.metric import MetricFamily
 
 TIDY_EVERY = 3600.0  # s
@@ -58,10 +58,14 @@ class Ingest(Struct, frozen=True):
 
 
 class Ingested(NamedTuple):
-    """messages: how many were written. differing: outcomes that say something else than the one of the same query that is in the database."""
+    """messages: how many were written. differing: outcomes that say something else than the one of the same query that is in the database.
+
+    unread: variants whose file a worker could not read.
+    """
 
     messages: int
     differing: int = 0
+    unread: frozenset[str] = frozenset()
 
 
 class WriteCatalog(Struct, frozen=True):
@@ -117,7 +121,7 @@ _COMMANDS = {TIDY: Tidy(), MAINTAIN: Maintain(), **{stream: Ingest(stream) for s
 class Recorder(TableActor):
     """Keeps both streams flowing and the database's copy of the catalogue up to date, and tells the controller of earlier demand.
 
-    written: messages by stream. differing: as of `Ingested`. damaged: files that could not be read in the last night. missing: as of `Count`.
+    written: messages by stream. differing: as of `Ingested`. damaged: files that could not be read in the last night, or since. missing: as of `Count`.
     """
 
     def __init__(self, subjects: Subjects) -> None:
@@ -134,7 +138,7 @@ class Recorder(TableActor):
         self._keys: set[str] = set()
         self._unsynced = set(self._buckets)
         self._files: KeepFiles | None = None  # under way, or to be done again
-        self._files_due = False
+        self._files_next: KeepFiles | None = None
         self._all_keys_due = False  # whether the next command says all keys
         self._under_way: WriteCatalog | None = None
         self._catalog_paused = False
@@ -200,7 +204,8 @@ class Recorder(TableActor):
 
     def _keep_files(self, command: KeepFiles) -> Iterable[Effect]:
         if self._files is not None:
-            self._files_due = True
+            waits = self._files_next or command
+            self._files_next = KeepFiles(waits.check | command.check)
             return NOTHING
         self._files = command
         return (Do(FILES, command),)
@@ -208,11 +213,9 @@ class Recorder(TableActor):
     def _files_kept(self, damaged: int) -> Iterable[Effect]:
         done, self._files = self._files, None
         if done is not None and done.check:
-            self.damaged = damaged
-        if not self._files_due or self._stopping:
-            return NOTHING
-        self._files_due = False
-        return self._keep_files(KeepFiles())
+            self.damaged = damaged if done.check >= self._keys else max(self.damaged, damaged)
+        command, self._files_next = self._files_next, None
+        return NOTHING if command is None or self._stopping else self._keep_files(command)
 
     # -- questions
 
@@ -249,7 +252,9 @@ class Recorder(TableActor):
         if ingested.messages < MOST:
             self._emptied[what] = envelope.now
         pause = pause_after_fetch(ingested.messages)
-        return (After(what, pause, Tick(what)),) if pause else (_command(what),)
+        unread = frozenset(map(variant_key, ingested.unread))
+        mends = self._keep_files(KeepFiles(unread)) if unread else NOTHING
+        return (After(what, pause, Tick(what)) if pause else _command(what), *mends)
 
     def _count(self, now: float) -> Iterable[Effect]:
         hours, self._hours = self._hours, DAY_H
@@ -330,7 +335,7 @@ def families(actor: Recorder) -> Iterable[MetricFamily]:
         MetricFamily(
             "infaas_damaged_files",
             "gauge",
-            "Files of models that can be read neither on NATS nor from their copy in the database, of the last night.",
+            "Files of models that can be read neither on NATS nor from their copy in the database, of the last night or since.",
         ).add(actor.damaged),
         MetricFamily(
             "infaas_rows_missing",

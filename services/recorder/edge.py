@@ -13,7 +13,6 @@ import msgspec
 import psycopg
 from msgspec import Struct
 
-from bus.messages.scaling import DemandHistory
 from bus.port import Bus, BusError, Consumer, Stored, StreamSpec
 from services.recorder.actor import (
     COUNTED,
@@ -77,9 +76,9 @@ class RecorderEdge:
             WriteCatalog: self._write_catalog,
             KeepFiles: lambda command: self._do_beside(self._files.keep, command.check),
             Count: lambda command: self._do_beside(self._counter.count, command.hours),
-            Tidy: self._tidy,
-            Maintain: self._maintain,
-            ReadDemand: self._read_demand,
+            Tidy: lambda _: self._in_database(self._events.tidy),
+            Maintain: lambda _: self._in_database(self._maintenance.maintain, limit=MAINTAINS),
+            ReadDemand: lambda command: self._in_database(demand_history, self._store, command.app),
         }
 
     async def perform(self, command: Any) -> Any:
@@ -95,13 +94,14 @@ class RecorderEdge:
         self._unwritten[stream] = messages
         bodies = [EventMessage(message.subject, message.data) for message in messages]
         differing = await self._in_database(self._events.write, bodies)
+        unread, self._events.unread = self._events.unread, set()
         self._unwritten[stream] = []
         for message in messages:
             try:
                 await message.ack()
             except BusError as error:  # it is delivered again, and skipped then
                 log.warning("could not acknowledge: %s", error)
-        return Ingested(len(messages), differing)
+        return Ingested(len(messages), differing, frozenset(unread))
 
     async def _fetch(self, stream: str) -> list[Stored]:
         now = asyncio.get_running_loop().time()
@@ -127,15 +127,6 @@ class RecorderEdge:
                 return await work(of)
         except psycopg.Error as error:
             raise StoreError(f"the database is away or not ready: {one_line(error)}") from None
-
-    async def _tidy(self, _: Tidy) -> None:
-        await self._in_database(self._events.tidy)
-
-    async def _maintain(self, _: Maintain) -> bool:
-        return await self._in_database(self._maintenance.maintain, limit=MAINTAINS)
-
-    async def _read_demand(self, command: ReadDemand) -> DemandHistory:
-        return await self._in_database(demand_history, self._store, command.app)
 
     async def _in_database(self, work: Callable[..., R], *arguments: Any, limit: float = WRITES) -> R:
         """Work in a thread, one thing at a time, for `limit` s; raises StoreError, in one line, when the database is not able now."""
@@ -182,8 +173,8 @@ _GONE = """SELECT hour, counted - coalesce(kept, 0) FROM (
   WHERE hour >= date_bin('1 hour', now() - %s * interval '1 hour', '2000-01-03 00:00:00+00') AND source = 'query_outcomes' AND hour >= floor
   GROUP BY hour) hours LEFT JOIN (
   SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00') AS hour, count(*) AS kept FROM infaas.query_outcomes
-  WHERE time >= date_bin('1 hour', now() - %s * interval '1 hour', '2000-01-03 00:00:00+00') AND time < infaas_internal.upto('query_outcomes')
-  AND parent IS NULL GROUP BY 1) rows USING (hour)
+  WHERE time >= date_bin('1 hour', now() - %s * interval '1 hour', '2000-01-03 00:00:00+00') AND parent IS NULL
+  AND time < (SELECT upto FROM infaas_internal.watermarks WHERE source = 'query_outcomes') GROUP BY 1) rows USING (hour)
 WHERE counted > coalesce(kept, 0)"""
 _FOUND = """INSERT INTO infaas_internal.rejected AS known (digest, subject, reason, body) VALUES (sha256(convert_to(%s, 'UTF8')), %s, %s, %s)
 ON CONFLICT (digest) DO UPDATE SET time = now(), reason = excluded.reason, body = excluded.body WHERE known.body <> excluded.body"""
@@ -239,18 +230,9 @@ class Counter:
                     if digits.isdecimal():
                         known[source].add(int(digits))
                 self._tell_batches(connection, islice(_holes(behind, known), MOST_FOUND))
-            gone = connection.execute(_GONE, (hours, hours)).fetchall()
-            self._tell(
-                connection,
-                "outcomes",
-                {
-                    f"{hour:%Y-%m-%d %H:%M%z}": (
-                        count,
-                        f"{count} outcomes of the hour from {hour:%Y-%m-%d %H:%M%z} on are gone",
-                    )
-                    for hour, count in gone
-                },
-            )
+            for hour, count in connection.execute(_GONE, (hours, hours)).fetchall():
+                at = f"{hour:%Y-%m-%d %H:%M%z}"
+                self._tell(connection, "outcomes", {at: (count, f"{count} outcomes of the hour from {at} on are gone")})
             found = dict(connection.execute(_OF_THE_DAY, (list(COUNTED),)).fetchall())
         return {what: found.get(what, 0) for what in COUNTED}
 
@@ -260,11 +242,8 @@ class Counter:
             for (body,) in connection.execute(_REFUSED, (list(COUNTED),)):
                 with suppress(msgspec.DecodeError):
                     missing.pop(msgspec.msgpack.decode(body, type=_Named).id.partition("/")[0], None)
-        self._tell(
-            connection,
-            "batches",
-            {batch: (1, f"the batch {batch} of events was sent and is in no row") for batch in missing},
-        )
+        found = {batch: (1, f"the batch {batch} of events was sent and is in no row") for batch in missing}
+        self._tell(connection, "batches", found)
 
     def _tell(self, connection: psycopg.Connection[Any], what: str, found: Mapping[str, tuple[int, str]]) -> None:
         for key, (count, reason) in found.items():

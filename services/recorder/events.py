@@ -29,6 +29,7 @@ from bus.messages.events import (
 )
 from bus.messages.scaling import DemandHistory
 from bus.subjects import WITHOUT_APP
+from services.core.catalog import UNREAD
 from services.core.outcomes import is_client_error, meaning
 from services.recorder.tables import TABLES, Batch, EventTable, moment
 from services.shell.store import Store, copy, uuid_array
@@ -83,6 +84,7 @@ class EventWriter:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._names = AskedNames()
+        self.unread: set[str] = set()  # variants whose file a worker could not read, for who empties it
 
     def write(self, messages: Iterable[EventMessage]) -> int:
         """Returns after everything is committed or set aside; raises psycopg.Error when the database is not able now.
@@ -97,6 +99,8 @@ class EventWriter:
                 rejected.append(part)
             else:
                 parts.append(part)
+                if part.table.kind == StateEvent.kind:
+                    self.unread.update(event.variant for event in part.rows if UNREAD in event.reason)
         if rejected:
             self._set_aside(rejected)
         return self._write(parts) if parts else 0

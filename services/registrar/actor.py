@@ -274,6 +274,8 @@ class Registrar(TableActor):
 
     def _operate(self, envelope: Envelope) -> Iterable[Effect]:
         """An operator's verb, which the subject names."""
+        if envelope.reply and any(envelope.reply == reply for reply, _ in self._changes.values()):
+            return NOTHING  # sent again, since it takes long, and refused by what it has done already: the first answer is for both
         request = verb_asked(envelope.subject.rpartition(".")[2], envelope.message)
         if isinstance(request, Error):
             return refuse(envelope.reply, request)

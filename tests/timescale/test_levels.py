@@ -14,11 +14,17 @@ import pytest
 from psycopg import errors
 
 from bus.messages.events import CostEvent, StateEvent, WorkerSample
+from bus.natsbus import NatsBus
+from bus.subjects import Subjects
+from services.core.settings import BusSettings
+from services.recorder.__main__ import streams
+from services.recorder.edge import Counter
 from services.recorder.events import EventWriter, Maintenance
 from services.shell.host.postgres import EmbeddedPostgres
 from services.shell.store import READER, WRITER, Store, StoreError, prepare
 from services.shell.timescale import KEEP_DAYS, REFRESH, Level, level_of, when_free
 from tests.contract.test_sql_command import QUERIES
+from tests.support.clients.responders import until
 from tests.support.data.events import event, message, outcome
 from tests.support.data.rollups import Shown, shown, some, truth
 from tests.timescale.wasm import WasmTimescale, missing
@@ -249,6 +255,48 @@ def test_raw_rows_go_after_they_are_aggregated_and_hourly_cost_stays(system: Sys
     assert system.one("SELECT count(*) FROM infaas.worker_samples") == 1
     system.maintain()
     assert system.views() == expected
+
+
+@pytest.mark.parametrize("level", ["apache", "tsl"])
+async def test_what_is_missing_is_counted_in_chunks_too(
+    level: Level, system: System, nats_url: str, prefix: str
+) -> None:
+    """Also in compressed ones. A chunk that is too old is not missing. Aggregates of TimescaleDB follow their rows: none is missing there."""
+    now = time.time()
+    system.prepare(level)
+    times = (now - 5 * DAY, now - 1.5 * DAY, now - 2 * HOUR, now - HOUR)
+    system.ledger.write([message(*[outcome(time=at)] * 4, id=f"d-0-a-{n}") for n, at in enumerate(times, 1)])
+    assert system.one("SELECT count(*) FROM infaas.query_outcomes") == 4, "of one query one counts"
+    system.ledger.write(
+        [message(*[outcome(time=at) for _ in range(9)], id=f"d-0-b-{n}") for n, at in enumerate(times, 1)]
+    )
+    system.maintain()
+    if level == "tsl":
+        system.ask(
+            "SELECT compress_chunk(chunk, true) FROM show_chunks('infaas.query_outcomes', now() - interval '1 day') AS chunk"
+        )
+    spec = streams(Subjects(prefix), BusSettings())["events"]
+    bus = await NatsBus.connect(nats_url, name="test")
+    try:
+        await bus.ensure_stream(spec)
+        counter = Counter(bus, spec.name, system.store, late=0.05)
+
+        async def found(batches: int, outcomes: int) -> None:
+            async def counted() -> bool:
+                return await counter.count(10 * 24.0) == {"batches": batches, "outcomes": outcomes}
+
+            await until(counted)
+
+        await found(0, 0)
+        system.ask("DELETE FROM infaas_internal.batches WHERE id = 'd-0-b-3'")
+        system.ask("DELETE FROM infaas.query_outcomes WHERE time = to_timestamp(%s)", times[2])
+        await found(1, 10 if level == "apache" else 0)
+        system.prepare(level, query_outcomes=3.0)
+        system.maintain()
+        assert system.one("SELECT count(*) FROM infaas.query_outcomes") == 20
+        await found(1, 10 if level == "apache" else 0)
+    finally:
+        await bus.close()
 
 
 def test_policies_follow_the_settings(system: System) -> None:

@@ -20,6 +20,7 @@ from bus.messages.fleet import (
 )
 from bus.messages.scaling import Drain, LeaderRecord
 from services.core.actor import Changed, Do, Envelope, Failed, TimedOut
+from services.core.catalog import UNREAD
 from services.core.cost import LOADING_S, instance_price_per_s
 from services.core.placement import quarantine_key
 from services.core.settings import MonitorSettings
@@ -349,11 +350,12 @@ def test_failures_count_by_turn_until_a_success() -> None:
     assert world.beat.quarantined == {}
 
 
-def test_quarantine_can_be_switched_off() -> None:
-    world = World(settings=MonitorSettings(quarantine_after=0))
+@pytest.mark.parametrize(("after", "reason"), [(0, "no such operator"), (3, f"{UNREAD}: its digest does not match")])
+def test_quarantine_can_be_switched_off_and_is_not_for_files_that_others_mend(after: int, reason: str) -> None:
+    world = World(settings=MonitorSettings(quarantine_after=after))
     for _ in range(5):
         world.ensure(variant())
-        world.obey(fail="no such operator")
+        world.obey(fail=reason)
         world.advance(70.0, reporting=True)
     assert world.beat.quarantined == {}
 

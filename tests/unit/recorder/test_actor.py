@@ -168,6 +168,17 @@ def test_files_are_tried_again_and_read_through_in_the_night() -> None:
     assert _tell(actor, Tick(FILES)) == [Do(FILES, KeepFiles(frozenset({"app.a"})))]
     assert _tell(actor, Done(FILES, 2)) == []
     assert actor.damaged == 2
+    unread = Ingested(0, unread=frozenset({"a"}))
+    assert _tell(actor, Done("events", unread)) == [
+        Do("events", Ingest("events")),
+        Do(FILES, KeepFiles(frozenset({"variant.a"}))),
+    ]
+    assert _tell(actor, Done("events", unread))[1:] == []
+    _tell(actor, Tick(NIGHT))
+    assert _tell(actor, Done(FILES, 1)) == [Do(FILES, KeepFiles(frozenset({"app.a", "variant.a"})))]
+    assert actor.damaged == 2
+    assert _tell(actor, Done(FILES, 1)) == []
+    assert actor.damaged == 1
     assert "infaas_damaged_files" in {family.name for family in families(actor)}
 
 
