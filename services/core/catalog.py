@@ -33,7 +33,6 @@ _DECODERS: dict[type, Any] = {kind: msgspec.msgpack.Decoder(kind) for kind in _K
 # What has been read, by key and digest: all actors of a process follow the bucket, and hold its records once.
 _READ: WeakValueDictionary[tuple[str, bytes], Any] = WeakValueDictionary()
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
 DEEPEST = 4  # pipelines within pipelines that are looked into
 # What a system must not lose, in the order in which it is written back, so that nothing serves before it is whole: the ends of buckets'
 # names, and how their keys begin.
@@ -413,9 +412,7 @@ class ContextLabels(Struct, frozen=True, eq=False):
 def labels_of(
     records: Iterable[VariantRecord], say: Callable[[VariantRecord], LiveAccuracy | None], act: str
 ) -> ContextLabels | None:
-    """say: labels of a context, of variants as they were registered. They count where they have left that, contradict the app's labels, or say more than
-    these, and another accuracy follows; None: nowhere.
-    """
+    """say: labels of a context, of variants as registered. They count where they have left that, contradict the app's, or say more; None: nowhere."""
     known, found = tuple(records), {}
     for one in known:
         own, app = say(one), one.live

@@ -99,8 +99,9 @@ class EventWriter:
                 rejected.append(part)
             else:
                 parts.append(part)
-                if part.table.kind == StateEvent.kind:
-                    self.unread.update(event.variant for event in part.rows if UNREAD in event.reason)
+                self.unread.update(
+                    one.variant for one in part.rows if isinstance(one, StateEvent) and UNREAD in one.reason
+                )
         if rejected:
             self._set_aside(rejected)
         return self._write(parts) if parts else 0
