@@ -239,9 +239,10 @@ class OrderedReader:
         self._reading = asyncio.get_running_loop().create_task(self._read())
 
     async def drain(self) -> None:
-        """End it."""
+        """End it, even before its task has begun, as where there was nothing to read."""
         self._reading.cancel()
         await asyncio.wait({self._reading})
+        self._puller.stop()
         await drop_consumer(self.jet, self.stream, self._name)
 
     async def _make(self) -> None:
@@ -260,14 +261,11 @@ class OrderedReader:
 
     async def _read(self) -> None:
         with contextlib.suppress(BusClosed):
-            try:
-                while True:
-                    status = await self._puller.pull(ROUND, WAIT_S)
-                    # Where nothing came of what there was to come, it has been deleted meanwhile, perhaps.
-                    if status and (status != "408" or not self._synced):
-                        await self._begin_again(status)
-            finally:
-                self._puller.stop()
+            while True:
+                status = await self._puller.pull(ROUND, WAIT_S)
+                # Where nothing came of what there was to come, it has been deleted meanwhile, perhaps.
+                if status and (status != "408" or not self._synced):
+                    await self._begin_again(status)
 
     async def _begin_again(self, status: str) -> None:
         self._puller.stop()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bus.natsbus import NatsBus
 from bus.port import BusError, KeyValueEntry, NotFound, WrongRevision
 from tests.support.clients.responders import until
 from tests.support.servers.buses import Buses, Connects
@@ -91,6 +92,23 @@ async def test_a_watch_of_an_empty_bucket_is_complete_at_once(buses: Buses, conn
     revision = await bucket.put("a", b"1")
     await until(lambda: len(got) == 2)
     assert got == [None, KeyValueEntry("a", b"1", revision)]
+
+
+async def test_a_look_into_a_bucket_leaves_no_subscription(nats_url: str, prefix: str) -> None:
+    """Neither one that finds something nor one that finds nothing, which ends before its reader has begun."""
+    bus = await NatsBus.connect(nats_url, name="test")
+    try:
+        bucket = await bus.key_value(f"{prefix}-test")
+        before = len(bus._client._subs)
+        for _ in range(3):
+            await bucket.keys()
+            await bucket.put("a", b"1")
+            await bucket.keys()
+            await bucket.delete("a")
+            await (await bus.object_store(f"{prefix}-objects")).keys()
+        assert len(bus._client._subs) == before
+    finally:
+        await bus.close()
 
 
 async def test_a_watch_sees_every_one_of_many_keys(buses: Buses, connect: Connects) -> None:
