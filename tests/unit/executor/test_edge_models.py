@@ -240,7 +240,7 @@ async def test_another_file_under_the_artifact_s_name_is_not_loaded(tmp_path: Pa
     store = await bus.object_store(SUBJECTS.artifacts_bucket)
     await store.put(variant.artifact, tiny_models.mlp() + b"\0")
     edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, tmp_path, ExecutorSettings())
-    with pytest.raises(BackendError, match="cannot be read: what is stored as .* is another one"):
+    with pytest.raises(BackendError, match=r"cannot be read: what is stored as .* is another one"):
         await edge.perform(LoadModel("i", variant))
     assert not any(file.is_file() for file in tmp_path.rglob("*"))  # noqa: ASYNC240
     await store.put(variant.artifact, good)
