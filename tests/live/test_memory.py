@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 SIZES = {"ort": (0.5, 1, 2, 5, 12, 40, 100, 200, 400), "torch": (0.5, 1.5, 6, 25, 150)}
 BATCH = 8
 WITHIN = 0.1
-GRAIN_MB = 1.0  # what allocators and the interpreter take or give back meanwhile
+GRAIN_MB = 2.0  # what allocators and the interpreter take or give back meanwhile
 FORMATS = {"ort": "onnx", "torch": "pt2"}
 
 pytestmark = pytest.mark.timeout(600)
