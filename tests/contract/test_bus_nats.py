@@ -299,8 +299,7 @@ async def test_closing_while_the_server_is_away_is_quick(server: NatsServer) -> 
         with pytest.raises(BusError):
             await waiting
     assert told == ["disconnected", "closed"]
-    await asyncio.sleep(0.05)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
 
 
 @pytest.fixture
