@@ -79,7 +79,9 @@ def test_what_is_kept_is_exported_measured_anew_on_and_deleted(tmp_path: Path) -
         system.done("payloads", "delete", APP)
 
         late = ask(system, x, labels, labelled=False)
-        assert eventually(lambda: f'"items": {ITEMS}' in system.command("payloads", "export", APP, str(file), "--json").stdout)
+        assert eventually(
+            lambda: f'"items": {ITEMS}' in system.command("payloads", "export", APP, str(file), "--json").stdout
+        )
         [dispatcher] = system.pids("dispatcher")
         os.kill(dispatcher, signal.SIGKILL)  # the next one knows nothing of what was asked
         rows = [f"{query},{label}\n" for query, label in zip(late, labels[::2], strict=True)]
