@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from infaas.registering import Arrays
 
 FEEDBACK_TIMEOUT = 30.0  # s; a feedback may have its query evaluated again
-_Name = str | None  # of what a list is narrowed down to
+_Filter = str | None  # of a list
 LIST_TIMEOUT = 5.0  # s to wait for lists and explanations
 INPUTS_AGE = 600.0  # s after which inputs left in the object store expire
 
@@ -263,7 +263,7 @@ class Client:
         return await self._list("models", app=app, model=model)
 
     async def variants(
-        self, *, app: _Name = None, model: _Name = None, version: _Name = None, context: _Name = None
+        self, *, app: _Filter = None, model: _Filter = None, version: _Filter = None, context: _Filter = None
     ) -> list[dict[str, Any]]:
         """The variants with their measured figures, which decisions use, also in one context. version: also one that does not serve."""
         return await self._list("variants", app=app, model=model, version=version, context=context)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from cyclopts import Parameter
@@ -28,9 +28,6 @@ from infaas.connecting import connect, find_sql, with_client
 from infaas.errors import BadInput, RegistrationFailed
 from infaas.following import new_id
 from infaas.queries import check_name
-
-if TYPE_CHECKING:
-    from services.executor.backends.base import Handle
 
 Array = np.ndarray[Any, Any]
 Label = Any  # what JSON can say
@@ -334,7 +331,7 @@ class _Given:
         self._outputs = outputs
         self._at = 0
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, inputs: dict[str, Array], /) -> dict[str, Array]:
         begin, self._at = self._at, self._at + len(next(iter(inputs.values())))
         return {name: one[begin : self._at] for name, one in self._outputs.items()}
 
@@ -385,9 +382,7 @@ async def _answered_again(
             answers = [convert(one, dict[str, Tensor]) for one in msgpack.Unpacker(written, raw=False)]
         outputs = {name: np.concatenate([to_array(one[name], name) for one in answers]) for name in answers[0]}
         seen = SeenSamples(version, data)
-        given = inspection.predictions(
-            cast("Handle", _Given(outputs)), data, order, scorer, TOGETHER, lambda _: None, see=seen.see
-        )
+        given = inspection.predictions(_Given(outputs), data, order, scorer, TOGETHER, lambda _: None, see=seen.see)
         accuracy, sketch = scorer.judge(given, data, order), seen.packed()
         samples.write_bytes(sketch)
         return ContainerReport(

@@ -77,13 +77,13 @@ class PipelineRun(Struct, eq=False):
 
     def known(self, name: str) -> bool:
         """Whether it is known if a vertex is visited: each edge to it is decided, or it takes the first answer of some and that is there."""
-        edges = self.served.graph.into[name]
-        open_ = {edge.source for edge in edges if (edge.source, name) not in self.followed}
-        if not open_:
-            return True
-        races = self.served.graph.races[name]
-        follows = any(self.followed.get((edge.source, name)) for edge in edges)
-        return follows and open_ <= frozenset().union(*races) and all(any(map(self.answered, race)) for race in races)
+        graph, followed = self.served.graph, self.followed
+        sources = [edge.source for edge in graph.into[name]]
+        undecided = [one for one in sources if (one, name) not in followed]
+        if not undecided or not (races := graph.races[name]):
+            return not undecided
+        goes = any(followed.get((one, name)) for one in sources)
+        return goes and set().union(*races).issuperset(undecided) and all(any(map(self.answered, one)) for one in races)
 
     def lose(self, join: Join, name: str, error: Error | None, reply: PartReply | None = None) -> None:
         """Wait for a vertex no longer. reply: what stands for its answer; an answer that comes late is none."""

@@ -30,28 +30,10 @@ from services.recorder.catalog import CatalogWriter
 from services.recorder.events import EventWriter
 from services.shell.store import Store
 from tests.support.data.events import VARIANT, app_record, event, message, model_record, variant_record
-from tests.support.servers.dashboard_pages import APP, NOWHERE, looking, metric, page, sound, table, text
+from tests.support.servers.dashboard_pages import APP, NOWHERE, PAGES, looking, metric, page, sound, table, text
 from tests.support.servers.nats import free_port
 
 __all__ = ["looking"]  # a fixture that every test uses
-
-PAGES = (
-    "overview",
-    "variants",
-    "workers",
-    "cost",
-    "slo",
-    "applications",
-    "members",
-    "pipelines",
-    "shadow",
-    "explain",
-    "jobs",
-    "try_query",
-    "queries",
-    "registrations",
-    "logs",
-)
 
 # ---- nothing to show
 

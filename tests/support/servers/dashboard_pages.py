@@ -13,6 +13,7 @@ from infaas.connecting import SystemAddress
 from tests.support.servers.nats import free_port
 
 APP = Path(__file__).parents[3] / "dashboard" / "app.py"
+PAGES = tuple(sorted(path.stem for path in (APP.parent / "views").glob("[a-z]*.py")))
 NOWHERE = f"nats://127.0.0.1:{free_port()}"
 
 

@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, PipelineEdge, PipelineRecord, PipelineVertex, Signature
+from bus.messages.catalog import AppRecord, Ensemble, PipelineEdge, PipelineRecord, PipelineVertex, Signature
 from bus.messages.public import Requirements
 from services.core.pipelines.checks import pipeline_errors
 from services.core.pipelines.graph import PipelineGraph
 from tests.support.simulated.fleet import SIGNATURE, refused
+from tests.unit.dispatcher.test_fanout import FAN, fanned
 from tests.unit.dispatcher.test_join import holders
-from tests.unit.dispatcher.test_pipelines import SLO_MS, UNSURE, Staged, edge, numbers, vertex
+from tests.unit.dispatcher.test_pipelines import SLO_MS, UNSURE, Staged, alone, edge, numbers, vertex
 
 # `extra` looks first, if it can; `main` takes what it says, else the picture itself.
 SPARED = PipelineRecord(
@@ -137,6 +138,30 @@ def test_what_something_else_takes_too_is_waited_for() -> None:
     )
     reply = answered(served(record, late={"one": 5.0}))
     assert (numbers(reply)[0], numbers(reply, "slow")[0]) == (5.0, 4.0), "the first one counts, though both are there"
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_an_ensemble_and_a_pipeline_within_may_be_spared_too(inner: bool) -> None:
+    """Of both, no part can be answered."""
+    fleet = served(SPARED, ("extra",))
+    if inner:
+        fleet.add(AppRecord(app="whole", links={}, signature=SIGNATURE, pipeline=alone("extra")))
+        vertices = [replace(SPARED.vertices[0], app="whole"), SPARED.vertices[1]]
+        fleet.change("p", pipeline=replace(SPARED, vertices=vertices))
+    else:
+        fleet.change("extra", selection=Ensemble(policy="majority"))
+    reply = answered(fleet)
+    assert (numbers(reply)[0], reply["members"], reply["missing"]) == (2.0, ["main@1"], 1)
+
+
+def test_what_would_tell_the_items_has_none_where_it_may_fail() -> None:
+    record = replace(FAN, vertices=[replace(FAN.vertices[0], optional=True), *FAN.vertices[1:]])
+    fleet = fanned(record, boxes={"find": 3})
+    assert answered(fleet)["outputs"]["y"]["shape"][0] == 3
+    for device in fleet.devices.values():
+        device.fails = {"find@1"}
+    reply = fleet.one(fleet.ask("p"))
+    assert (reply["outputs"]["y"]["shape"][0], reply["missing"]) == (0, 1)
 
 
 def test_another_dispatcher_goes_on_without_it_too() -> None:

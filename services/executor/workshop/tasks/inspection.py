@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from msgspec import Struct, structs
@@ -180,7 +180,13 @@ BUDGET_S = 20.0
 LEAST_SCORED = 200
 
 
-def run_batch(handle: Handle, inputs: dict[str, Array]) -> dict[str, Array]:
+class Answering(Protocol):
+    """What answers batches: a loaded model, or answers that are there already."""
+
+    def run(self, inputs: dict[str, Array], /) -> dict[str, Array]: ...
+
+
+def run_batch(handle: Answering, inputs: dict[str, Array]) -> dict[str, Array]:
     """Run one batch. Raises UploadRejected if the model fails, or does not give one answer for each item."""
     n = len(next(iter(inputs.values())))
     try:
@@ -233,7 +239,7 @@ def varies(signature: Signature) -> bool:
 
 
 def predictions(
-    handle: Handle, data: ValidationSet, indices: Array, scorer: Scorer, batch: int, tell: Tell, budget_s: float = 0.0,
+    handle: Answering, data: ValidationSet, indices: Array, scorer: Scorer, batch: int, tell: Tell, budget_s: float = 0.0,
     see: Callable[[dict[str, Array], dict[str, Array]], None] | None = None,
 ) -> Answers:  # fmt: skip
     """The scored output's predictions on these samples, in their order, and the further outputs of the first ones, as many as memory may hold.
