@@ -21,9 +21,8 @@ LOWEST = 9  # 1 is the highest priority
 STALE = 1.0  # s; the largest age of a queue's length in a heartbeat, which comes by way of the monitor
 MANY = 64  # instances that a decision looks at, each of them; of more, at some
 SHUT = 1e9  # s; not infinity, since those that will join are counted in whole items
-TURNS = (
-    8.0  # rounds, in each of which every model that waits has one batch, after which a model goes before all deadlines
-)
+# Rounds, in each of which every model that waits has one batch; after so many a model goes before all deadlines.
+TURNS = 8.0
 
 
 # -- When a batch gets cores of its device: as its executor gives them out, and as a dispatcher predicts that.

@@ -195,9 +195,8 @@ def choose(first: PartAnswers, then: PartAnswers, costs: tuple[float, float], mo
     sure, gain = first.confidence[order], first.right[order].astype(int) - then.right[order]
     enough = sure[1:] > sure[:-1]
     for half in (order < len(order) // 2, order >= len(order) // 2):
-        kept = (gain * half)[::-1].cumsum()[
-            ::-1
-        ]  # what those that stay are righter than in the second part, by how many go on
+        # What those that stay are righter than in the second part, by how many go on.
+        kept = (gain * half)[::-1].cumsum()[::-1]
         enough &= kept[1:] >= 0
     if not enough.any():
         return None
