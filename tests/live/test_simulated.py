@@ -12,7 +12,8 @@ from tests.support.servers.processes import eventually
 from tests.support.servers.system import Whole, running
 
 CONFIG = "[registrar]\nthreads = [1]\nmax_batches = [64]\n"
-X, Y = tiny_models.images(64)
+LAYERS = 20  # so that no CPU is quick enough
+X, Y = tiny_models.images(64, LAYERS)
 SOON_MS = 60  # for 64 items: several times what the GPU is said to take, a fraction of what any CPU variant takes
 
 
@@ -30,7 +31,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
 @pytest.fixture(scope="module")
 def registered(world: Whole) -> list[dict[str, Any]]:
     """What `infaas register` says of the variants."""
-    variants: list[dict[str, Any]] = world.register("convnet", tiny_models.convnet(), X, Y)["variants"]
+    variants: list[dict[str, Any]] = world.register("convnet", tiny_models.convnet(LAYERS), X, Y)["variants"]
     return variants
 
 

@@ -309,10 +309,10 @@ def convnet(layers: int = 5) -> bytes:
     return made(nodes, [tensor("x", ["n", 1, 28, 28])], [tensor("scores", ["n", CLASSES])], constants)
 
 
-def images(count: int) -> tuple[np.ndarray, np.ndarray]:
+def images(count: int, layers: int = 5) -> tuple[np.ndarray, np.ndarray]:
     """Inputs of `convnet`, FP32 [count, 1, 28, 28], and the classes that it says, int64 [count]."""
     import onnxruntime
 
     x = np.random.default_rng(0).normal(size=(count, 1, 28, 28)).astype("f4")
-    session = onnxruntime.InferenceSession(convnet(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(convnet(layers), providers=["CPUExecutionProvider"])
     return x, session.run(None, {"x": x})[0].argmax(axis=1)
