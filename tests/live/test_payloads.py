@@ -41,11 +41,11 @@ def test_what_is_kept_is_exported_measured_anew_on_and_deleted(tmp_path: Path) -
             with np.load(file) as arrays:
                 return dict(arrays)
 
-        def all_labelled() -> bool:
+        def labelled(items: int) -> bool:
             found = system.command("payloads", "export", APP, str(file), "--labelled", "--json")
-            return found.returncode == 0 and f'"items": {ITEMS}' in found.stdout
+            return found.returncode == 0 and f'"items": {items}' in found.stdout
 
-        assert eventually(all_labelled), system.command("payloads", "export", APP, str(file), "--json")
+        assert eventually(lambda: labelled(ITEMS)), system.command("payloads", "export", APP, str(file), "--json")
         found = exported()
         place = np.argsort([2 * int(name[1:]) for name in found["id"]] + found["item"])
         assert np.array_equal(found["x"][place], x)
@@ -87,6 +87,7 @@ def test_what_is_kept_is_exported_measured_anew_on_and_deleted(tmp_path: Path) -
         rows = [f"{query},{label}\n" for query, label in zip(late, labels[::2], strict=True)]
         (tmp_path / "labels.csv").write_text("query,label\n" + "".join(rows))
         assert eventually(lambda: not system.command("feedback", APP, str(tmp_path / "labels.csv")).returncode)
+        assert eventually(lambda: labelled(len(late))), "rows come after their receipts"
         found = exported("--labelled")
         right = float((found["outputs.scores"].argmax(axis=1) == found["labels"]).sum())
         count = "SELECT count(score), sum(score), count(variant) FROM infaas.feedback WHERE query = ANY (%s::uuid[])"
