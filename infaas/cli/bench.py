@@ -3,11 +3,11 @@
 import asyncio
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from cyclopts import Parameter
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from infaas.loadgen import Generator, LoadReport
     from infaas.queries import Prepared
     from services.simulation.scenario.model import WorkloadSpec
+    from services.simulation.scenario.toml import Location
 
+T = TypeVar("T")
 CLOSED = 16  # queries in flight by default
 MOST_QPS = 200_000.0
 Kind = Literal["poisson", "gamma", "uniform", "mmpp"]
@@ -91,24 +93,10 @@ class LoadOptions:
         Ends the command (bad usage) if options contradict each other; the text names the option.
         """
         from infaas.loadgen import MAX_QUERIES  # noqa: PLC0415
+        from services.simulation.scenario.loads import shares_of  # noqa: PLC0415
+        from services.simulation.scenario.model import WorkloadSpec  # noqa: PLC0415
         from services.simulation.workload import mean_rate, peak_rate  # noqa: PLC0415
 
-        self._one_kind()
-        shares = self._shares(len(apps))
-        name, load = self._open(apps, shares, seconds)
-        if load is not None:
-            mean = mean_rate(load, seconds)
-            if mean <= 0:
-                usage(f"{self._source()}: no query would be sent in {seconds:g} s")
-            if mean * seconds > MAX_QUERIES:
-                usage(
-                    f"{self._source()}: more than {MAX_QUERIES:,} queries in {seconds:g} s: shorten it or lower the rate"
-                )
-            if peak_rate(load, seconds) > MOST_QPS:
-                usage(f"{self._source()}: the peak is above {MOST_QPS:,.0f} queries/s: lower the rate")
-        return name, load, shares
-
-    def _one_kind(self) -> None:
         sources = {
             "--closed": self.closed,
             "--times": self.times,
@@ -120,107 +108,84 @@ class LoadOptions:
         given = [name for name, value in sources.items() if value is not None]
         if len(given) > 1 and given != ["--trace", "--rate"]:
             usage(f"{given[0]} and {' and '.join(given[1:])} are different kinds of load: give one of them")
-        rated = self.rate is not None or self.rate_points is not None
-        trace = self.trace is not None
-        if self.arrivals == "mmpp" and not (self.rates and self.dwell):
-            usage("--arrivals mmpp needs --rates and --dwell, such as --rates 4,80 --dwell 30,5")
-        if (self.rates or self.dwell) and self.arrivals != "mmpp":
-            usage("--rates and --dwell describe an MMPP: add --arrivals mmpp")
-        if self.arrivals not in (None, "mmpp") and (trace or not rated):
-            usage(f"--arrivals {self.arrivals} needs --rate or --rate-points, and no trace or times")
-        if self.arrivals == "gamma" and self.cv is None:
-            usage("--arrivals gamma needs --cv, such as --cv 4 for bursts (1 is poisson)")
-        if self.cv is not None and self.arrivals != "gamma":
-            usage("--cv describes gamma gaps: add --arrivals gamma")
-        if self.range_qps is not None and (not trace or self.rate is not None):
-            usage("--range-qps scales a --trace: give --trace, and leave out --rate")
-        if self.seconds_per_line is not None and not trace:
-            usage("--seconds-per-line describes a --trace: give --trace")
+        shares = self._checked("shares", lambda at: shares_of(self._shares(), at, len(apps)))
+        if self.closed is not None or not (
+            given or self.arrivals or self.cv or self.range_qps or self.seconds_per_line
+        ):
+            return f"closed loop of {self.closed or CLOSED}", None, shares
+        name, load = self._open(WorkloadSpec(apps=apps, shares=shares), seconds)
+        source = given[0] if given else "--rate"
+        mean = mean_rate(load, seconds)
+        if mean <= 0:
+            usage(f"{source}: no query would be sent in {seconds:g} s")
+        if mean * seconds > MAX_QUERIES:
+            usage(f"{source}: more than {MAX_QUERIES:,} queries in {seconds:g} s: shorten it or lower the rate")
+        if peak_rate(load, seconds) > MOST_QPS:
+            usage(f"{source}: the peak is above {MOST_QPS:,.0f} queries/s: lower the rate")
+        return name, load, shares
 
-    def _source(self) -> str:
-        """The option that sets the rate."""
-        for name in ("trace", "times", "rates", "rate_points"):
-            if getattr(self, name) is not None:
-                return f"--{name.replace('_', '-')}"
-        return "--rate"
+    def _open(self, load: "WorkloadSpec", seconds: float) -> "tuple[str, WorkloadSpec]":
+        """The load with its arrivals, as a [[load]] block of a scenario states them, and its name."""
+        from services.simulation.scenario.loads import LoadBlock, timed  # noqa: PLC0415
+        from services.simulation.scenario.toml import struct_at  # noqa: PLC0415
 
-    def _open(
-        self, apps: tuple[str, ...], shares: tuple[float, ...], seconds: float
-    ) -> "tuple[str, WorkloadSpec | None]":
-        from services.simulation.scenario.model import WorkloadSpec  # noqa: PLC0415
-
-        if self.trace is not None:
-            return self._traced(self.trace, apps, shares, seconds)
-        if self.times is not None:
-            from services.simulation.workload import WorkloadError, read_times  # noqa: PLC0415
-
-            try:
-                return self.times.name, WorkloadSpec(
-                    apps=apps, shares=shares, arrivals="times", times=read_times(self.times)
-                )
-            except WorkloadError as error:
-                usage(f"--times: {error}")
-        if self.rates is not None and self.dwell is not None:
-            rates, dwell = _numbers("--rates", self.rates), _numbers("--dwell", self.dwell)
-            if len(rates) != len(dwell):
-                usage(f"--dwell: {len(dwell)} stays for {len(rates)} rates: give one for each")
-            if min(dwell) <= 0:
-                usage("--dwell: a stay must last more than 0 s")
-            load = WorkloadSpec(apps=apps, shares=shares, arrivals="mmpp", rates=rates, dwell_s=dwell)
-            return f"mmpp with {self.rates} queries/s for {self.dwell} s", load
+        file = self.trace or self.times
+        kind = "trace" if self.trace else "times" if self.times else "mmpp" if self.rates or self.dwell else None
+        if kind is not None and self.arrivals not in (None, kind):
+            usage(f"--arrivals {self.arrivals} is another kind of load than --{'rates' if kind == 'mmpp' else kind}")
+        kind = kind or self.arrivals or "poisson"
+        stated: dict[str, Any] = {
+            "arrivals": kind,
+            "rate": None if self.trace else self.rate,
+            "cv": self.cv,
+            "rates": self.rates and _numbers("--rates", self.rates),
+            "dwell_s": self.dwell and _numbers("--dwell", self.dwell),
+            "file": file and str(file),
+            "seconds_per_line": self.seconds_per_line,
+            "range_qps": self.range_qps and _pair("--range-qps", self.range_qps, "10:1000"),
+        }
         if self.rate_points is not None:
-            points = tuple(_pair("--rate-points", text, "0:4,60:80") for text in self.rate_points.split(","))
-            if list(points) != sorted(points, key=lambda point: point[0]):
-                usage(f"--rate-points: {self.rate_points!r}: sort the points, earliest second first")
-        elif self.rate is not None:
-            points = ((0.0, self.rate),)
-        else:
-            return f"closed loop of {self.closed or CLOSED}", None
-        kind = self.arrivals or "poisson"
-        if self.cv is None:
-            return kind, WorkloadSpec(apps=apps, shares=shares, arrivals=kind, rate=points)
-        return f"gamma with CV {self.cv:g}", WorkloadSpec(
-            apps=apps, shares=shares, arrivals=kind, rate=points, cv=self.cv
-        )
+            stated["rate"] = [_pair("--rate-points", text, "0:4,60:80") for text in self.rate_points.split(",")]
+        if self.trace is not None and self.rate is not None and self.range_qps is not None:
+            usage("--range-qps: says another scale than --rate: leave one of them out")
+        block = {key: value for key, value in stated.items() if value is not None}
+        load = self._checked("", lambda at: timed(load, struct_at(block, at, LoadBlock), at, Path()))
+        if load.counts is not None and self.rate is not None:
+            # The mean is over the lines that are sent, not over the whole file.
+            sent = load.counts[: int(-(-seconds // load.seconds_per_line))].mean()
+            if sent > 0:
+                load = msgspec.structs.replace(load, counts=load.counts * (self.rate * load.seconds_per_line / sent))
+        names = {
+            "mmpp": f"mmpp with {self.rates} queries/s for {self.dwell} s", "gamma": f"gamma with CV {self.cv or 0:g}"
+        }  # fmt: skip
+        return (names.get(kind, kind) if file is None else file.name), load
 
-    def _traced(
-        self, path: Path, apps: tuple[str, ...], shares: tuple[float, ...], seconds: float
-    ) -> "tuple[str, WorkloadSpec]":
-        from services.simulation.scenario.model import WorkloadSpec  # noqa: PLC0415
-        from services.simulation.workload import WorkloadError, read_counts  # noqa: PLC0415
+    def _shares(self) -> Any:
+        """The shares, as a [[load]] block states them."""
+        if self.shares is None or self.shares == "zipf":
+            return self.shares
+        if not self.shares.startswith("zipf:"):
+            return list(_numbers("--shares", self.shares))
+        from services.simulation.scenario.loads import ZipfShares  # noqa: PLC0415
+
+        exponents = _numbers("--shares", self.shares[5:])
+        if len(exponents) != 1:
+            usage(f"--shares: {self.shares!r}: write one exponent, such as zipf:1.1")
+        return ZipfShares(exponents[0])
+
+    def _checked(self, key: str, read: "Callable[[Location], T]") -> T:
+        """What is read of a [[load]] block. Ends the command if that is refused, with the option of the key."""
+        from services.simulation.scenario.toml import Location, ScenarioError  # noqa: PLC0415
 
         try:
-            counts = read_counts(path)
-        except WorkloadError as error:
-            usage(f"--trace: {error}")
-        width = self.seconds_per_line or 1.0
-        if self.rate is not None:
-            # The mean is over the lines that are sent, not over the whole file.
-            sent = counts[: int(-(-seconds // width))].mean()
-            counts = counts * (self.rate * width / sent) if sent > 0 else counts
-        span = None if self.range_qps is None else _pair("--range-qps", self.range_qps, "10:1000")
-        if span is not None and span[0] > span[1]:
-            usage(f"--range-qps: {self.range_qps!r}: the lower rate comes first, such as 10:1000")
-        return path.name, WorkloadSpec(
-            apps=apps, shares=shares, arrivals="trace", counts=counts, seconds_per_line=width, range_qps=span
-        )
-
-    def _shares(self, apps: int) -> tuple[float, ...]:
-        from services.simulation.workload import zipf  # noqa: PLC0415
-
-        if self.shares is None:
-            return (1 / apps,) * apps
-        if self.shares == "zipf" or self.shares.startswith("zipf:"):
-            exponents = _numbers("--shares", self.shares[5:] or "1")
-            if len(exponents) != 1:
-                usage(f"--shares: {self.shares!r}: write one exponent, such as zipf:1.1")
-            return zipf(apps, exponents[0])
-        given = _numbers("--shares", self.shares)
-        if len(given) != apps:
-            usage(f"--shares: {len(given)} shares for {apps} apps: give one for each --app")
-        if abs(sum(given) - 1) > 1e-6:
-            usage(f"--shares: they add up to {sum(given):g}, not to 1")
-        return given
+            return read(Location("", key))
+        except ScenarioError as error:
+            key, _, reason = str(error).partition(": ")
+            key = key.partition("[")[0]
+            rate = "rate" if self.rate_points is None else "rate-points"
+            file = "times" if self.trace is None else "trace"
+            option = {"rate": rate, "file": file, "dwell_s": "dwell"}.get(key, key.replace("_", "-"))
+            usage(f"--{option}: {reason}")
 
 
 NO_LOAD = LoadOptions()

@@ -79,7 +79,7 @@ def samples_of(blocks: Sequence[SampleBlock], location: Location, app: str, fold
     for i, block in enumerate(blocks):
         if block.app is not None:
             one_of(block.app, location.at(i).at("app"), (app,), "app")
-        found.append(_timed(WorkloadSpec(apps=(app,), shares=(1.0,)), block, location.at(i), folder))
+        found.append(timed(WorkloadSpec(apps=(app,), shares=(1.0,)), block, location.at(i), folder))
     return tuple(found)
 
 
@@ -102,7 +102,7 @@ def _load(block: LoadBlock, at: Location, things: Catalogue, folder: Path) -> Wo
         feedback=block.feedback or 0.0,
         context=block.context,
     )
-    return _timed(load, block, at, folder)
+    return timed(load, block, at, folder)
 
 
 def _own_needs(block: LoadBlock, at: Location, of_apps: list[Requirements]) -> Requirements | None:
@@ -118,8 +118,8 @@ def _own_needs(block: LoadBlock, at: Location, of_apps: list[Requirements]) -> R
     return replace(of_apps[0], **own)
 
 
-def _timed(load: WorkloadSpec, block: LoadBlock, at: Location, folder: Path) -> WorkloadSpec:
-    """The load with the block's arrivals."""
+def timed(load: WorkloadSpec, block: LoadBlock, at: Location, folder: Path) -> WorkloadSpec:
+    """The load with the block's arrivals. folder: to which paths are relative. Raises ScenarioError."""
     kind, takes = block.arrivals, _OF[block.arrivals]
     for key in sorted({key for keys in _OF.values() for key in keys}):
         if key not in takes and getattr(block, key) is not None:
@@ -152,9 +152,9 @@ def _timed(load: WorkloadSpec, block: LoadBlock, at: Location, folder: Path) -> 
             return replace(load, times=_recorded(block, at, folder, read_times))
     points = block.rate if isinstance(block.rate, list) else [(0.0, block.rate)]
     for i, (second, _) in enumerate(points[1:], 1):
-        if second <= points[i - 1][0]:
+        if second < points[i - 1][0]:
             at.at("rate").at(i).at(0).refuse(
-                f"must be after the point before it ({points[i - 1][0]:g} s), not {second:g}: times rise"
+                f"must not be before the point before it ({points[i - 1][0]:g} s), as {second:g} is: times rise"
             )
     return replace(load, rate=tuple(points), cv=1.0 if block.cv is None else block.cv)
 
@@ -173,10 +173,10 @@ def _apps(
         at.at("apps").refuse("must name at least one app")
     if len(set(apps)) < len(apps):
         at.at("apps").refuse("names an app twice")
-    return apps, _shares(block.shares, at.at("shares"), len(apps))
+    return apps, shares_of(block.shares, at.at("shares"), len(apps))
 
 
-def _shares(given: str | ZipfShares | list[float] | None, at: Location, count: int) -> tuple[float, ...]:
+def shares_of(given: str | ZipfShares | list[float] | None, at: Location, count: int) -> tuple[float, ...]:
     """The share of each app: equal by default, or by Zipf's law in the order of the apps."""
     if given is None:
         return (1.0 / count,) * count

@@ -173,5 +173,5 @@ def test_traces_are_scaled_to_a_mean_or_a_range(tmp_path):
 )
 def test_apps_have_shares(shares, wanted):
     _, load, found = LoadOptions(rate=1.0, shares=shares).spec(("a", "b", "c"), 5)
-    assert load.shares == found == wanted
+    assert load.shares == found == pytest.approx(wanted)
     assert load.apps == ("a", "b", "c")

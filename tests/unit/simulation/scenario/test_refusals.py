@@ -105,7 +105,7 @@ BAD = [
     (f"{L0}.rate", [], "load[0].rate: must have at least one point"),
     (f"{L0}.rate", [[0, 4], [5]], "load[0].rate[1]: must be [second, queries/s], not [5]"),
     (f"{L0}.rate", [[0, 4], [60, 4], [61, -4]], "load[0].rate[2][1]: must be at least 0 and at most 1e+07, not -4"),
-    (f"{L0}.rate", [[0, 4], [60, 4], [60, 8]], "load[0].rate[2][0]: must be after the point before it (60 s), not 60"),
+    (f"{L0}.rate", [[0, 4], [60, 4], [59, 8]], "load[0].rate[2][0]: must not be before the point before it (60 s), as 59 is"),
     (f"{L0}.cv", 2, "load[0].cv: means nothing with arrivals 'poisson'"),
     (f"{L0}.items", 0, "load[0].items: must be at least 1"),
     (f"{L0}.shares", "zipf", "load[0].shares: needs apps"),
