@@ -47,13 +47,11 @@ KIND = QueryKind(name="a digit", needs={})
 PROBE_S, UNDER_WAY = 3.0, 12  # seconds and queries under way, to measure what the machine can carry
 PEAK_SHARE, MOST_QPS = 0.4, 240.0  # the highest rate: of what was measured, and queries/s at most
 SERVED_S = 30.0  # until the planned replicas must serve
-WATCH_S = 0.5  # between looks at the instances
 TIMES = 3.0  # by which the load grows
 # Name, end as a share of the time, multiple of the lowest rate. In the last, replicas have time to go: the tuner remembers 30 s.
 PHASES = (("before", 0.08, 1.0), ("tripled", 0.2, TIMES), ("after", 1.0, 1.0))
 EDGES = (0.0, *(end for _, end, _ in PHASES))
 BINS = 60  # points of the series
-BLOCKS = " ▁▂▃▄▅▆▇█"
 COLOURS = ("#0072B2", "#D55E00", "#E69F00")  # of the vertices
 
 STAGES = """
@@ -68,9 +66,6 @@ EVENTS = """
 SELECT extract(epoch FROM time)::float8 AS time, vertex, action, from_replicas, to_replicas, lambda_max, window_s, reason
 FROM infaas.pipeline_events WHERE pipeline = '{app}' ORDER BY 1, 2
 """
-
-
-Instances = Sequence[tuple[float, Mapping[str, int]]]  # Unix time, and how many serve, by vertex
 
 
 async def play(run: DemoRun) -> dict[str, Any]:
@@ -89,23 +84,13 @@ async def play(run: DemoRun) -> dict[str, Any]:
     lowest = min(MOST_QPS, PEAK_SHARE * capacity) / TIMES
     await _add(run, stages.share, rate=lowest)
     plan = await _deploy(run, file)
-    instances: list[tuple[float, dict[str, int]]] = []
-
-    async def watch() -> None:
-        while True:
-            instances.append((time.time(), await serving(run.client)))
-            await asyncio.sleep(WATCH_S)
 
     def tell(due: float) -> None:
         run.progress(f"sending digits: {PHASES[bisect(EDGES[1:-1], due / run.seconds)][0]}", due / run.seconds)
 
     start = time.time()
     rates = [((end - at) * run.seconds, grown * lowest) for at, (_, end, grown) in zip(EDGES, PHASES, strict=False)]
-    watching = asyncio.create_task(watch())
-    try:
-        replies = await sender.run(arrivals(rates, [KIND]), run.seconds, tell)
-    finally:
-        watching.cancel()
+    replies = await sender.run(arrivals(rates, [KIND]), run.seconds, tell)
     await run.recorded(sender)
     served = {row["stage"]: row for row in await run.system.sql(STAGES.format(app=PIPELINE, start=start))}
     events = [{**row, "at_s": row["time"] - start} for row in await run.system.sql(EVENTS.format(app=PIPELINE))]
@@ -117,9 +102,9 @@ async def play(run: DemoRun) -> dict[str, Any]:
         "rates": [rate for _, rate in rates],
         "plan": {name: plan[name] for name in ("policy", "status", "cost_per_s", "p99_ms", "rate", "percentile")},
         **results(replies, pictures, served, run.seconds),
-        "vertices": vertices(plan, served, instances),
+        "vertices": vertices(plan, served),
         "events": events,
-        "series": series(replies, instances, events, start, run.seconds),
+        "series": series(replies, events, start, run.seconds),
         "pipeline_file": str(file) if run.system.keep else None,
     }
 
@@ -221,10 +206,8 @@ def _computed(shown: Sequence[int], pictures: Labelled, served: Mapping[str, Map
     return found | {"costs_per_1000": [1000.0 * cost for cost in costs]}
 
 
-def vertices(
-    plan: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]], instances: Instances
-) -> list[dict[str, Any]]:
-    """How each vertex was planned, and how it was visited. instances: at several times."""
+def vertices(plan: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """How each vertex was planned, and how it was visited."""
     nothing = dict.fromkeys(("batch", "cost", "p50_ms", "p99_ms")) | {"visits": 0, "variants": []}
     kept = ("replicas", "batch", "scale", "service_ms", "rho", "accuracy")
     return [
@@ -235,22 +218,17 @@ def vertices(
             "app": APPS[name],
             "variant": stage["variant"],
             "planned": {key: stage.get(key) for key in kept},
-            "instances": [end((there.get(name, 0) for _, there in instances), default=0) for end in (min, max)],
         }
         for name, stage in plan["vertices"].items()
     ]
 
 
 def series(
-    replies: Sequence[DemoReply],
-    instances: Instances,
-    events: Sequence[Mapping[str, Any]],
-    start: float,
-    seconds: float,
+    replies: Sequence[DemoReply], events: Sequence[Mapping[str, Any]], start: float, seconds: float
 ) -> dict[str, Any]:
     """Over the load. time: seconds to the end of each interval. attainment: of its queries; None without any.
 
-    wanted: replicas that the tuner wants at the end of each interval, by vertex; serving: instances that there were.
+    wanted: replicas that the tuner wants at the end of each interval, by vertex.
     """
     edges = np.linspace(0.0, seconds, BINS + 1)
     parts, ends = between(replies, edges.tolist()), start + edges[1:]
@@ -262,9 +240,6 @@ def series(
         "qps": [part["qps"] for part in parts],
         "attainment": [part["slo_attainment"] for part in parts],
         "wanted": {vertex: last_of(steps[vertex], ends) for vertex in VERTICES},
-        "serving": {
-            vertex: last_of([(at, there.get(vertex, 0)) for at, there in instances], ends) for vertex in VERTICES
-        },
     }
 
 
@@ -293,7 +268,6 @@ def shown(result: Mapping[str, Any]) -> Iterator[str | DemoTable]:
         [_phase_cells(row) for row in (*result["phases"], whole)],
     )
     yield from figures(result)
-    yield from chart(result["series"], result["phases"])
     if result["pipeline_file"] is not None:
         yield f"the pipeline: {result['pipeline_file']}"
 
@@ -309,7 +283,6 @@ def _stage_cells(row: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str,
         "a query": f"{row['visits'] / max(1, result['answered']):.2f}, planned {planned['scale']:.2f}",
         "replicas": f"planned {planned['replicas']}",
         "over time": " → ".join(str(count) for count, _ in groupby(wanted)),
-        "instances": "{} .. {}".format(*row["instances"]),
         "batch": text(row["batch"], "{:.1f}") + f" of {planned['batch']}",
         "p50": text(row["p50_ms"], "{:.1f} ms"),
         "p99": text(row["p99_ms"], "{:.1f} ms"),
@@ -361,28 +334,6 @@ def figures(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"Refused: {counted(result['refused'])}."
 
 
-def chart(shown: Mapping[str, Any], phases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Rate, replicas and attainment over time, a block for each interval; the last line says how the load's rate changes."""
-    rows: list[tuple[str, Sequence[float | None], float, str]] = [
-        ("queries/s", shown["qps"], max(shown["qps"], default=0.0), "{:.0f}"),
-        *((f"{vertex} replicas", row, float(max(*row, 1)), "{:.0f}") for vertex, row in shown["wanted"].items()),
-        ("in time", shown["attainment"], 1.0, "{:.0%}"),
-    ]
-    wide = max(len(name) for name, *_ in rows)
-    for name, values, top, form in rows:
-        yield f"{name:>{wide}} {blocks(values, top)} to {form.format(top)}"
-    ends = [round(len(shown["time"]) * at) for at in EDGES]
-    lengths = [end - start for start, end in pairwise(ends)]
-    axis = "".join(f"|×{phase['times']:g}"[:n].ljust(n) for phase, n in zip(phases, lengths, strict=True))
-    yield f"{'':>{wide}} {axis} {sum(phase['seconds'] for phase in phases):.0f} s"
-
-
-def blocks(values: Sequence[float | None], top: float) -> str:
-    """One character for each value, 0 .. top: a space for None and 0, at least the lowest block for what is above 0."""
-    shares = [0.0 if value is None or top <= 0 else min(1.0, max(0.0, value / top)) for value in values]
-    return "".join(BLOCKS[max(1, round(share * 8))] if share > 0 else " " for share in shares)
-
-
 def draw(found: Mapping[str, Any], path: Path) -> None:
     """Rate, replicas and attainment over time, as the paper's figures 6 and 7."""
     from matplotlib.figure import Figure  # noqa: PLC0415  (an extra)
@@ -400,8 +351,6 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     replicas.stackplot(
         at, list(map(over_time, wanted.values())), labels=list(wanted), step="pre", colors=COLOURS, edgecolor="white"
     )
-    serving = np.sum(list(map(over_time, series["serving"].values())), axis=0)
-    replicas.step(at, serving, color="black", lw=1.0, ls=":", label="instances")
     replicas.set_ylabel("replicas")
     replicas.yaxis.get_major_locator().set_params(integer=True)
     share.step(at, over_time(series["attainment"]), color="#009E73", lw=1.5, label="in time")

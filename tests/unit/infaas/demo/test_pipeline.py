@@ -34,8 +34,6 @@ from infaas.demo.pipeline import (
     EDGES,
     KIND,
     PHASES,
-    blocks,
-    chart,
     draw,
     figures,
     judge,
@@ -64,7 +62,6 @@ SERVED: dict[str, dict[str, Any]] = {
 EVENTS = [
     {"time": 900.0, "vertex": vertex, "action": "deploy", "from_replicas": 0, "to_replicas": 1, "reason": "planned"} for vertex in VERTICES
 ] + [{"time": 1050.0, "vertex": vertex, "action": "up", "from_replicas": 1, "to_replicas": 4, "reason": "more"} for vertex in VERTICES]  # fmt: skip
-SERVING = [(1000.0, dict.fromkeys(VERTICES, 1)), (1060.0, dict.fromkeys(VERTICES, 3))]
 
 
 def answer(scores: np.ndarray, *members: str, agreed: float = 0.9, **other: Any) -> Answer:
@@ -90,19 +87,16 @@ def replies() -> list[DemoReply]:
 def result() -> dict[str, Any]:
     events = [{**row, "at_s": row["time"] - 1000.0} for row in EVENTS]
     return {
-        "app": "digits", "objective_ms": LATENCY_MS, "capacity_qps": 300.0, "rates": [40.0, 120.0, 40.0], "queries": 110, "plan": PLAN, "pipeline_file": None, "vertices": vertices(PLAN, SERVED, SERVING), "events": events,
+        "app": "digits", "objective_ms": LATENCY_MS, "capacity_qps": 300.0, "rates": [40.0, 120.0, 40.0], "queries": 110, "plan": PLAN, "pipeline_file": None, "vertices": vertices(PLAN, SERVED), "events": events,
         **results(replies(), PICTURES, SERVED, SECONDS),
-        "series": series(replies(), SERVING, EVENTS, 1000.0, SECONDS),
+        "series": series(replies(), EVENTS, 1000.0, SECONDS),
     }  # fmt: skip
 
 
-def test_phases_blocks_and_visits() -> None:
+def test_phases_and_visits() -> None:
     assert EDGES == (0.0, 0.08, 0.2, 1.0)
-    quick = vertices(PLAN, SERVED, SERVING)[0]
+    quick = vertices(PLAN, SERVED)[0]
     assert (quick["visits"], quick["batch"], quick["variants"]) == (4, 2.0, ["a", "b"])
-    assert quick["instances"] == [1, 3]
-    assert blocks([0.0, 0.01, 4.0, 8.0, 9.0, None], 8.0) == " ▁▄██ "
-    assert blocks([1.0, 2.0], 0.0) == "  "
 
 
 def test_an_answer_is_wrong_if_the_accurate_model_was_due_and_not_asked() -> None:
@@ -141,12 +135,11 @@ def test_figures_and_series_of_runs_with_and_without_answers() -> None:
     assert found["slo_attainment"] == 0.0
     assert found["p99_ms"] is None
     assert found["phases"][2]["slo_attainment"] is None
-    assert vertices(PLAN, {}, [])[0]["batch"] is None
-    found = series(replies(), SERVING, EVENTS, 1000.0, SECONDS)
+    assert vertices(PLAN, {})[0]["batch"] is None
+    found = series(replies(), EVENTS, 1000.0, SECONDS)
     assert len(found["time"]) == len(found["qps"]) == len(found["attainment"]) == BINS
     assert sum(found["qps"]) * SECONDS / BINS == pytest.approx(100)
     assert found["wanted"]["exact"] == [1] * 29 + [4] * 31
-    assert found["serving"]["exact"] == [1] * 35 + [3] * 25
     assert found["attainment"][2:4] == [0.5, 0.5]  # of two, one late; of two, one refused
     assert last_of([], np.arange(3.0)) == [0, 0, 0]
 
@@ -162,10 +155,6 @@ def test_what_is_printed_names_what_was_paid_and_what_was_computed() -> None:
     deploy, up = [line for line in lines if line.startswith("Tuner")]
     assert deploy == "Tuner at -100.0 s: deploy: quick 0 → 1, exact 0 → 1, check 0 → 1: planned"
     assert up.startswith("Tuner at 50.0 s: up: quick 1 → 4, ")
-    drawn = list(chart(found["series"], found["phases"]))
-    assert [line.split()[0] for line in drawn] == ["queries/s", "quick", "exact", "check", "in", "|×1"]
-    assert len({line.index("|") for line in drawn if "|" in line}) == 1
-    assert "|×3" in drawn[-1]
     by_stage, phases = [block for block in shown(found) if isinstance(block, DemoTable)]
     assert [row["over time"] for row in by_stage.rows] == ["1 → 4"] * 3
     assert [row["load"] for row in phases.rows] == [*(name for name, *_ in PHASES), "in all"]
