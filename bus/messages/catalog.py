@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from bus.fields import PART, SHARE, TOKEN, Number
+from bus.fields import KIND, PART, SHARE, TARGET, TOKEN, Named, Number
 from bus.messages.quality import Cascade, LiveAccuracy, VersionRelease
 from bus.messages.scaling import Expectation
 
@@ -71,8 +71,8 @@ class ProfileRow(Struct, frozen=True, kw_only=True):
     p99_low_ms, p99_high_ms: its 95 % confidence interval, by the order of so many calls; None: not known, the upper one below 368 calls.
     """
 
-    batch: int
-    p50_ms: float
+    batch: Annotated[int, Number(1)]
+    p50_ms: Annotated[float, Number(above=0)]
     p99_ms: float
     cpu_ms: float
     wall_over_cpu: float
@@ -89,15 +89,15 @@ class Profile(Struct, frozen=True, kw_only=True):
     """
 
     rows: list[ProfileRow]
-    load_ms: float
-    memory_mb: float
+    load_ms: Annotated[float, Number()]
+    memory_mb: Annotated[float, Number()]
     saturation_qps: float
     provenance: str = "measured"
     disturbed: bool = False
     host: dict[str, str] = {}
-    init_ms: float | None = None
-    transfer_ms: float | None = None
-    host_mb: float | None = None
+    init_ms: Annotated[float | None, Number()] = None
+    transfer_ms: Annotated[float | None, Number()] = None
+    host_mb: Annotated[float | None, Number()] = None
 
 
 class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
@@ -114,17 +114,17 @@ class VariantRecord(Struct, frozen=True, kw_only=True, weakref=True):
     it, are distributed; empty: not known. live, registered: `Catalog.seen` adds what labels say, and the accuracy. remeasured: Unix seconds; 0: never.
     """
 
-    variant: str
-    model: str
-    version: str
+    variant: Named
+    model: Named
+    version: Named
     framework: str
     precision: str
-    threads: int
-    max_batch: int
-    hardware: str
+    threads: Annotated[int, Number(1)]
+    max_batch: Annotated[int, Number(1, 10**6)]
+    hardware: Annotated[str, KIND]
     artifact: str
     format: str
-    accuracy: float | None
+    accuracy: Annotated[float | None, SHARE]
     agreement: float | None
     profile: Profile
     signature: Signature
@@ -462,7 +462,7 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     it does not fit; empty: none was. quality_act, payloads: as `set-app` says. release: the last; None: there was none.
     """
 
-    app: str
+    app: Named
     links: dict[str, str]
     signature: Signature | None = None
     latency_ms: float | None = None
@@ -470,7 +470,7 @@ class AppRecord(Struct, frozen=True, kw_only=True, weakref=True):
     min_instances: int = 1
     created: float = 0.0
     input_type: str | None = None
-    slo_target: float | None = None
+    slo_target: Annotated[float | None, TARGET] = None
     selection: Ensemble | None = None
     replicas: dict[str, int] = {}
     pipeline: PipelineRecord | None = None

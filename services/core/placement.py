@@ -12,10 +12,11 @@ What the instances of a device take together stays within its totals, of every r
 """
 
 from math import floor, inf
+from typing import Annotated
 
 from msgspec import Struct
 
-from bus.fields import filled
+from bus.fields import KIND, Named, Number, filled
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus
 
@@ -29,10 +30,10 @@ class Device(Struct, frozen=True, kw_only=True):
     empty: not known.
     """
 
-    name: str
-    kind: str
-    cores: int
-    memory_mb: float
+    name: Named
+    kind: Annotated[str, KIND]
+    cores: Annotated[int, Number(1, 4096)]
+    memory_mb: Annotated[float, Number(above=0)]
     simulated: bool = False
     address: str = "cpu"
     arithmetic: str = ""

@@ -17,9 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from bus.codec import encode, explain
-from bus.fields import SHARE, TARGET, Number, check_of
+from bus.fields import SHARE, TARGET, Number, check_of, faults
 from bus.messages.catalog import AppRecord, VariantRecord
-from bus.subjects import valid_name
 from services.core.pipelines.checks import pipeline_errors
 from services.core.placement import Device
 
@@ -80,7 +79,7 @@ class RecordedJob(Struct, frozen=True, kw_only=True):
 
     app: str
     created: float
-    inputs: int
+    inputs: Annotated[int, Number(1, 10**9)]
     accuracy: float = 0.0
     model: str | None = None
 
@@ -102,7 +101,7 @@ class RecordingHead(Struct, frozen=True, kw_only=True):
     queries: int
     apps: list[AppRecord]
     variants: list[VariantRecord]
-    prices: dict[str, float]
+    prices: dict[str, Annotated[float, _AMOUNT]]
     workers: list[RecordedWorker]
     bins: list[Bin]
     billed: bool
@@ -110,7 +109,7 @@ class RecordingHead(Struct, frozen=True, kw_only=True):
     actions: dict[str, int]
     jobs: list[RecordedJob] = []
     notes: list[str] = []
-    slo_target: float | None = None
+    slo_target: Annotated[float | None, TARGET] = None
     visits: dict[str, dict[str, int]] = {}
     items: dict[str, dict[str, tuple[int, int]]] = {}
 
@@ -153,59 +152,17 @@ def head_fault(head: RecordingHead) -> str:
         return f"every_s: must be above 0 and at most the duration ({head.duration_s:g} s)"
     if head.duration_s / head.every_s > 1e6:
         return "every_s: is too small for so long a duration"
+    if (wrong := next(faults(head), None)) is not None:
+        return f"{wrong.key}: {wrong.reason}"
     for i, app in enumerate(head.apps):
-        if not valid_name(app.app):
-            return f"apps[{i}].app: {app.app[:70]!r} is no name"
-        if app.slo_target is not None and (refused := TARGET.refuse(app.slo_target)):
-            return f"apps[{i}].slo_target: {refused}"
-        if app.pipeline is not None and (wrong := pipeline_errors(app.app, app.latency_ms, app.pipeline, None)):
-            return f"apps[{i}].{wrong[0]}"
-    if head.slo_target is not None and (refused := TARGET.refuse(head.slo_target)):
-        return f"slo_target: {refused}"
+        if app.pipeline is not None and (refused := pipeline_errors(app.app, app.latency_ms, app.pipeline, None)):
+            return f"apps[{i}].{refused[0]}"
     for i, one in enumerate(head.variants):
-        fault = _variant_fault(one)
-        if fault:
-            return f"variants[{i}].{fault}"
-    for i, worker in enumerate(head.workers):
-        for k, device in enumerate(worker.devices):
-            if not _valid_kind(device.kind) or not valid_name(device.name) or not 1 <= device.cores <= 4096:
-                return f"workers[{i}].devices[{k}]: needs a kind, a name and 1 to 4096 cores"
-            if not 0 < device.memory_mb < LARGEST:
-                return f"workers[{i}].devices[{k}].memory_mb: must be above 0"
-    for kind, price in head.prices.items():
-        if not 0 <= price < LARGEST:
-            return f"prices.{kind}: must be at least 0"
+        if not one.profile.rows:
+            return f"variants[{i}].profile.rows: is empty: nothing was measured of it"
     for i, job in enumerate(head.jobs):
-        if not head.begins <= job.created < head.ends or not 1 <= job.inputs <= 10**9:
-            return f"jobs[{i}]: must be created within the recording, and have 1 to 1e9 inputs"
-    return ""
-
-
-def _valid_kind(kind: str) -> bool:
-    """Names joined by dots: the device of a user's own process has the names of its model and version (services/core/placement.py)."""
-    return all(map(valid_name, kind.split(".")))
-
-
-def _variant_fault(one: VariantRecord) -> str:
-    if not (
-        valid_name(one.variant) and valid_name(one.model) and valid_name(one.version) and _valid_kind(one.hardware)
-    ):
-        return "variant: needs names of variant, model, version and hardware"
-    if one.threads < 1 or not 1 <= one.max_batch <= 10**6:
-        return "max_batch: must be from 1 to 1e6, and threads at least 1"
-    if one.accuracy is not None and not 0 <= one.accuracy <= 1:
-        return "accuracy: must be from 0 to 1"
-    profile = one.profile
-    if not profile.rows:
-        return "profile.rows: is empty: nothing was measured of it"
-    if not all(row.batch >= 1 and 0 < row.p50_ms < LARGEST for row in profile.rows):
-        return "profile.rows: batch must be at least 1, p50_ms above 0"
-    if not (0 <= profile.load_ms < LARGEST and 0 <= profile.memory_mb < LARGEST):
-        return "profile: load_ms and memory_mb must be at least 0"
-    if not all(
-        0 <= one < LARGEST for one in (profile.init_ms, profile.transfer_ms, profile.host_mb) if one is not None
-    ):
-        return "profile: init_ms, transfer_ms and host_mb must be at least 0, or null"
+        if not head.begins <= job.created < head.ends:
+            return f"jobs[{i}]: must be created within the recording"
     return ""
 
 
