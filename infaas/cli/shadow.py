@@ -1,7 +1,9 @@
 """`infaas shadow`: a policy beside the running system, on its live demand, without acting."""
 
 import asyncio
+import secrets
 import signal
+import time
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,16 +14,18 @@ from cyclopts.validators import Number
 
 from infaas.answers import would_have
 from infaas.cli.options import DataDir, Json, Wide, names
-from infaas.cli.output import Column, fail, number, print_table, progress, show, usage
-from infaas.connecting import connect, locate
+from infaas.cli.output import Column, fail, number, one_line, print_table, progress, show, usage
+from infaas.connecting import connect, find_sql, locate
 from infaas.errors import NotConnected
 
 if TYPE_CHECKING:
-    from services.simulation.shadow.actor import Shadow
-    from services.simulation.shadow.system import ShadowSpec
+    from infaas.client import Client
+    from services.simulation.replay.build import ReplayOptions
+    from services.simulation.replay.shadow import ShadowRun
 
-_PROGRESS_S = 10.0
-_LOOK_S = 0.25
+_LOOK_S = 10.0
+_RECORDED_S = 5.0  # until what has happened is in SQL
+_SHARE = 0.05  # of the time that may go into looks: each replays everything from the beginning
 _ACTIONS = 'infaas sql "SELECT time, action, variant, worker, reason, cost_rate FROM shadow_events ORDER BY time DESC LIMIT 20"'
 _BOOT_S = 5.0  # of a process on this machine
 
@@ -41,9 +45,9 @@ def shadow(
 ) -> int:
     """Run another scaling policy on the live demand of a running system, without acting: what would it do and cost?
 
-    The policy gets the demand, catalogue, workers and loaded instances of the system, and acts on simulated machines. What it
-    would have done goes to the table infaas.shadow_events and to the dashboard. At the end, or at Ctrl-C, its actions, cost and share of
-    answers in time are printed beside the system's own.
+    What has come since it began is replayed under the policy, every 10 s or, where that takes long, less often. What it would have done
+    goes to the table infaas.shadow_events and to the dashboard. At the end, or at Ctrl-C, its actions, cost and share of answers in
+    time are printed beside the system's own. Reads the database, as `infaas replay` does.
 
     Example: `infaas shadow static --seconds 600`
 
@@ -70,13 +74,8 @@ def shadow(
             f"--slo-target {slo_target:g}: must be above 0 and below 1: with 0.99, one query in a hundred may be late"
         )
     changes = dict(_change(one) for one in names("--set", set_, "KEY=VALUE, as autoscaler.hold_s=60"))
-    import uvloop  # noqa: PLC0415
-
-    from services.shell.runtime import telemetry  # noqa: PLC0415
-
-    spec = _spec(policy, changes, slo_target, boot, config, data_dir)
-    telemetry.set_up("ERROR")
-    document = uvloop.run(_run(spec, seconds, data_dir))
+    options = _options(policy, changes, slo_target, boot, config, data_dir)
+    document = asyncio.run(_run(options, seconds, data_dir))
     show(document, json, lambda found: print_shadow(found, wide=wide))
     return 0
 
@@ -92,23 +91,22 @@ def _change(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def _spec(
+def _options(
     policy: str,
     changes: Mapping[str, Any],
     slo_target: float | None,
     boot: float | None,
     config: Path | None,
     data_dir: Path | None,
-) -> "ShadowSpec":
-    """What runs. Ends the command if an option is wrong or the system is not there."""
+) -> "ReplayOptions":
+    """What is replayed. Ends the command if an option is wrong or the system is not there."""
     import msgspec  # noqa: PLC0415
 
     from services.autoscaler.vms.__main__ import kinds_of  # noqa: PLC0415
-    from services.shell.prices import load_prices  # noqa: PLC0415
     from services.shell.settings import DECIDING, SettingsError, deciding, load  # noqa: PLC0415
-    from services.simulation.scenario.policies import base_of, base_tree, settings_of  # noqa: PLC0415
+    from services.simulation.replay.build import ReplayOptions  # noqa: PLC0415
+    from services.simulation.scenario.policies import PolicyBlock, base_of, base_tree, common_of, settings_of  # noqa: PLC0415
     from services.simulation.scenario.toml import Location, ScenarioError  # noqa: PLC0415
-    from services.simulation.shadow.system import ShadowSpec  # noqa: PLC0415
 
     tree: dict[str, Any] = {}
     for key, value in changes.items():
@@ -128,99 +126,114 @@ def _spec(
         known: Mapping[str, Any] = deciding(load(config)) if config is not None else locate(data_dir).settings
         settings = settings_of(Location("--set"), known, base_tree(base), tree)
         kinds = kinds_of(settings) if settings.machines.provider != "off" else {}
-        prices = load_prices(settings.prices)
     except (ScenarioError, SettingsError, msgspec.ValidationError) as error:
         usage(str(error))
     except NotConnected as error:
         fail(str(error))
-    label = [policy, *(f"{key}={value}" for key, value in changes.items())]
-    if slo_target is not None:
-        label.append(f"slo_target={slo_target:g}")
+    label = " ".join([policy, *(f"{key}={value}" for key, value in changes.items())])
     if boot is not None:
         kinds = {name: msgspec.structs.replace(kind, boot_s=boot) for name, kind in kinds.items()}
-    return ShadowSpec(
-        name=" ".join(label),
-        base=base,
-        settings=settings,
+    return ReplayOptions(
+        policies=(label,),
+        own=PolicyBlock(name=label, base=base, settings={"goal": settings.goal, **tree}),
+        settings=common_of(known),
         kinds=kinds,
-        prices=prices,
         boot_s=_BOOT_S if boot is None else boot,
-        slo_target=slo_target,
+        slo_targets=() if slo_target is None else (slo_target,),
     )
 
 
-async def _run(spec: "ShadowSpec", seconds: float | None, data_dir: Path | None) -> dict[str, Any]:
-    """Run it; returns the result. Ends the command if the system is not there or the policy fails."""
-    from bus.port import BusError, Forbidden  # noqa: PLC0415
-    from services.shell.runtime.runtime import Runtime  # noqa: PLC0415
-    from services.simulation.shadow.actor import LISTEN, make_shadow  # noqa: PLC0415
-
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+async def _run(options: "ReplayOptions", seconds: float | None, data_dir: Path | None) -> dict[str, Any]:
+    """Look again and again until the end; returns the result. Ends the command if the system is not there or the policy fails."""
+    stop, source = asyncio.Event(), secrets.token_hex(8)
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop.set)
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     async with connect(data_dir=data_dir) as client:
-        actor = make_shadow(client.subjects, spec)
-        runtime = Runtime("shadow", lambda: actor, client.bus, client.subjects)
-        try:
-            await runtime.start()
-        except Forbidden:
-            raise
-        except BusError as error:
-            fail(f"the system there does not run as it should: {error}; see what is missing with infaas doctor")
+        began = told = time.time()
+        ends = float("inf") if seconds is None else began + seconds
         progress(
-            f"listening for {LISTEN:g} s, then {spec.name} runs beside the system"
+            f"{options.policies[0]} runs beside the system"
             + (f" for {seconds:g} s" if seconds is not None else " until Ctrl-C")
         )
-        try:
-            await _watch(actor, stop, seconds)
-        finally:
-            await runtime.stop()
-    if actor.fault:
-        fail(actor.fault)
-    document = actor.document()
-    if not document:
-        fail(f"stopped before {spec.name} had begun: nothing was recorded; let it run for more than {LISTEN:g} s")
-    if document["real"]["items"] and not document["shadow"]["items"]:
-        fail(
-            "queries were answered, but no report of demand was heard: either all came from a cache, or these credentials may not"
-            " hear it: use those of an operator (infaas auth)"
-        )
-    if not document["shadow"]["items"]:
+        pause, number = _LOOK_S, 0
+        while True:
+            await _pause(stop, min(pause, ends - time.time()))
+            last = stop.is_set() or time.time() >= ends
+            if last:
+                ended = time.time()
+                await asyncio.sleep(_RECORDED_S)
+            else:
+                ended = time.time() - _RECORDED_S
+            looked = time.monotonic()
+            found = await asyncio.to_thread(_looked, find_sql(data_dir), began, ended, options)
+            pause = max(_LOOK_S, (time.monotonic() - looked) / _SHARE)
+            if found is not None:
+                rows = list(found.events(told))
+                told = ended
+                if rows:
+                    number += 1
+                    await _record(client, f"{source}-{number}", rows)
+            if last:
+                break
+            progress(_line(ended - began, found))
+    if found is None:
         fail("no query came in this time, so nothing can be compared: send some (infaas bench), or run for longer")
-    return document
+    return {**found.document(), "seconds": ended - began}
 
 
-async def _watch(actor: "Shadow", stop: asyncio.Event, seconds: float | None) -> None:
-    """Return at the end: after `seconds`, at a signal, or when it cannot go on. Prints the progress."""
-    told = 0.0
-    while not stop.is_set() and not actor.fault:
-        document = actor.document()
-        ran = document.get("seconds", 0.0)
-        if seconds is not None and ran >= seconds:
-            return
-        if ran - told >= _PROGRESS_S:
-            told = ran
-            progress(_line(document))
-        try:
-            await asyncio.wait_for(stop.wait(), _LOOK_S)
-        except TimeoutError:
-            continue
+async def _pause(stop: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(stop.wait(), max(0.0, seconds))
+    except TimeoutError:
+        return
 
 
-def _line(document: Mapping[str, Any]) -> str:
+def _looked(dsn: str, began: float, ended: float, options: "ReplayOptions") -> "ShadowRun | None":
+    """What came in this time under the policy. None: nothing came."""
+    import psycopg  # noqa: PLC0415
+
+    from services.simulation.kernel import ActorHalted  # noqa: PLC0415
+    from services.simulation.replay.recording import NothingRecorded, ReplayError  # noqa: PLC0415
+    from services.simulation.replay.shadow import shadow_run  # noqa: PLC0415
+    from services.simulation.scenario.toml import ScenarioError  # noqa: PLC0415
+
+    try:
+        return shadow_run(dsn, began, ended, options)
+    except NothingRecorded:
+        return None
+    except (ReplayError, ScenarioError) as error:
+        fail(str(error))
+    except ActorHalted as error:
+        fail(f"the policy failed: {error}")
+    except psycopg.Error as error:
+        fail(f"cannot read the database: {one_line(error)}; is the system running? (infaas doctor)")
+
+
+async def _record(client: "Client", identity: str, rows: list[Any]) -> None:
+    from bus.codec import encode  # noqa: PLC0415
+
+    body = encode({"id": identity, "rows": rows})
+    await client.bus.publish_durable(client.subjects.event("shadow"), body, identity)
+
+
+def _line(seconds: float, found: "ShadowRun | None") -> str:
+    if found is None:
+        return f"{seconds:.0f} s: no query has come yet: send some (infaas bench)"
+    document = found.document()
     ours, real = document["shadow"], document["real"]
-    if not ours["items"]:
-        return f"{document['seconds']:.0f} s: no query has come yet: send some (infaas bench)"
     return (
-        f"{document['seconds']:.0f} s: {ours['items']:,} items, in time {_share(ours)} (really {_share(real)}); "
-        f"US$ {number(ours['cost_rate'])}/h (really {number(real['cost_rate'])}); {sum(ours['actions'].values())} actions"
+        f"{seconds:.0f} s: {ours['queries']:,} queries, in time {_share(ours)} (really {_share(real)}); "
+        f"US$ {_rate(ours)}/h (really {_rate(real)}); {sum(ours['actions'].values())} actions"
         f" (really {sum(real['actions'].values())})"
     )
 
 
 def _share(side: Mapping[str, Any]) -> str:
     return "-" if side["in_time"] is None else f"{100 * side['in_time']:.2f} %"
+
+
+def _rate(side: Mapping[str, Any]) -> str:
+    return "-" if side["cost_rate"] is None else number(side["cost_rate"])
 
 
 def print_shadow(document: Mapping[str, Any], *, wide: bool = False) -> None:
@@ -234,10 +247,9 @@ def print_shadow(document: Mapping[str, Any], *, wide: bool = False) -> None:
     print()
     columns = (
         Column("", "what"),
-        Column("items", lambda side: f"{side['items']:,}"),
+        Column("queries", lambda side: f"{side['queries']:,}"),
         Column("in time", _share),
-        Column("US$/h,\nmachines", lambda side: number(side["cost_rate"])),
-        Column("US$/h,\ninstances", lambda side: number(side["apps_cost_rate"]), rank=1),
+        Column("US$/h", _rate),
         Column("machines\nat the end", lambda side: [f"{count} {kind}" for kind, count in side["machines"].items()], 3),
         Column("instances", "instances", rank=2),
     )

@@ -96,18 +96,17 @@ def test_a_shadow_acts_on_simulated_machines_only(loaded: Whole, tmp_path: Path)
     shadow, real = found["shadow"], found["real"]
     assert found["policy"] == NAME
     assert found["seconds"] >= 12
-    assert real["items"] > 0
-    assert 0.5 < shadow["items"] / real["items"] < 2.0  # what is asked now is answered a moment later
+    assert shadow["queries"] == real["queries"] > 0  # the same ones
     assert shadow["in_time"] > 0.5
     events = "SELECT action, count(*) FROM infaas.scaling_events WHERE time > %s GROUP BY 1"
     assert eventually(lambda: Counter(real["actions"]) <= Counter(dict(loaded.rows(events, began)))), real
     assert shadow["cost_rate"] == pytest.approx(real["cost_rate"], rel=0.1)  # on the same machines
     assert shadow["machines"] == real["machines"]
-    assert "items, in time" in done.stderr  # progress
+    assert "queries, in time" in done.stderr  # progress
     kept = "SELECT action, count, reason, cost_rate FROM infaas.shadow_events WHERE policy = %s ORDER BY time"
     recorded: list[tuple[Any, ...]] = []
 
-    shares = [f"{one['in_time']:.2%} of {one['items']} items" for one in (shadow, real)]
+    shares = [f"{one['in_time']:.2%} of {one['queries']} queries" for one in (shadow, real)]
     last = f"{shares[0]} in time (the system: {shares[1]})"  # one truth with the page
 
     def complete() -> bool:
@@ -127,8 +126,8 @@ def test_a_shadow_acts_on_simulated_machines_only(loaded: Whole, tmp_path: Path)
 def test_ctrl_c_ends_it_with_a_summary(loaded: Whole) -> None:
     command = [sys.executable, "-P", "-m", "infaas.cli", "shadow", "static", "--data-dir", str(loaded.directory)]
     with subprocess.Popen(command, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert "listening" in process.stderr.readline()
-        assert "items, in time" in process.stderr.readline()
+        assert "until Ctrl-C" in process.stderr.readline()
+        assert "queries, in time" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=120)
     assert process.returncode == 0

@@ -94,12 +94,8 @@ ORDERS = ("bus.messages.flow", "bus.messages.fleet", "bus.messages.scaling")  # 
 FACTS = {"ExecutorExited", "Expectation"}  # what a supervisor says, which is no actor, and an operator of an app
 
 
-# An actor of production, which has a simulated system: it hears the real one, and tells its own what runs in that.
-SHADOW = HERE / "shadow"
-
-
 def sources(folder: Path = HERE) -> list[Path]:
-    return sorted(path for path in folder.rglob("*.py") if SHADOW not in path.parents)
+    return sorted(folder.rglob("*.py"))
 
 
 @cache

@@ -20,8 +20,10 @@ from bus.fields import filled
 from bus.messages.catalog import ACCURACIES, AppRecord, VariantRecord
 from bus.messages.public import Requirements
 from bus.subjects import WITHOUT_APP
+from services.autoscaler.vms.rules import PricedKind
 from services.core.cost import listed_as
 from services.core.pipelines.planners import POLICIES as PLANNERS
+from services.core.placement import Device
 from services.core.settings import PriceSettings
 from services.shell.prices import load_prices
 from services.simulation.replay.database import RECORDED
@@ -33,6 +35,7 @@ from services.simulation.replay.recorded import (
     pipelines_in,
     plans_of,
     real_kinds,
+    simulated_devices,
 )
 from services.simulation.replay.recording import (
     RecordedQuery,
@@ -47,9 +50,9 @@ from services.simulation.scenario.catalogue import Catalogue, model_record
 from services.simulation.scenario.faults import faults_of
 from services.simulation.scenario.machines import MachineBlock, cost_of, device_prices, priced
 from services.simulation.scenario.machines import machines_of as stated_machines
-from services.simulation.scenario.model import CostSpec, JobSpec, PolicySpec, Scenario, WorkloadSpec
+from services.simulation.scenario.model import CostSpec, JobSpec, MachineSpec, PolicySpec, Scenario, WorkloadSpec
 from services.simulation.scenario.planning import UNPLANNED, with_pipelines
-from services.simulation.scenario.policies import Policies
+from services.simulation.scenario.policies import Policies, PolicyBlock
 from services.simulation.scenario.read import MachinesFile
 from services.simulation.scenario.toml import Location, read_toml, struct_at
 
@@ -221,6 +224,8 @@ class ReplayOptions(Struct, frozen=True, kw_only=True):
     """Differences from the recording. policies: names; empty: the file's, else POLICIES. machines: a TOML file. counts: of recorded machines.
 
     apps: only these; empty: all. slo_targets: each policy runs once with each of them, for all apps; empty: the apps' own.
+    own: a policy besides those of the file. settings: over those of all policies. kinds: of machine that may be started, by name; None: as
+    many of the recorded ones as ever ran.
     """
 
     policies: tuple[str, ...] = ()
@@ -229,6 +234,9 @@ class ReplayOptions(Struct, frozen=True, kw_only=True):
     boot_s: float = BOOT_S
     apps: tuple[str, ...] = ()
     slo_targets: tuple[float, ...] = ()
+    own: PolicyBlock | None = None
+    settings: Mapping[str, Any] = {}
+    kinds: Mapping[str, PricedKind] | None = None
 
 
 class Replay(Struct, frozen=True):
@@ -277,6 +285,8 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
         if folded:
             notes.append(f"{', '.join(folded)}: {means}")
     file = struct_at({} if options.machines is None else read_toml(options.machines), location, MachinesFile)
+    if options.own is not None:
+        file = replace(file, policy=[options.own], settings={**options.settings})
     machines, prices, cost, settings = _machines(head, file, location, options)
     things = _catalogue(head, answering(apps, notes, lacking), machines, notes)
     things = with_pipelines(things, pipelines_in(apps, head.visits, head.items))
@@ -404,7 +414,39 @@ def _machines(
     monitor = {**PRODUCTION["monitor"], **_section(settings, "monitor")}
     kinds = {device.kind for one in machines for device in one.spec.devices}
     prices = {**{kind: 0.0 for kind in kinds if listed_as(kind, head.prices) not in head.prices}, **head.prices}
+    if options.kinds is not None:
+        machines = _limited(machines, options.kinds, options.boot_s, location)
     return machines, prices, cost_of(file.cost, cost_at, machines), {**settings, "monitor": monitor}
+
+
+def _limited(
+    machines: list[MachineBlock], kinds: Mapping[str, PricedKind], boot_s: float, location: Location
+) -> list[MachineBlock]:
+    """These machines, and those that may be started. Of what has other devices than all `kinds`, no more can be."""
+    found = {_shape(one.spec.devices): one._replace(spec=replace(one.spec, maximum=one.spec.start)) for one in machines}
+    for name, kind in kinds.items():
+        shape, limits = _shape(kind.devices), {"boot_s": kind.boot_s or boot_s}
+        there = found.get(shape)
+        if there is not None:
+            start = there.spec.start
+            limits |= {"minimum": min(kind.minimum, start), "maximum": max(kind.maximum, start)}
+            found[shape] = there._replace(spec=replace(there.spec, **limits))
+        elif kind.maximum:
+            devices = simulated_devices(kind.devices)
+            spec = MachineSpec(
+                kind=name,
+                devices=devices,
+                price_per_hour=kind.price_per_hour,
+                maximum=kind.maximum,
+                minimum=kind.minimum,
+                boot_s=limits["boot_s"],
+            )
+            found[shape] = MachineBlock(spec, spec.price_per_hour, location)
+    return list(found.values())
+
+
+def _shape(devices: Iterable[Device]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((one.kind, one.cores) for one in devices))
 
 
 def _section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -269,7 +269,7 @@ def machines_of(head: RecordingHead, boot_s: float, counts: Counts) -> list[Mach
         names = {one.worker for one in workers}
         most = max((len(names.intersection(one.workers)) for one in head.bins), default=0)
         start, upper = counts.get(kind, (early[kind], max(most, early[kind], 1)))
-        devices = _named(workers[0].devices)
+        devices = simulated_devices(workers[0].devices)
         found.append(
             MachineSpec(
                 kind=kind,
@@ -294,7 +294,7 @@ def machines_of(head: RecordingHead, boot_s: float, counts: Counts) -> list[Mach
     return found
 
 
-def _named(devices: Sequence[Device]) -> tuple[Device, ...]:
+def simulated_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
     """The devices with the simulator's names, all simulated."""
     seen: defaultdict[str, int] = defaultdict(int)
     found = []

@@ -262,6 +262,16 @@ def tree_at(tree: dict[str, Any], location: Location, *, of_one: bool = False) -
     return tree
 
 
+def common_of(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a system's settings holds for all policies of a scenario: the rest is each policy's, or a scenario says it itself."""
+    own = {*_SAID, ("dispatcher", "policy"), ("autoscaler", "policy")}
+    return {
+        section: {key: value for key, value in tree[section].items() if (section, key) not in own}
+        for section in SECTIONS
+        if section != "goal" and section in tree
+    }
+
+
 def settings_of(location: Location, *trees: Mapping[str, Any]) -> Settings:
     """Settings from trees; later ones win. location: named in refusals."""
     tree: dict[str, Any] = {}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from infaas.cli import build
-from infaas.cli.shadow import _change, _spec, print_shadow
-from services.simulation.shadow.system import ShadowSpec
+from infaas.cli.shadow import _change, _options, print_shadow
+from services.simulation.replay.build import ReplayOptions
 from tests.support.clients.commands import refused
 
 
@@ -33,26 +33,30 @@ def test_a_systems_damaged_settings_are_named(
 def test_each_option_is_in_what_runs(system: Path, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text("[autoscaler]\nhold_s = 11\n[machines.kinds.cpu]\nmaximum = 3\n")
 
-    def specified(words: str) -> ShadowSpec:
+    def specified(words: str) -> ReplayOptions:
         _, bound, _ = build().parse_args(["shadow", "infaas", "--data-dir", str(system), *words.split()])
         bound.apply_defaults()
         given = dict(bound.arguments)
         changes = dict(_change(one) for one in given["set_"] or ())
-        return _spec(given["policy"], changes, *(given[name] for name in ("slo_target", "boot", "config", "data_dir")))
+        return _options(
+            given["policy"], changes, *(given[name] for name in ("slo_target", "boot", "config", "data_dir"))
+        )
 
     plain = specified("")
-    assert (plain.settings.autoscaler.hold_s, plain.slo_target, plain.boot_s) == (7.0, None, 5.0)
-    assert specified("--set autoscaler.hold_s=3").settings.autoscaler.hold_s == 3.0
-    assert specified("--slo-target 0.9").slo_target == 0.9
+    assert (plain.settings["autoscaler"]["hold_s"], plain.slo_targets, plain.boot_s, plain.kinds) == (7.0, (), 5.0, {})
+    changed = specified("--set autoscaler.hold_s=3").own
+    assert changed is not None
+    assert (changed.name, changed.settings["autoscaler"]) == ("infaas autoscaler.hold_s=3", {"hold_s": 3})
+    assert specified("--slo-target 0.9").slo_targets == (0.9,)
     assert specified("--boot 9").boot_s == 9.0
     own = f"--config {tmp_path / 'own.toml'}"
-    assert specified(own).settings.autoscaler.hold_s == 11.0
-    assert {one.boot_s for one in specified(f"{own} --boot 9").kinds.values()} == {9.0}
+    assert specified(own).settings["autoscaler"]["hold_s"] == 11.0
+    assert {one.boot_s for one in (specified(f"{own} --boot 9").kinds or {}).values()} == {9.0}
 
 
 def side(**fields: Any) -> dict[str, Any]:
     plain = {
-        "items": 1234, "in_time": 0.9876, "cost_rate": 0.2, "apps_cost_rate": 0.05, "actions": {}, "machines": {"cpu": 2},
+        "queries": 1234, "in_time": 0.9876, "cost_rate": 0.2, "actions": {}, "machines": {"cpu": 2},
         "instances": 3,
     }  # fmt: skip
     return plain | fields
@@ -63,12 +67,12 @@ def test_people_see_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
         {
             "policy": "static", "seconds": 60.0, "notes": ["too slow"],
             "shadow": side(actions={"load": 2}),
-            "real": side(in_time=None, items=0, actions={"load": 1, "add_worker": 3}, machines={}),
+            "real": side(in_time=None, queries=0, actions={"load": 1, "add_worker": 3}, machines={}),
         }
     )  # fmt: skip
     printed = capsys.readouterr().out.splitlines()
     ours = next(line for line in printed if line.startswith("static (simulated)"))
-    assert ours.split()[2:] == ["1,234", "98.76", "%", "0.2", "0.05", "2", "cpu", "3"]
+    assert ours.split()[2:] == ["1,234", "98.76", "%", "0.2", "2", "cpu", "3"]
     assert next(line for line in printed if line.startswith("the system")).split()[2:5] == ["0", "-", "0.2"]
     assert [line.split() for line in printed if line.startswith(("load", "add_worker"))] == [
         ["add_worker", "0", "3"],
