@@ -14,7 +14,7 @@ from cyclopts.validators import Number
 
 from infaas.answers import would_have
 from infaas.cli.options import DataDir, Json, Wide, names
-from infaas.cli.output import Column, fail, number, one_line, print_table, progress, show, usage
+from infaas.cli.output import Column, fail, for_the_result, number, one_line, print_table, progress, show, usage
 from infaas.connecting import connect, find_sql, locate
 from infaas.errors import NotConnected
 
@@ -75,7 +75,8 @@ def shadow(
         )
     changes = dict(_change(one) for one in names("--set", set_, "KEY=VALUE, as autoscaler.hold_s=60"))
     options = _options(policy, changes, slo_target, boot, config, data_dir)
-    document = asyncio.run(_run(options, seconds, data_dir))
+    with for_the_result():
+        document = asyncio.run(_run(options, seconds, data_dir))
     show(document, json, lambda found: print_shadow(found, wide=wide))
     return 0
 
