@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.public import Requirements
-from services.simulation.replay.build import HELD, MOST, QueryClasses
+from services.simulation.replay.classes import HELD, MOST, QueryClasses
 from services.simulation.replay.recorded import RecordedCost
 
 asked = st.tuples(
