@@ -278,6 +278,7 @@ def with_records(dsn: str) -> Store:
     return store
 
 
+@pytest.mark.slow
 def test_what_has_drifted_is_shown_with_both_distributions_until_it_has_ended(
     database_dsn: str, reader_dsn: str
 ) -> None:
@@ -302,6 +303,7 @@ def test_what_has_drifted_is_shown_with_both_distributions_until_it_has_ended(
     store_.close()
 
 
+@pytest.mark.slow
 def test_releases_are_shown_with_their_share_over_time_and_reason(database_dsn: str, reader_dsn: str) -> None:
     now = time.time()
     store_ = with_records(database_dsn)

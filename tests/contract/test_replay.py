@@ -171,6 +171,7 @@ settings = { autoscaler = { slo_target = 0.999 } }
         assert digits["attainment"] == pytest.approx(1 - digits["slo_violation_ratio"])
 
 
+@pytest.mark.slow
 def test_each_target_is_replayed(replay: Run) -> None:
     found = replay(*HOUR, "--slo-target", 0.999, "--slo-target", 0.8)["policies"]
     assert [(one["policy"], one["slo_target"]) for one in found] == [("infaas at 0.999", 0.999), ("infaas at 0.8", 0.8)]
@@ -255,6 +256,7 @@ def test_the_document_and_a_picture_are_written(replay: Run, tmp_path: Path) -> 
     assert not picture or drawn.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_other_machines(replay: Run, tmp_path: Path) -> None:
     two = replay(*HOUR, "--worker", "cpu=2", "--policy", "static")
     assert two["policies"][0]["cost"] == pytest.approx(2 * two["recorded"]["cost"])

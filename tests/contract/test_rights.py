@@ -285,6 +285,7 @@ def test_commands_say_which_right_or_key_is_missing_and_who_gives_it(
     assert said.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 async def test_a_server_without_tls_or_of_another_authority_is_not_talked_to(
     server: Secured, nats_url: str, tmp_path: Path
 ) -> None:

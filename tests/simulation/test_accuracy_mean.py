@@ -57,6 +57,7 @@ def test_answers_have_an_accuracy_in_the_mean(tmp_path: Path, plain: dict[str, A
     assert plain["cost"] < found["cost"]
 
 
+@pytest.mark.slow
 def test_more_accuracy_is_bought_where_it_is_worth_more(tmp_path: Path, plain: dict[str, Any]) -> None:
     """30 points of 25 answers/s for some three cores: worth 2.7 US$ an hour at 0.001 US$ for 1,000 and a point."""
     dear = answered(tmp_path, {"worth": 0.01})
@@ -65,6 +66,7 @@ def test_more_accuracy_is_bought_where_it_is_worth_more(tmp_path: Path, plain: d
     assert answered(tmp_path, {"worth": 0.0}, {"worth": 0.01})["cost"] < dear["cost"]
 
 
+@pytest.mark.slow
 def test_what_is_paid_anyway_serves_the_most_accurate_answers_if_they_are_worth_anything(tmp_path: Path) -> None:
     """One machine of four cores that nobody may stop, for 10 queries/s: 1.6 cores with the large variant. The bill stays as it is."""
     found = []

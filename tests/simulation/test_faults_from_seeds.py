@@ -129,6 +129,7 @@ BUG = PLANTED["a row ok for a refusal"]
 RUNS = 25
 
 
+@pytest.mark.slow
 def test_a_small_scenario_breaks_the_same() -> None:
     document, first = next(
         (document, found)

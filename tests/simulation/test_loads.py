@@ -309,6 +309,7 @@ def test_it_serves_costs_its_app_nothing_and_gives_way() -> None:
     assert all(row.cost == 0 for row in marked) and fsum(row.busy_seconds for row in marked) > 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_load_that_was_expected_finds_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What `infaas expect` says of a step: machines take 60 s to boot, and a model 10 s to load."""

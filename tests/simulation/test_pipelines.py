@@ -150,6 +150,7 @@ def test_plans_meet_the_objective_with_another_seed(tmp_path: Path, edges: Edges
     assert run(scenario)["attainment"] >= scenario.policies[0].plans["p"].percentile
 
 
+@pytest.mark.slow
 def test_when_the_load_triples_the_tuner_gives_all_vertices_replicas_at_once(tmp_path: Path) -> None:
     rate = [[0, 40], [15, 40], [15.1, 120], [30, 120]]
     file = write_scenario(tmp_path, problem(CHAIN), {"rate": rate}, WORKERS, duration_s=30.0, seconds=15.0)

@@ -133,6 +133,7 @@ def missing(text: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_modules_ask_for_what_only_an_extra_brings() -> None:
     found = {str(path.relative_to(ROOT)): missing(path.read_text()) for path in COLLECTED}
     assert {name: packages for name, packages in found.items() if packages} == {}, (

@@ -111,6 +111,7 @@ async def test_all_threads_of_a_model_run_on_its_cores(tmp_path: Path, threads: 
         assert await loaded_edge.right()
 
 
+@pytest.mark.slow
 async def test_torch_too(tmp_path: Path) -> None:
     tiny_models.exported(tmp_path / "made.pt2", pytest.importorskip("torch"))
     pt2.reduce(tmp_path / "made.pt2", tmp_path / "reduced.pt2", 2**30)

@@ -272,6 +272,7 @@ def test_who_is_stopped_for_good_is_ended(capsys: pytest.CaptureFixture[str]) ->
         assert "did not turn for 2 s (stopped by a signal): ended" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_who_computes_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with script(SERVES, "computes") as process:
         assert probed(INFAAS_METRICS__PORT=read_line(process)) == 1

@@ -106,6 +106,7 @@ def test_feedback_teaches_by_context_or_nothing() -> None:
     assert members["north/a"]["weight"] > 0.9
 
 
+@pytest.mark.slow
 def test_exp3_asks_one_member_and_repeats_come_from_the_cache() -> None:
     found = run(policy="exp3", eta=0.1)
     members = found["apps"]["digits"]["ensemble"]["members"]

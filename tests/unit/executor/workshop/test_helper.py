@@ -148,6 +148,7 @@ def test_other_formats_are_refused_when_content_or_settings_say_so(shop, format)
     assert shop.inspect(tiny_models.mlp(), format=format).reason
 
 
+@pytest.mark.slow
 def test_variants_share_artifacts_and_profiles(confined):
     confined.inspect(tiny_models.mlp()).build(
         plan(most=2), plan(most=8), plan(threads=2, most=8), plan("int8", most=2), plan("fp7")
@@ -223,6 +224,7 @@ def around(before: str = "", after: str = "", source: str = AROUND) -> Functions
     return Functions(before=before and f"o.py:{before}", after=after and f"o.py:{after}", sources={"o.py": source})
 
 
+@pytest.mark.slow
 def test_functions_of_the_owner_run_before_and_after_the_model_and_are_measured_with_it(confined):
     (found,) = confined.inspect(tiny_models.mlp(), NAMED, functions=around("decode", "name")).of(ModelInspected)
     assert found.baseline_accuracy == 1.0, "the class' name that comes out is compared with the label's"
@@ -475,6 +477,7 @@ def test_a_worker_without_hosts_refuses_it(stock, shop):
     assert "no device of kind remote" in inspect_remote(shop, stock.url("tiny")).reason
 
 
+@pytest.mark.slow
 def test_the_best_cascade_is_built_as_any_variant_and_none_that_costs_more_than_it_may(shop) -> None:
     small, large = tiny_models.pair()
     shop.inspect(large, npz(x=X, y=Y))

@@ -322,6 +322,7 @@ def test_the_way_between_stages_is_what_was_measured() -> None:
     assert hop_of([unknown]) == hop_of([]) == HOP
 
 
+@pytest.mark.slow
 def test_plans_say_which_way_between_stages_they_reckon_with_and_cost_less_than_copies(
     edited: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

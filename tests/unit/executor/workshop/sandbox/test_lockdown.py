@@ -144,6 +144,7 @@ def test_it_gets_no_more_memory_and_no_larger_files_than_allowed(tmp_path):
     assert try_in_sandbox(tmp_path, "held = [os.open('/dev/null', 0) for _ in range(1000)]") == "OSError"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/proc/self/schedstat").exists(), reason="this kernel does not count how long processes wait"
 )
