@@ -184,7 +184,7 @@ class ResentKnown(Struct, frozen=True, array_like=True, gc=False):
     """`infaas.resent.<dispatcher>`: what the sender knows of the query of a `ResentSought`. dispatcher: the sender; empty: an executor.
 
     what: "has" (it has it, or has said again how it ended), "answered" (an executor has replied), "no", or, from who had asked, "taken": nobody
-    had it, and it was taken as a new one.
+    had it, and it was taken as a new one: that goes to `infaas.resent.all`.
     """
 
     dispatcher: str

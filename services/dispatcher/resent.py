@@ -23,6 +23,7 @@ from services.dispatcher.inflight import InFlight
 from services.dispatcher.query import Admission
 from services.dispatcher.silence import Silence
 
+ALL = "all"  # in place of a dispatcher's name: also one whose link was lost before anybody heard it, which may have the query
 SAYS_S = 0.05  # s since the question reached others, in which an executor that knows a query says so, before the next echo is sent
 AGAIN_S = 1.0  # s for the same where an executor is known to have replied: it may be busy
 SEEK_S = 1.0  # s that a query may have waited here, from which on its client may have sent it again; less than its and others' patience
@@ -76,6 +77,7 @@ class Resent:
             Inlet(subject=subjects.dispatcher_heartbeat(), message=DispatcherHeartbeat),
             Inlet(subject=subjects.resent(), message=ResentSought),
             Inlet(subject=subjects.resent(name), message=ResentKnown),
+            Inlet(subject=subjects.resent(ALL), message=ResentKnown),
         )
         self.handlers: dict[type, Handler] = {
             QueryHead: self._query,
@@ -291,17 +293,17 @@ class Resent:
         if self.has(uid) or (sought.answered and sought.silence < TWICE_S):
             return []  # an executor has handed it on, or has replied and stands still
         silent = [name for name in self._others if name not in sought.heard]
-        told = [self._taken(uid, name) for name in silent]
-        if told:
+        told = self._taken(uid, ALL)
+        if silent:
             self._told_of(uid, silent)
         envelope = sought.envelope
         if type(envelope.message) is HandBack:
-            return [*told, *self._adopt(envelope, now)]
+            return [told, *self._adopt(envelope, now)]
         self.ends["taken"] += 1
         age = sought.age
         if not sought.waited and envelope.now == sought.at:
             envelope, age = replace(envelope, now=now), age + now - sought.at
-        return [*told, *self._take(envelope, now, age, owed=bool(told) and not sought.answered)]
+        return [told, *self._take(envelope, now, age, owed=bool(silent) and not sought.answered)]
 
     def _taken(self, uid: bytes, name: str) -> Publish:
         return Publish(self._subjects.resent(name), ResentKnown(self._name, uid, "taken"))
@@ -370,6 +372,8 @@ class Resent:
 
     def _known(self, envelope: Envelope) -> Iterable[Effect]:
         known: ResentKnown = envelope.message
+        if known.dispatcher == self._name:
+            return NOTHING
         sought = self._asked.get(known.uid)
         if known.what == "taken":
             if sought is not None or (known.uid in self._told and self._name < known.dispatcher):
