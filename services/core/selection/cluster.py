@@ -99,6 +99,13 @@ class ClusterView:
                 self._serving[record.variant].remove(view)
                 for instance in self.by_variant.get(record.variant, {}).values():
                     view.unplace(instance)
+                self._forget(record.variant)
+
+    def _forget(self, variant: str) -> None:
+        """Keep nothing of a variant that no app has and of which nothing is loaded: they come and go for years."""
+        if not self._serving.get(variant) and not self.by_variant.get(variant):
+            for kept in (self.records, self.by_variant, self._serving, self._refusals):
+                kept.pop(variant, None)
 
     def nominal_price_per_s(self, record: VariantRecord) -> float:
         """Price of one instance on the first living device of its kind, or on a device of its own size when there is none."""
@@ -229,6 +236,7 @@ class ClusterView:
         self.by_variant.get(instance.record.variant, {}).pop(instance_id, None)
         for view in self._serving.get(instance.record.variant, ()):
             view.unplace(instance)
+        self._forget(instance.record.variant)
         return instance
 
     def lose_device(self, worker_name: str, device: str) -> list[Instance]:

@@ -155,3 +155,14 @@ def test_what_a_cluster_without_a_living_executor_lacks() -> None:
         assert there.missing == word
     there.lose_worker("w0")
     assert there.missing == "a living executor"
+
+
+def test_nothing_is_kept_of_variants_that_no_app_has_and_no_worker_holds() -> None:
+    there = Told()
+    held = there.heartbeat(0)
+    there.view.load_refused("v", "w0", RefusedLoad("no room", NOW + 5.0))
+    [app] = there.view.apps
+    there.view.drop_app(app)
+    assert there.view.records.keys() == there.view.by_variant.keys() == {"v"}, "it serves until it is unloaded"
+    there.view.remove(held.id)
+    assert not there.view.records and not there.view.by_variant and not there.view.refusals("v")
