@@ -25,9 +25,10 @@ from services.core.pipelines.branching import draw, items_key
 from services.core.pipelines.graph import QUERY, Race, Reference
 from services.core.pipelines.items import drawn_items, joined, rows, split
 from services.core.selection.eligibility import INFINITE
-from services.dispatcher.answered import LABELLED, AnsweredQueries, Claim
+from services.dispatcher.answered import LABELLED, AnsweredQueries
 from services.dispatcher.budgets import Least, dearest, share
 from services.dispatcher.default_output import default_outputs
+from services.dispatcher.predictions import Claim
 from services.dispatcher.query import Join, PartReply, Query, QueryPart
 from services.dispatcher.stages import ServedPipeline, Stage
 
