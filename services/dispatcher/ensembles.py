@@ -30,7 +30,16 @@ from services.dispatcher.contexts import Contexts, Held, context_key
 from services.dispatcher.default_output import default_due
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import Joins, answer_part, chance, refuse_part
-from services.dispatcher.joint_answers import answer_of, claim_of, found_of, refusal_of, refuses, shares_of, too_wrong
+from services.dispatcher.joint_answers import (
+    answer_of,
+    claim_of,
+    found_of,
+    records_of,
+    refusal_of,
+    refuses,
+    shares_of,
+    too_wrong,
+)
 from services.dispatcher.needs import head_of, needs_of, needs_of_member
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
 from services.dispatcher.query import Join, PartReply, Query, QueryPart
@@ -381,16 +390,17 @@ class Ensembles:
         variants = [part.reply.variant for part in join.answered if part.reply is not None]
         items = (query.ask.items,)  # a user's policy may combine to what no item of a label is in
         whole = combined is not None and all(one.shape[:1] == items for one in combined.outputs.values())
-        claim = claim_of(app, variants) if whole else None
-        live = found_of(claim, join.plan.held, self.apps.catalog.quality(query.ask.app))
-        answer = answer_of(join, combined, self.dispatcher.max_inline, now, live)
+        records = records_of(app, query.ask, variants)
+        claim = claim_of(records) if whole and len(records) == len(variants) else None
+        live = found_of(claim, records, join.plan.held, self.apps.catalog.quality(query.ask.app))
+        answer = answer_of(join, combined, self.dispatcher.max_inline, now, claim, live)
         if isinstance(answer, Error):
             return self._refuse(join, answer, now)
         if combined is not None:
             if claim is not None and (told := self.predictions.by_query(query.ask.app, query.uid)) is not None:
                 told.answer, told.claim = combined.outputs, claim
             if refuses(query.ask, app, answer.accuracy, answer.accuracy_source):
-                return self._refuse(join, too_wrong(query.ask, app, variants, answer.accuracy or 0.0), now)
+                return self._refuse(join, too_wrong(query.ask, app, records, answer.accuracy or 0.0), now)
         rules, ended = query.ensemble, self.joins.end(join, now)
         record = None if combined is not None else self.apps.catalog.variant(answer.variant or "")
         if record is not None and not answer.zeros and query.ask.items <= LABELLED:

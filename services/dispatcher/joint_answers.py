@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from bus.messages.catalog import SHARES, named_metric
+from bus.messages.catalog import SHARES, VariantRecord, named_metric
 from bus.messages.public import Answer, Code, Error, Tensor
 from bus.messages.quality import AppQuality, LiveAccuracy
 from bus.tensors import from_array, to_array
@@ -26,40 +26,49 @@ TELLING: tuple[Code, ...] = (
 EXACT = 12  # decimals of a mean: further ones are the rounding of binary fractions, by which 0.7 of each of three is below 0.7
 
 
-def claim_of(app: AppView, variants: Sequence[str]) -> Claim | None:
+def records_of(app: AppView, ask: Ask, variants: Sequence[str]) -> list[VariantRecord]:
+    """As labels show them in the query's context. Those that are not there any more are left out."""
+    seen = app.seen(ask)
+    return [seen[app.index[name]] for name in variants if name in app.index]
+
+
+def claim_of(records: Sequence[VariantRecord]) -> Claim | None:
     """What variants of several members claim to reach together. None: labels do not say it."""
-    records = [app.records[app.index[name]] for name in variants if name in app.index]
-    if not records or len(records) < len(variants) or not {one.metric for one in records} <= SHARES:
+    if not records or not {one.metric for one in records} <= SHARES:
         return None
     mean = round(sum(one.measured or 0.0 for one in records) / len(records), EXACT)
     by = ", ".join(sorted(one.twins for one in records))
     return Claim(mean, mean, f"={by}" if len(records) > 1 else by, records[0].metric, records[0].labels)
 
 
-def found_of(claim: Claim | None, held: Held | None, quality: AppQuality | None) -> LiveAccuracy | None:
-    """What labels say of such an answer: those of its context, or the app's; None: there are none. quality: the app's."""
+def found_of(
+    claim: Claim | None, records: Sequence[VariantRecord], held: Held | None, quality: AppQuality | None
+) -> LiveAccuracy | None:
+    """What labels say of such an answer: those of its context, or the app's. None: nothing, or less than of its variants. quality: the app's."""
     if claim is None:
         return None
-    app = None if quality is None else quality.variants.get(claim.by)
+    found = None if quality is None else quality.variants.get(claim.by)
     own = None if held is None else held.of_answers(claim.by)
-    return own if own is not None and own.wins(app, claim.product) else app
+    if own is not None and own.wins(found, claim.product):
+        found = own
+    widths = [one.truth.high - one.truth.low for one in records if one.truth is not None]
+    if found is not None and widths and found.high - found.low > max(widths) and not found.excludes(claim.product):
+        return None
+    return found
 
 
-def told_by(app: AppView, ask: Ask, variants: Sequence[str], live: LiveAccuracy | None) -> tuple[float | None, str]:
-    """The accuracy that these variants' answer would say, and its source. live: what labels say of such answers."""
-    seen = app.seen(ask)
-    records = [seen[app.index[name]] for name in variants]
-    each = [one.production or (one.accuracy, "registered") for one in records]
-    return _mean([one for one, _ in each], [source for _, source in each], live)
-
-
-def _mean(each: Sequence[float | None], sources: Sequence[str], live: LiveAccuracy | None) -> tuple[float | None, str]:
-    """Of the accuracies that are known, where what labels say of all together does not count in its place."""
-    known = [one for one in each if one is not None]
+def told_by(
+    each: Sequence[tuple[float | None, str]], claim: Claim | None, live: LiveAccuracy | None
+) -> tuple[float | None, str]:
+    """The accuracy that an answer says, and its source. each: those of its variants. live: what labels say of such answers."""
+    known = [accuracy for accuracy, _ in each if accuracy is not None]
     mean = round(sum(known) / len(known), EXACT) if known else None
-    if live is not None and live.excludes(mean):
+    source = next((source for _, source in each if source != "registered"), "registered")
+    if claim is None or live is None:
+        return mean, source
+    if live.excludes(claim.product):
         return live.accuracy, live.source
-    return mean, next((one for one in sources if one != "registered"), "registered")
+    return (mean if source == "registered" else claim.product), "registered"
 
 
 def refuses(ask: Ask, app: AppView, accuracy: float | None, source: str) -> bool:
@@ -67,12 +76,12 @@ def refuses(ask: Ask, app: AppView, accuracy: float | None, source: str) -> bool
     return app.app.quality_act == "refuse" and source != "registered" and (accuracy or 0.0) < ask.accuracy
 
 
-def too_wrong(ask: Ask, app: AppView, variants: Sequence[str], accuracy: float) -> Error:
+def too_wrong(ask: Ask, app: AppView, records: Sequence[VariantRecord], accuracy: float) -> Error:
     """The refusal of what these variants answer together. accuracy: what such answers reach. Its field is UNSET: what was promised is no mistake of who asks
     for it.
     """
     text = f"the answers of app {ask.app!r} reach {accuracy:.4g} by their labels: ask for less accuracy"
-    groups = [app.groups[app.index[name]] for name in variants if name in app.index]
+    groups = [app.groups[app.index[one.variant]] for one in records]
     if not groups:
         return Error(code="unsatisfiable", message=text)
     least = max(offered_s(group, ask.items, ask.length) for group in groups)
@@ -88,11 +97,9 @@ def too_wrong(ask: Ask, app: AppView, variants: Sequence[str], accuracy: float) 
 
 
 def answer_of(
-    join: Join, combined: Combined | None, max_inline: int, now: float, live: LiveAccuracy | None = None
-) -> Answer | Error:
-    """The answer to the client. combined: None for one part's own answer. max_inline: bytes that its outputs may have. live: what labels say of such
-    answers, where that counts in place of the mean of their accuracies.
-    """
+    join: Join, combined: Combined | None, max_inline: int, now: float, claim: Claim | None = None, live: LiveAccuracy | None = None
+) -> Answer | Error:  # fmt: skip
+    """The answer to the client. combined: None for one part's own answer. max_inline: bytes that its outputs may have. claim, live: as in `told_by`."""
     query, answered = join.query, join.answered
     ask = query.ask
     one = answered[0].reply if len(join.parts) == 1 else None
@@ -102,7 +109,7 @@ def answer_of(
         outputs: dict[str, Tensor] = replies[0].outputs
     else:
         outputs = {name: from_array(array) for name, array in combined.outputs.items()}
-    accuracy, source = _mean([one.accuracy for one in replies], [one.accuracy_source for one in replies], live)
+    accuracy, source = told_by([(one.accuracy, one.accuracy_source) for one in replies], claim, live)
     if sum(len(tensor.data) for tensor in outputs.values()) > max_inline:
         return Error(code="too_large", message="the members' outputs together are too large for a message")
     group = join.plan.group

@@ -324,7 +324,7 @@ def test_a_label_scores_every_member_of_an_ensemble() -> None:
     assert {name: one.labels for name, one in variants.items()} == {"cheap-1": 20, "dear-1": 20, BOTH: 20}
     assert variants["cheap-1"].high < 0.5 < variants["dear-1"].low
     answer = fleet.reply(fleet.ask(**FLOOR), 0.05)
-    assert said(answer) == (1.0, "labels", []), "of two that disagree the more accurate one is right"
+    assert said(answer) == (0.97, "registered", []), "of two that disagree the more accurate one is right"
 
 
 @pytest.mark.parametrize("dispatchers", [1, 2])
@@ -357,9 +357,18 @@ def test_members_of_which_one_alone_went_wrong_keep_what_they_promise_together()
     fleet = ensemble(says=WRONG)
     labelled(fleet, 100, **FLOOR)
     assert known(fleet).variants["cheap-1"].high < 0.7
-    assert said(fleet.reply(fleet.ask(**FLOOR), 0.05)) == (1.0, "labels", [])
+    assert said(fleet.reply(fleet.ask(**FLOOR), 0.05)) == (0.96, "registered", [])
     alone = fleet.reply(fleet.ask(model="cheap", **FLOOR), 0.05)
     assert (alone["accuracy_source"], alone["missed"]) == ("labels", ["accuracy"])
+
+
+def test_one_member_that_answers_alone_is_refused_by_what_labels_say_of_it() -> None:
+    fleet = serving(CHEAP)
+    fleet.change(selection=Ensemble(policy="exp3"), quality_act="refuse", seconds=0.1)
+    named(fleet, *range(20))
+    refused(fleet.reply(fleet.ask(**FLOOR), 0.05), "unsatisfiable", "by their labels")
+    found = fleet.request(fleet.subjects.explain("app"), Requirements(**FLOOR))
+    assert (found["chosen"], found["refusal"]["code"]) == (None, "unsatisfiable")
 
 
 def test_labels_of_a_context_say_what_members_reach_together_there() -> None:
