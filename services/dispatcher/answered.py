@@ -18,7 +18,7 @@ from services.core.ensemble.outputs import aim_of, reached, said, score
 from services.core.quality import Score, by_reference, compared
 from services.core.release import Arm
 from services.dispatcher.commands import PutQuality
-from services.dispatcher.predictions import Claim, Prediction, Predictions, digest_of
+from services.dispatcher.predictions import Claim, Prediction, Predictions, digest_of, uid_of
 from services.dispatcher.query import Join, Query
 
 KEPT = 100_000  # queries, at least; at most twice as many: 250 bytes each
@@ -112,9 +112,10 @@ class AnsweredQueries:
             self._young.copies[uid] += ((variant, words),)
 
     def find(self, app: str, uid: bytes | None, id: str | None) -> Answered | None:
-        """The query with this uid, else the latest with the client's id, if it is this app's."""
-        name = uid if uid is not None else None if id is None else (app, id)
-        found = self._young.find(name) or self._old.find(name)
+        """The query with this uid, else the latest with the client's id, or whose answer named that, if it is this app's."""
+        names = [uid] if uid is not None else [] if id is None else [(app, id), uid_of(id)]
+        tries = (kept.find(name) for name in names for kept in (self._young, self._old))
+        found = next((one for one in tries if one is not None), None)
         if found is None or found.app != app:
             return None
         found.copies = (*self._old.copies.get(found.uid, ()), *self._young.copies.get(found.uid, ()))

@@ -23,6 +23,15 @@ def digest_of(inputs: Buffer) -> bytes:
     return blake2b(inputs, digest_size=16).digest()
 
 
+def uid_of(text: str) -> bytes:
+    """Of a query by its name; b"" if that is none."""
+    try:
+        uid = bytes.fromhex(text)
+    except ValueError:
+        return b""
+    return uid if len(uid) == 16 and len(text) == 32 else b""
+
+
 class Claim(NamedTuple):
     """What those reach together that made an answer, by what is known of each. least: promised of a query that states nothing. product: the mean score at
     registration. by: the name of its scores: a pipeline's as in `AppQuality`, an ensemble's by its variants' twins. metric, classes: of its outputs.
@@ -141,12 +150,15 @@ class Predictions:
         return next((prediction for prediction in latest if item not in prediction.fed), latest[0])
 
     def by_id(self, app: str, id: str, digest: bytes | None, context: str | None) -> Prediction | None:
-        """The latest prediction for a query with the client's id, with these inputs, in this context. None: in whichever, with whichever."""
+        """The latest prediction for a query with the client's id, with these inputs, in this context. None: in whichever, with whichever.
+
+        Clients of HTTP name a query by what its answer named, where they have one field for both.
+        """
         latest = [self._by_uid[uid] for uid in islice(reversed(self._by_id.get((app, id), [])), EQUAL)]
         for one in latest:
             if (digest is None or one.digest == digest) and (context is None or one.context == context):
                 return one
-        return None
+        return self.by_query(app, uid_of(id))
 
     def _remove(self, uid: bytes) -> None:
         prediction = self._by_uid.pop(uid, None)

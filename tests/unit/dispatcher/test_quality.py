@@ -143,6 +143,19 @@ def test_a_label_counts_once_for_the_variant_that_answered_whenever_it_comes() -
     assert "items" in none["error"]["message"] or "item 2" in none["error"]["message"]
 
 
+@pytest.mark.parametrize("policy", ["", "majority"])
+def test_an_id_that_an_answer_named_as_its_query_is_that_one_as_over_http(policy: str) -> None:
+    fleet = serving(CHEAP, dispatchers=2)
+    if policy:
+        fleet.change(selection=Ensemble(policy=policy, contextual=True), seconds=0.1)
+    for number in range(4):
+        named = fleet.reply(fleet.ask(context="here"), 0.2)["query"]
+        for word in ({"id": named}, {"query": named}):
+            fleet.stage.publish(fleet.subjects.feedback("app"), {"label": 0} | word, f"_INBOX.{number}", 1.0)
+        assert len(fleet.sent(dict, f"_INBOX.{number}")) == 2
+    assert known(fleet).variants["cheap-1"].labels == 4
+
+
 def test_of_two_labels_of_an_item_that_come_at_once_the_rows_score_one() -> None:
     """Both are written together, and kept: by its query and by its id."""
     fleet = serving(CHEAP)
