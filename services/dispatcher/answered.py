@@ -113,7 +113,9 @@ class AnsweredQueries:
 
     def find(self, app: str, uid: bytes | None, id: str | None) -> Answered | None:
         """The query with this uid, else the latest with the client's id, or whose answer named that, if it is this app's."""
-        names = [uid] if uid is not None else [] if id is None else [(app, id), uid_of(id)]
+        names: list[bytes | tuple[str, str]] = (
+            [uid] if uid is not None else [] if id is None else [(app, id), uid_of(id)]
+        )
         tries = (kept.find(name) for name in names for kept in (self._young, self._old))
         found = next((one for one in tries if one is not None), None)
         if found is None or found.app != app:
