@@ -42,11 +42,16 @@ class LiveAccuracy(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether its interval has left what was measured at registration."""
         return registered is not None and not self.low <= registered <= self.high
 
+    def wins(self, app: "LiveAccuracy | None", registered: float | None) -> bool:
+        """Whether labels of a context count in place of the app's: they have left what was registered, contradict those, or say more."""
+        narrower = app is not None and (self.excludes(app.accuracy) or self.high - self.low <= app.high - app.low)
+        return self.excludes(registered) or narrower
+
 
 class AppQuality(Struct, frozen=True, kw_only=True, weakref=True):
     """What labels say of an app: of each variant, and of its answers, which are promised to reach so much on average. revision: of the selection
-    bucket's value from which a dispatcher has made it. Of a pipeline, variants: of each combination of those that answered its stages, as "stage=variant, ...",
-    and products: of their accuracies.
+    bucket's value from which a dispatcher has made it. variants: also of each combination of those that answered a pipeline's stages, as "stage=variant, ...",
+    or for an ensemble's members, as "=" and their twins. products: of the accuracies of a pipeline's; the mean of an ensemble's.
     """
 
     app: str

@@ -6,7 +6,7 @@ import json as json_text
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -269,11 +269,12 @@ async def _asked(
     found = {}
     async with connect(data_dir=data_dir) as client:
         registered = await client.pipelines(app=file.name)
-        apps = {one["app"] for one in await client.apps()}
+        apps = {one["app"]: one["versions"] for one in await client.apps()}
         for vertex in file.pipeline.vertices:
             if vertex.name in offered:
                 continue
-            rows = found[vertex.name] = await client.variants(app=vertex.app) if vertex.app in apps else []
+            listed = await client.variants(app=vertex.app) if vertex.app in apps else []
+            rows = found[vertex.name] = serving_now(listed, apps.get(vertex.app, {}))
             if not rows:
                 what = "it has no variants" if vertex.app in apps else "there is no such app"
                 usage(
@@ -283,6 +284,11 @@ async def _asked(
     if not registered:
         return found, TARGET, [], []
     return found, registered[0]["slo_target"], registered[0]["edges"], registered[0]["measured"]
+
+
+def serving_now(rows: Iterable[Item], versions: Mapping[str, str]) -> list[Item]:
+    """Without the new version of a release, which no plan may name. rows: of the list of variants. versions: by model, of the list of apps."""
+    return [row for row in rows if versions.get(row["model"]) == row["version"]]
 
 
 def with_items(file: "PipelineFile", edges: Iterable[Item]) -> "PipelineFile":

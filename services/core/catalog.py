@@ -415,13 +415,9 @@ def labels_of(
     """say: labels of a context, of variants as registered. They count where they have left that, contradict the app's, or say more; None: nowhere."""
     known, found = tuple(records), {}
     for one in known:
-        own, app = say(one), one.live
-        if own is None or not (
-            own.excludes(one.measured)
-            or (app is not None and (own.excludes(app.accuracy) or own.high - own.low <= app.high - app.low))
-        ):
-            continue
-        if own.excludes(one.measured) or one.truth is not None:
+        own = say(one)
+        left = own is not None and (own.excludes(one.measured) or one.truth is not None)
+        if own is not None and left and own.wins(one.live, one.measured):
             found[one.variant] = own
     best: dict[str, float] = {}
     labels = ContextLabels(found, best)

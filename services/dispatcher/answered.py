@@ -18,7 +18,7 @@ from services.core.ensemble.outputs import aim_of, reached, said, score
 from services.core.quality import Score, by_reference, compared
 from services.core.release import Arm
 from services.dispatcher.commands import PutQuality
-from services.dispatcher.predictions import Prediction, Predictions, digest_of
+from services.dispatcher.predictions import Claim, Prediction, Predictions, digest_of, uid_of
 from services.dispatcher.query import Join, Query
 
 KEPT = 100_000  # queries, at least; at most twice as many: 250 bytes each
@@ -27,18 +27,6 @@ WRITE_S = 5.0
 LABELLED = 64  # items of a query that labels measure
 FEW_LABELS = 4  # fewer say nothing: one of them may itself be wrong
 ANSWERS = ""  # in place of a variant: the app's answers, whoever made them
-
-
-class Claim(NamedTuple):
-    """What the stages that made a pipeline's answer reach: the least accuracy, and all multiplied. by: who answered them, as in `AppQuality`. metric, classes: of
-    the stage whose outputs it is.
-    """
-
-    least: float
-    product: float
-    by: str
-    metric: str
-    classes: list[str]
 
 
 class Answered(msgspec.Struct, gc=False):
@@ -124,9 +112,12 @@ class AnsweredQueries:
             self._young.copies[uid] += ((variant, words),)
 
     def find(self, app: str, uid: bytes | None, id: str | None) -> Answered | None:
-        """The query with this uid, else the latest with the client's id, if it is this app's."""
-        name = uid if uid is not None else None if id is None else (app, id)
-        found = self._young.find(name) or self._old.find(name)
+        """The query with this uid, else the latest with the client's id, or whose answer named that, if it is this app's."""
+        names: list[bytes | tuple[str, str]] = (
+            [uid] if uid is not None else [] if id is None else [(app, id), uid_of(id)]
+        )
+        tries = (kept.find(name) for name in names for kept in (self._young, self._old))
+        found = next((one for one in tries if one is not None), None)
         if found is None or found.app != app:
             return None
         found.copies = (*self._old.copies.get(found.uid, ()), *self._young.copies.get(found.uid, ()))
@@ -156,10 +147,8 @@ def score_answered(label: Any, item: int, of: Answered, record_of: Callable[[str
     one: dict[str, float] = {}
     aims: dict[str, float] = {}
     answer = promised = copy = None
-    if (claim := of.claim) is not None:
-        answer = score(label, of.said[item], claim.metric, claim.classes, None)
-        whole = {} if answer is None else {claim.by: answer}
-        return Scored(whole, answer, of.floor or claim.least, {claim.by: claim.product})
+    if of.claim is not None:
+        return _scored_whole(label, of.said[item], of.claim, of.floor)
     for variant, words in ((of.variant, of.said), *of.copies):
         record = record_of(variant)
         if record is None or (found := _score(label, words[item], record)) is None:
@@ -174,23 +163,26 @@ def score_answered(label: Any, item: int, of: Answered, record_of: Callable[[str
 
 
 def score_prediction(label: Any, item: int, of: Prediction, record_of: Callable[[str], VariantRecord | None]) -> Scored:
-    """By the outputs of all members of an ensemble that have answered."""
+    """By the outputs of all members of an ensemble that have answered, and by the answer."""
     found: dict[str, float] = {}
-    known: list[VariantRecord] = []
+    aims: dict[str, float] = {}
     for model, outputs in of.of_item(item).items():
         record = record_of(of.variants.get(model, ""))
         words = None if record is None else said(outputs, record.metric)
         if record is None or words is None or (one := _score(label, words[0], record)) is None:
             continue
-        found[record.twins] = one
-        known.append(record)
-    aims = {one.twins: aim_of(one.metric, one.accuracy) for one in known}
-    if not known or of.answer is None or known[0].metric in TARGETS:
+        found[record.twins], aims[record.twins] = one, aim_of(record.metric, record.accuracy)
+    if of.answer is None or of.claim is None:
         return Scored(found, aims=aims)
-    words = said({name: array[item : item + 1] for name, array in of.answer.items()}, known[0].metric)
-    right = None if words is None else _score(label, words[0], known[0])
-    promised = of.floor or sum(one.accuracy or 0.0 for one in known) / len(known)
-    return Scored(found, right, promised, aims)
+    words = said({name: array[item : item + 1] for name, array in of.answer.items()}, of.claim.metric)
+    whole = Scored() if not words else _scored_whole(label, words[0], of.claim, of.floor)
+    return whole._replace(variants={**whole.variants, **found}, aims={**whole.aims, **aims})
+
+
+def _scored_whole(label: Any, words: Any, claim: Claim, floor: float | None) -> Scored:
+    """An answer that several have made."""
+    found = score(label, words, claim.metric, claim.classes, None)
+    return Scored({} if found is None else {claim.by: found}, found, floor or claim.least, {claim.by: claim.product})
 
 
 def _score(label: Any, words: Any, record: VariantRecord) -> float | None:
@@ -270,7 +262,7 @@ class Publisher:
             found = AppQuality(
                 app=app,
                 revision=revision,
-                variants={name: one for name, one in live if one is not None} | _whole(scores, now),
+                variants={name: one for name, one in live if one is not None} | of_several(scores, now),
                 answers=_figures(scores[ANSWERS], now, lambda share: share) if ANSWERS in scores else None,
                 promised=round(promised, 6),
                 products={name: one.aim for name, one in scores.items() if "=" in name},
@@ -287,8 +279,8 @@ class Publisher:
         yield from () if record is None else catalog.cascades_of(record)
 
 
-def _whole(scores: Mapping[str, Score], now: float) -> dict[str, LiveAccuracy]:
-    """What labels say of combinations of a pipeline's variants."""
+def of_several(scores: Mapping[str, Score], now: float) -> dict[str, LiveAccuracy]:
+    """What labels say of combinations of variants: of a pipeline's stages, or an ensemble's members."""
     return {name: _figures(one, now, lambda share: share) for name, one in scores.items() if "=" in name}
 
 

@@ -6,7 +6,7 @@ message takes: queries are served by it, but what feedback teaches is always com
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from bus.codec import decode_kept
 from bus.messages.catalog import AppRecord, Ensemble
 from bus.messages.flow import ContextChanged
 from bus.messages.public import MOST_TEXT, Error, Listing, ListRequest, Refusal
+from bus.messages.quality import LiveAccuracy
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, Publish, TimedOut
 from services.core.catalog import Catalog, ContextLabels, labels_of, selection_key
@@ -24,7 +25,7 @@ from services.core.demand import as_registered
 from services.core.ensemble.base import EnsemblePolicy, Learnt, Member
 from services.core.quality import Score
 from services.core.selection.eligibility import AppView, Ask
-from services.dispatcher.answered import ANSWERS, Scored, by_labels
+from services.dispatcher.answered import ANSWERS, Scored, by_labels, of_several
 from services.dispatcher.apps import members_of
 from services.dispatcher.commands import ReadContext, RunPolicy, StoredContext
 from services.dispatcher.counted import MARK, MOVED, Counted, OlderMarks
@@ -120,9 +121,18 @@ class Held(Struct, eq=False):
     state: Any = None
     labels: tuple[AppView | None, ContextLabels | None] = (None, None)  # where they decide, and of which variants
 
+    together: Mapping[str, LiveAccuracy] | None = None
+
     @property
     def n(self) -> int:
         return 0 if self.value is None else self.value.n
+
+    def of_answers(self, by: str) -> LiveAccuracy | None:
+        """What labels of this context say of members that answer together, as `AppQuality` names them. None: nothing, or it is of the app."""
+        if self.together is None:
+            scores = {} if self.context is None or self.value is None else self.value.scores
+            self.together = of_several(scores, 0.0)  # whose changes were found when they were written
+        return self.together.get(by)
 
 
 def context_key(app: str, ensemble: Ensemble, context: str | None) -> str:

@@ -26,11 +26,20 @@ from services.dispatcher.budgets import Budgets, Least, fitting
 from services.dispatcher.cache import CachedParts
 from services.dispatcher.central import FULL
 from services.dispatcher.commands import PolicyMethod, RunPolicy
-from services.dispatcher.contexts import Contexts, context_key
+from services.dispatcher.contexts import Contexts, Held, context_key
 from services.dispatcher.default_output import default_due
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import Joins, answer_part, chance, refuse_part
-from services.dispatcher.joint_answers import answer_of, refusal_of, shares_of
+from services.dispatcher.joint_answers import (
+    answer_of,
+    claim_of,
+    found_of,
+    records_of,
+    refusal_of,
+    refuses,
+    shares_of,
+    too_wrong,
+)
 from services.dispatcher.needs import head_of, needs_of, needs_of_member
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
 from services.dispatcher.query import Join, PartReply, Query, QueryPart
@@ -57,16 +66,17 @@ class Group:
 
 
 class EnsemblePlan:
-    """What an answer is made with. state: the policy's, as it was when the members were asked. p, weights: each member's probability and weight then.
+    """What an answer is made with. held: of its context, as it was when the members were asked; state: the policy's. p, weights: each member's probability and weight then.
 
     evaluates: it is for a feedback, and nobody waits for an answer. members: those that may be asked. least: what each costs at least, if the query's
     cost is limited.
     """
 
-    __slots__ = ("evaluates", "group", "least", "members", "p", "state", "weights")
+    __slots__ = ("evaluates", "group", "held", "least", "members", "p", "state", "weights")
 
     def __init__(self, group: Group) -> None:
         self.group = group
+        self.held: Held | None = None
         self.state: Any = None
         self.p: dict[str, float] = {}
         self.weights: dict[str, float] = {}
@@ -202,7 +212,7 @@ class Ensembles:
             plan.members = [one for one in group.members if (plan.least[one.model] or 0.0) <= query.ask.cost]
             if not plan.members:
                 return self._refuse(join, self.budgets.too_dear(query.ask, group.members, plan.least), now)
-        plan.state, members = held.state, plan.members
+        plan.held, plan.state, members = held, held.state, plan.members
         if group.policy is None:
             return self._run(join, "learnt", plan.state, members)
         plan.learnt(group.policy.learnt(held.state, members))
@@ -359,7 +369,6 @@ class Ensembles:
             if plan.group.policy is None:
                 return self._run(join, "combine", plan.state, plan.group.members, outputs)
             combined = plan.group.policy.combine(plan.state, plan.group.members, outputs)
-            prediction.answer = combined.outputs
         except (BadTensor, ValueError) as error:
             text = f"the members' outputs do not fit together: {error}"
             return self._refuse(join, Error(code="model_error", message=text), now)
@@ -377,10 +386,21 @@ class Ensembles:
 
     def _finish(self, join: Join, combined: Combined | None, now: float) -> Iterable[Effect]:
         """Send the answer. combined: None for one part's own answer."""
-        answer = answer_of(join, combined, self.dispatcher.max_inline, now)
+        query, app = join.query, join.plan.group.app
+        variants = [part.reply.variant for part in join.answered if part.reply is not None]
+        items = (query.ask.items,)  # a user's policy may combine to what no item of a label is in
+        whole = combined is not None and all(one.shape[:1] == items for one in combined.outputs.values())
+        records = records_of(app, query.ask, variants)
+        claim = claim_of(records) if whole and len(records) == len(variants) else None
+        live = found_of(claim, records, join.plan.held, self.apps.catalog.quality(query.ask.app))
+        answer = answer_of(join, combined, self.dispatcher.max_inline, now, claim, live)
         if isinstance(answer, Error):
             return self._refuse(join, answer, now)
-        query = join.query
+        if combined is not None:
+            if claim is not None and (told := self.predictions.by_query(query.ask.app, query.uid)) is not None:
+                told.answer, told.claim = combined.outputs, claim
+            if refuses(query.ask, app, answer.accuracy, answer.accuracy_source):
+                return self._refuse(join, too_wrong(query.ask, app, records, answer.accuracy or 0.0), now)
         rules, ended = query.ensemble, self.joins.end(join, now)
         record = None if combined is not None else self.apps.catalog.variant(answer.variant or "")
         if record is not None and not answer.zeros and query.ask.items <= LABELLED:

@@ -61,10 +61,9 @@ from services.dispatcher.feedback_names import (
     mark_of_item,
     named_uid,
     row_uid,
-    uid_of,
 )
 from services.dispatcher.learning import FeedbackUpdate, Learning, Sender
-from services.dispatcher.predictions import Prediction, Predictions, digest_of
+from services.dispatcher.predictions import Prediction, Predictions, digest_of, uid_of
 from services.dispatcher.releases import Releases
 from services.dispatcher.stages import learns
 

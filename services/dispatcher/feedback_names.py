@@ -161,15 +161,6 @@ def row_uid(mark: bytes) -> bytes:
     return blake2b(mark, digest_size=16, person=b"feedback").digest()
 
 
-def uid_of(text: str) -> bytes:
-    """Of a query by its name; b"" if that is none."""
-    try:
-        uid = bytes.fromhex(text)
-    except ValueError:
-        return b""
-    return uid if len(uid) == 16 and len(text) == 32 else b""
-
-
 def json_of(label: Any) -> str | None:
     """None: it is no JSON, or too long."""
     try:

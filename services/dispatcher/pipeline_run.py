@@ -25,9 +25,10 @@ from services.core.pipelines.branching import draw, items_key
 from services.core.pipelines.graph import QUERY, Race, Reference
 from services.core.pipelines.items import drawn_items, joined, rows, split
 from services.core.selection.eligibility import INFINITE
-from services.dispatcher.answered import LABELLED, AnsweredQueries, Claim
+from services.dispatcher.answered import LABELLED, AnsweredQueries
 from services.dispatcher.budgets import Least, dearest, share
 from services.dispatcher.default_output import default_outputs
+from services.dispatcher.predictions import Claim
 from services.dispatcher.query import Join, PartReply, Query, QueryPart
 from services.dispatcher.stages import ServedPipeline, Stage
 
@@ -330,10 +331,12 @@ def together(stage: Stage, parts: Sequence[QueryPart], fetched: Fetched) -> Part
     known = [reply.accuracy for reply in replies if reply.accuracy is not None]
     absent = [reply.missing for reply in replies if reply.missing is not None]
     sure = [reply.confidence for reply in replies if reply.confidence is not None]
+    least = min(known) if len(known) == len(replies) else None
     slowest = max(replies, key=lambda reply: reply.queue_ms + reply.compute_ms)
     return PartReply(
         outputs=outputs,
-        accuracy=min(known) if len(known) == len(replies) else None,
+        accuracy=least,
+        accuracy_source=next(reply.accuracy_source for reply in replies if reply.accuracy == least),
         queue_ms=slowest.queue_ms,
         compute_ms=slowest.compute_ms,
         batch=slowest.batch,

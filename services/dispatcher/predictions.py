@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
+from typing import NamedTuple
 
 from bus.port import Buffer
 from services.core.ensemble.base import Member, Outputs
@@ -22,13 +23,34 @@ def digest_of(inputs: Buffer) -> bytes:
     return blake2b(inputs, digest_size=16).digest()
 
 
+def uid_of(text: str) -> bytes:
+    """Of a query by its name; b"" if that is none."""
+    try:
+        uid = bytes.fromhex(text)
+    except ValueError:
+        return b""
+    return uid if len(uid) == 16 and len(text) == 32 else b""
+
+
+class Claim(NamedTuple):
+    """What those reach together that made an answer, by what is known of each. least: promised of a query that states nothing. product: the mean score at
+    registration. by: the name of its scores: a pipeline's as in `AppQuality`, an ensemble's by its variants' twins. metric, classes: of its outputs.
+    """
+
+    least: float
+    product: float
+    by: str
+    metric: str
+    classes: list[str]
+
+
 @dataclass(slots=True, eq=False)
 class Prediction:
     """What the members of an app said about one query. at: Unix seconds.
 
     id: of the client. digest: `digest_of` its inputs; None if they were too large for a message. members: all of the selection, asked or
     not. p: by model, the probability that it is asked. outputs: by model, of those that have answered, by output name; the first axis is
-    the items. variants: by model, who gave them. answer: that was made of them. floor: the accuracy that the query stated. fed: items that
+    the items. variants: by model, who gave them. answer: that was made of them; claim: by whom. floor: the accuracy that the query stated. fed: items that
     feedback has come for here; counted: of them, those for which one has counted. of: of a pipeline's answer, which has no members, the prediction
     of the stage that made it, or why no policy can learn from it. arm: the version that answered in a release.
     """
@@ -46,6 +68,7 @@ class Prediction:
     of: "Prediction | str | None" = None
     variants: dict[str, str] = field(default_factory=dict)
     answer: Outputs | None = None
+    claim: Claim | None = None
     floor: float | None = None
     fed: set[int] = field(default_factory=set)
     counted: set[int] = field(default_factory=set)
@@ -127,12 +150,15 @@ class Predictions:
         return next((prediction for prediction in latest if item not in prediction.fed), latest[0])
 
     def by_id(self, app: str, id: str, digest: bytes | None, context: str | None) -> Prediction | None:
-        """The latest prediction for a query with the client's id, with these inputs, in this context. None: in whichever, with whichever."""
+        """The latest prediction for a query with the client's id, with these inputs, in this context. None: in whichever, with whichever.
+
+        Clients of HTTP name a query by what its answer named, where they have one field for both.
+        """
         latest = [self._by_uid[uid] for uid in islice(reversed(self._by_id.get((app, id), [])), EQUAL)]
         for one in latest:
             if (digest is None or one.digest == digest) and (context is None or one.context == context):
                 return one
-        return None
+        return self.by_query(app, uid_of(id))
 
     def _remove(self, uid: bytes) -> None:
         prediction = self._by_uid.pop(uid, None)

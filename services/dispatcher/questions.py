@@ -33,6 +33,7 @@ from services.dispatcher.budgets import dearest, fitting, share, told_of
 from services.dispatcher.central import CentralQueues
 from services.dispatcher.composites import Composites
 from services.dispatcher.contexts import Contexts, Held
+from services.dispatcher.joint_answers import claim_of, found_of, records_of, refuses, told_by, too_wrong
 from services.dispatcher.lists import listing, state_of
 from services.dispatcher.needs import needs_of, needs_of_member, needs_of_stage, with_arm
 from services.dispatcher.pipeline_run import SeenItems
@@ -161,7 +162,8 @@ class Questions(Struct, eq=False):
             elif part.accuracy < ask.accuracy:
                 why += f"; none of its variants has an accuracy of {ask.accuracy:g}"
             p, weight = (None, None) if known is None else (known.probability, known.weight)
-            rows.append(MemberShare(member=member.name, probability=p, weight=weight, variant=variant, why=why))
+            name = f"{member.model}@{part.version}"  # in a release, either version
+            rows.append(MemberShare(member=name, probability=p, weight=weight, variant=variant, why=why))
         winners = {row.variant for row in rows if row.variant is not None}
         candidates = []
         for i, group in enumerate(app.groups):
@@ -178,6 +180,19 @@ class Questions(Struct, eq=False):
         chosen = next((c for c in candidates if c.variant == first), None)
         refusals = [decision.refusal for _, decision in parts.values() if decision.refusal is not None]
         none = refusals[0] if refusals and chosen is None else UNSET
+        asked = [row.variant for row in rows if row.variant is not None][: 1 if _one_is_asked(rules) else None]
+        if asked:
+            held = self.composites.contexts.held(ask.app, rules, ask.context)
+            records = records_of(app, ask, asked)
+            claim = claim_of(records)
+            live = found_of(claim, records, held, self.apps.catalog.quality(ask.app))
+            each = [one.production or (one.accuracy, "registered") for one in records]
+            accuracy, source = told_by(each, claim, live)
+            if live is not None:
+                text = f"; their answers reach {live.accuracy:.4g} by {live.labels} labels"
+                rows = [replace(row, why=row.why + text) if row.variant is not None else row for row in rows]
+            if refuses(ask, app, accuracy, source):
+                chosen, none = None, too_wrong(ask, app, records, accuracy or 0.0)
         return Explanation(chosen=chosen, candidates=candidates, refusal=none, members=rows)
 
     # -- pipelines

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import Ensemble, PipelineRecord, PipelineVertex, Signature, TensorSpec
 from bus.messages.public import ListRequest, Requirements
+from bus.messages.quality import AppQuality, LiveAccuracy
 from services.core.settings import DispatcherSettings, Settings
 from tests.support.simulated.fleet import SIGNATURE, refused
 from tests.unit.dispatcher.test_pipelines import Staged, edge, nested, numbers, vertex
@@ -47,6 +48,15 @@ def test_each_item_is_a_query_and_the_answers_come_in_order() -> None:
     cost = sum(one.cost for one in fleet.outcomes() if one.parent is not None)
     assert fleet.query().cost == pytest.approx(cost) == pytest.approx(reply["cost"])
     assert reply["members"] == ["find@1", "name@1"]
+
+
+def test_what_labels_say_of_a_stage_is_said_of_its_items_together() -> None:
+    fleet = fanned()
+    fleet.one(fleet.ask("p"))
+    live = LiveAccuracy(accuracy=0.4, low=0.3, high=0.5, labels=100, since=0.0)
+    fleet.add(AppQuality(app="name", revision=1, variants={parts(fleet)[0].variant: live}))
+    reply = fleet.one(fleet.ask("p"))
+    assert (reply["accuracy"], reply["accuracy_source"]) == (0.4, "labels")
 
 
 def test_without_an_item_the_stage_is_not_asked_and_its_answer_has_no_row() -> None:

@@ -21,6 +21,7 @@ CHEAP = variant("cheap-1", model="cheap", accuracy=0.98)
 DEAR = variant("dear-1", model="dear", accuracy=0.96, base_ms=6.0, per_item_ms=2.0)
 WRONG = {"cheap": 1.0}
 FLOOR = {"accuracy": 0.95}
+BOTH = "=cheap/1/cpu/ort/fp32/aaaaaaaaaaaa, dear/1/cpu/ort/fp32/aaaaaaaaaaaa"
 
 
 def serving(*records: Any, says: dict[str, float] = WRONG, **settings: Any) -> Fleet:
@@ -140,6 +141,19 @@ def test_a_label_counts_once_for_the_variant_that_answered_whenever_it_comes() -
     ]
     [none] = fleet.sent(dict, "_INBOX.none")
     assert "items" in none["error"]["message"] or "item 2" in none["error"]["message"]
+
+
+@pytest.mark.parametrize("policy", ["", "majority"])
+def test_an_id_that_an_answer_named_as_its_query_is_that_one_as_over_http(policy: str) -> None:
+    fleet = serving(CHEAP, dispatchers=2)
+    if policy:
+        fleet.change(selection=Ensemble(policy=policy, contextual=True), seconds=0.1)
+    for number in range(4):
+        named = fleet.reply(fleet.ask(context="here"), 0.2)["query"]
+        for word in ({"id": named}, {"query": named}):
+            fleet.stage.publish(fleet.subjects.feedback("app"), {"label": 0} | word, f"_INBOX.{number}", 1.0)
+        assert len(fleet.sent(dict, f"_INBOX.{number}")) == 2
+    assert known(fleet).variants["cheap-1"].labels == 4
 
 
 def test_of_two_labels_of_an_item_that_come_at_once_the_rows_score_one() -> None:
@@ -288,15 +302,96 @@ def test_a_floor_that_none_reaches_in_one_context_is_missed_there_and_a_kept_ans
     assert said == {"there": (True, "labels", ["accuracy"]), "here": (True, "registered", [])}
 
 
+# -- ensembles, by their joint answers
+
+THIRD = variant("third-1", model="third", accuracy=0.94, base_ms=6.0)
+MOST_WRONG = {"cheap": 1.0, "dear": 1.0}
+
+
+def ensemble(policy: str = "majority", says: dict[str, float] = MOST_WRONG, **settings: Any) -> Fleet:
+    """Three that vote."""
+    fleet = serving(CHEAP, DEAR, THIRD, says={}, **settings)
+    fleet.change(selection=Ensemble(policy=policy, contextual=True), seconds=0.1)
+    labelled(fleet, 20, **FLOOR)
+    fleet.behave(says=says)
+    return fleet
+
+
+def said(answer: dict[str, Any]) -> tuple[float, str, list[str]]:
+    return answer["accuracy"], answer["accuracy_source"], answer["missed"]
+
+
+def named(fleet: Fleet, *numbers: int) -> None:
+    """Queries with a floor, and labels by their ids, whatever became of them."""
+    for number in numbers:
+        fleet.reply(fleet.ask(id=f"mine{number}", **FLOOR), 0.05)
+        fleet.stage.publish(fleet.subjects.feedback("app"), {"id": f"mine{number}", "label": 0}, "", 0.3)
+    fleet.stage.run(1.0)
+
+
 def test_a_label_scores_every_member_of_an_ensemble() -> None:
     fleet = serving(CHEAP, DEAR)
     fleet.change(selection=Ensemble(policy="majority", contextual=True), seconds=0.1)
     answer = labelled(fleet, 20, **FLOOR)
     variants = known(fleet).variants
-    assert {name: one.labels for name, one in variants.items()} == {"cheap-1": 20, "dear-1": 20}
+    assert {name: one.labels for name, one in variants.items()} == {"cheap-1": 20, "dear-1": 20, BOTH: 20}
     assert variants["cheap-1"].high < 0.5 < variants["dear-1"].low
     answer = fleet.reply(fleet.ask(**FLOOR), 0.05)
-    assert (answer["accuracy_source"], "accuracy" in answer["missed"]) == ("labels", True)
+    assert said(answer) == (0.97, "registered", []), "of two that disagree the more accurate one is right"
+
+
+@pytest.mark.parametrize("dispatchers", [1, 2])
+@pytest.mark.parametrize("act", ["report", "select", "refuse"])
+def test_what_members_reach_together_counts_once_labels_of_their_answers_show_it(act: str, dispatchers: int) -> None:
+    fleet = ensemble(dispatchers=dispatchers)
+    assert said(fleet.reply(fleet.ask(**FLOOR), 0.05)) == (0.96, "registered", [])
+    fleet.change(quality_act=act)
+    named(fleet, *range(40))
+    [live] = [one for name, one in known(fleet).variants.items() if name.startswith("=")]
+    found = fleet.request(fleet.subjects.explain("app"), Requirements(**FLOOR))
+    assert all(f"their answers reach {live.accuracy:.4g} by " in one["why"] for one in found["members"])
+    for _ in range(2 * dispatchers):
+        reply = fleet.reply(fleet.ask(**FLOOR), 0.2)
+        if act != "refuse":
+            assert said(reply) == (live.accuracy, "labels", ["accuracy"])
+            continue
+        closest = refused(reply, "unsatisfiable", "by their labels")["closest"]
+        assert found["refusal"]["closest"]["accuracy"] == closest["accuracy"] <= live.accuracy
+        assert not is_client_error(fleet.outcomes()[-1]), "it counts against the app: its promise is broken"
+        assert "error" not in fleet.reply(fleet.ask(accuracy=closest["accuracy"]), 0.2)
+    assert (found.get("refusal") is None) == (act != "refuse")
+    fleet.behave(says={})
+    named(fleet, *range(40, 190))
+    accuracy, _, missed = said(fleet.reply(fleet.ask(**FLOOR), 0.2))
+    assert (accuracy >= 0.95, missed) == (True, []), "the world went back"
+
+
+def test_members_of_which_one_alone_went_wrong_keep_what_they_promise_together() -> None:
+    fleet = ensemble(says=WRONG)
+    labelled(fleet, 100, **FLOOR)
+    assert known(fleet).variants["cheap-1"].high < 0.7
+    assert said(fleet.reply(fleet.ask(**FLOOR), 0.05)) == (0.96, "registered", [])
+    alone = fleet.reply(fleet.ask(model="cheap", **FLOOR), 0.05)
+    assert (alone["accuracy_source"], alone["missed"]) == ("labels", ["accuracy"])
+
+
+def test_one_member_that_answers_alone_is_refused_by_what_labels_say_of_it() -> None:
+    fleet = serving(CHEAP)
+    fleet.change(selection=Ensemble(policy="exp3"), quality_act="refuse", seconds=0.1)
+    named(fleet, *range(20))
+    refused(fleet.reply(fleet.ask(**FLOOR), 0.05), "unsatisfiable", "by their labels")
+    found = fleet.request(fleet.subjects.explain("app"), Requirements(**FLOOR))
+    assert (found["chosen"], found["refusal"]["code"]) == (None, "unsatisfiable")
+
+
+def test_labels_of_a_context_say_what_members_reach_together_there() -> None:
+    fleet = ensemble(says={})
+    labelled(fleet, 40, context="here", **FLOOR)
+    fleet.behave(says=MOST_WRONG)
+    labelled(fleet, 40, context="there", **FLOOR)
+    here, there = (fleet.reply(fleet.ask(context=one, **FLOOR), 0.2) for one in ("here", "there"))
+    assert said(here) == (0.96, "registered", [])
+    assert (there["accuracy"], there["missed"]) == (0.0, ["accuracy"])
 
 
 # -- pipelines, from end to end

@@ -420,6 +420,10 @@ def test_a_member_of_an_ensemble_answers_in_the_version_of_its_query() -> None:
     fleet.stage.run(2.0)
     counts = {one["measure"]: one["new_n"] + one["old_n"] for one in fleet.shown()["figures"]}
     assert counts["accuracy"] == counts["attainment"] == 60
+    for context in "abcd":
+        members = fleet.reply(fleet.ask(context=context), 0.02)["members"]
+        found = fleet.request(fleet.subjects.explain("app"), {"context": context})
+        assert {one["member"] for one in found["members"]} == set(members)
 
 
 def test_a_stage_of_a_pipeline_answers_in_the_version_of_its_query() -> None:

@@ -11,7 +11,7 @@ import pytest
 from bus.codec import decode, encode
 from bus.messages.catalog import PipelinePlan
 from infaas.cli import main
-from infaas.cli.pipeline import hop_of
+from infaas.cli.pipeline import hop_of, serving_now
 from services.core.pipelines.estimator import MeasuredHop
 from services.core.pipelines.problem import HOP
 from tests.support.clients.commands import ran, refused
@@ -390,3 +390,11 @@ def test_what_is_no_plan_is_not_sent(
     path: Path = tmp_path_factory.mktemp("plan") / "plan.json"
     path.write_text(content)
     assert message in refused(capsys, ["pipeline", "deploy", str(path)])
+
+
+def test_a_plan_names_no_new_version_of_a_release() -> None:
+    rows = [
+        {"variant": f"{model}-{of}", "model": model, "version": of}
+        for model, of in (("a", "1"), ("a", "2"), ("b", "3"))
+    ]
+    assert [one["variant"] for one in serving_now(rows, {"a": "1", "b": "3"})] == ["a-1", "b-3"]
