@@ -13,7 +13,7 @@ FROM (
     FROM (
       SELECT *, time - lag(time) OVER (PARTITION BY policy ORDER BY time) > interval '30 s' AS begins  -- samples come every 10 s
       FROM infaas.shadow_events
-      WHERE time >= %(start)s AND time < %(end)s
+      WHERE time >= %(start)s AND time < %(end)s AND policy <> 'oracle'
     ) marked
   ) numbered
   GROUP BY policy, run

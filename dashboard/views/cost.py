@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
-from dashboard.store import history
+from dashboard.store import history, query
 from dashboard.widgets import need, show_live
 from dashboard.window import Window
 
@@ -58,6 +58,8 @@ def page() -> None:
         + (" There were simulated devices, which cost nothing." if left_out else ""),
     )
     _figures(rows, then, coarse)
+    for day, said in query("oracle").itertuples(index=False):
+        st.caption(f"Beside the best possible, {day:%d %B %Y} (UTC): {said}.")
     if left_out:
         st.caption(f"Simulated devices would have cost {formats.money(left_out)} more.")
     spent = series.spending(coarse, by, rows)

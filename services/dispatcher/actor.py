@@ -35,11 +35,11 @@ from services.core.actor import (
 from services.core.deadlines import DeadlineReached
 from services.core.line import ECHO_S
 from services.core.outcomes import CANCELLED
-from services.core.selection.cluster import ClusterView, RefusedLoad
+from services.core.selection.cluster import LOAD_AGAIN, ClusterView, RefusedLoad
 from services.core.selection.eligibility import Ask
 from services.core.selection.instances import Instance
 from services.core.selection.policy import Decision, SelectionPolicy, note
-from services.core.selection.refusals import LOAD_AGAIN, not_loaded
+from services.core.selection.refusals import not_loaded
 from services.core.settings import DispatcherSettings, EnsembleSettings, JobsSettings, QualitySettings, Settings
 from services.dispatcher.apps import Apps
 from services.dispatcher.cancelling import Cancelling
@@ -72,22 +72,21 @@ class Dispatcher(TableActor):
     """Pure actor.
 
     name: unique id of this dispatcher's life. prices: US$ per hour by kind. new_uid: 16 fresh bytes. slo_target: of apps without a
-    target of their own.
+    target of their own. boots: as of MachineSettings.
     """
 
     def __init__(
         self, name: str, subjects: Subjects, policy: SelectionPolicy, prices: Mapping[str, float], new_uid: Callable[[], bytes],
         settings: DispatcherSettings, slo_target: float, ensemble: EnsembleSettings, quality: QualitySettings, jobs: JobsSettings,
+        boots: Mapping[tuple[str, bool], float],
     ) -> None:  # fmt: skip
         self.name = name
-        self.view = ClusterView(prices, policy.goal)
+        self.view = ClusterView(prices, policy.goal, boots)
         self.apps = Apps(self.view)
         self.in_flight = InFlight()
         self.policy_failures = policy.failures  # by method, of a user's own policy
-        self._subjects = subjects
-        self._policy = policy
+        self._subjects, self._policy, self._settings = subjects, policy, settings
         self._admission = Admission(self.apps, new_uid, settings.default_deadline_s, settings.max_inline)
-        self._settings = settings
         self._outcomes = OutcomeRecorder(name, policy.name, new_uid, policy.observe, self.view.took)
         self._loads, self._demand = LoadsOnDemand(name, subjects), DemandCounter(name, subjects)
         self._wait, self._waiting, self._earliest = self.in_flight.wait, self.in_flight.waiting, self.in_flight.earliest
@@ -225,7 +224,7 @@ class Dispatcher(TableActor):
             if absent is not None:
                 orders = self._load(query, msgspec.structs.replace(query.ask, accuracy=0.0, variant=absent), now)
             return (*orders, *copies, *self._end(query, decision.refusal, now))
-        query.why = why = not_loaded(query.ask, self.view) if decision.load is None else None
+        query.why = why = not_loaded(query.ask, self.view, now, waits=True) if decision.load is None else None
         if why is not None and why.retry_after_ms is UNSET and now >= query.arrived + STRANDED_S:
             return self._end(query, why, now)
         return (*orders, *self._make_wait(query, now, self._wait))
@@ -496,5 +495,6 @@ def make_dispatcher(
     settings: Settings, subjects: Subjects, name: str, policy: SelectionPolicy, prices: Mapping[str, float], new_uid: Callable[[], bytes],
 ) -> Dispatcher:  # fmt: skip
     """A dispatcher. Parameters as for `Dispatcher`."""
-    target, more = settings.autoscaler.slo_target, (settings.selection, settings.quality, settings.jobs)
+    target, boots = settings.autoscaler.slo_target, settings.machines.boots(settings.worker.simulate)
+    more = settings.selection, settings.quality, settings.jobs, boots
     return Dispatcher(name, subjects, policy, prices, new_uid, settings.dispatcher, target, *more)

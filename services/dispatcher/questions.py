@@ -123,7 +123,7 @@ class Questions(Struct, eq=False):
     def _decide(self, ask: Ask, now: float) -> Decision:
         """The decision that this query would get. Where it would wait and no worker is to load anything for it, that is its refusal."""
         decision = self.policy.select(ask, now, self.view)
-        return Decision(refusal=not_loaded(ask, self.view)) if decision == Decision() else decision
+        return Decision(refusal=not_loaded(ask, self.view, now)) if decision == Decision() else decision
 
     def _candidates(self, ask: Ask, decision: Decision, winner: str | None, now: float) -> list[Candidate]:
         view, app = self.view, self.view.apps[ask.app]

@@ -93,6 +93,12 @@ class Count(Struct, frozen=True):
     hours: float
 
 
+class CompareDay(Struct, frozen=True):
+    """Compute what one who knew the load of a day could have paid at best, beside what was paid, and write it. began: of the day, Unix seconds."""
+
+    began: float
+
+
 class Tidy(Struct, frozen=True):
     """Delete bookkeeping that has become useless."""
 
@@ -112,6 +118,7 @@ CATALOG = "mirror"  # the name that metrics show
 TIDY = "tidy"
 FILES = "files"
 NIGHT = "night"
+DAY = "day"
 COUNT = "count"
 COUNTED = ("batches", "outcomes")
 MAINTAIN = "maintain"
@@ -236,6 +243,8 @@ class Recorder(TableActor):
             return self._written()
         if what == FILES:
             return self._files_kept(result)
+        if what == DAY:
+            return NOTHING
         if what == TIDY:
             return (After(TIDY, TIDY_EVERY, Tick(TIDY)), *self._count(envelope.now))
         if what == COUNT:
@@ -269,8 +278,8 @@ class Recorder(TableActor):
             error = envelope.message.error if isinstance(envelope.message, Failed) else "the database takes too long"
             return (Publish(reply, DemandHistory(app=app, error=error)),)
         failures = self._failures[what] = self._failures.get(what, 0) + 1
-        if what == COUNT:
-            return NOTHING  # there is another hour
+        if what in (COUNT, DAY):
+            return NOTHING  # there is another hour, or day
         if what == CATALOG and self._under_way is not None:
             self._changes = self._under_way.changes | self._changes
             self._all_keys_due = self._all_keys_due or self._under_way.present is not None
@@ -288,7 +297,8 @@ class Recorder(TableActor):
             return self._write_catalog()
         if what == NIGHT:
             self._hours = DAY_H
-            return (_next_night(envelope.now), *self._keep_files(KeepFiles(frozenset(self._keys))))
+            day = CompareDay((envelope.now // DAY_S - 1) * DAY_S)
+            return (_next_night(envelope.now), Do(DAY, day), *self._keep_files(KeepFiles(frozenset(self._keys))))
         return (Do(FILES, self._files),) if what == FILES else (_command(what),)
 
 

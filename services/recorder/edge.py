@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import logging
+import os
+import sys
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -16,7 +18,9 @@ from msgspec import Struct
 from bus.port import Bus, BusError, Consumer, Stored, StreamSpec
 from services.recorder.actor import (
     COUNTED,
+    DAY_S,
     MOST,
+    CompareDay,
     Count,
     Ingest,
     Ingested,
@@ -43,7 +47,7 @@ CHECK = 5.0  # s without a message, after which the edge makes sure that the str
 
 
 class RecorderEdge:
-    """Carries out `Ingest`, `WriteCatalog`, `KeepFiles`, `Count`, `Tidy`, `Maintain` and `ReadDemand`.
+    """Carries out `Ingest`, `WriteCatalog`, `KeepFiles`, `Count`, `CompareDay`, `Tidy`, `Maintain` and `ReadDemand`.
 
     streams: by the names that `Ingest` uses. Messages that were fetched and could not be written are kept and written first next time. They
     are not acknowledged before that, so the stream keeps them, too. The database does one thing at a time, and beside it one of files and count.
@@ -76,6 +80,7 @@ class RecorderEdge:
             WriteCatalog: self._write_catalog,
             KeepFiles: lambda command: self._do_beside(self._files.keep, command.check),
             Count: lambda command: self._do_beside(self._counter.count, command.hours),
+            CompareDay: lambda command: self._compare(command.began),
             Tidy: lambda _: self._in_database(self._events.tidy),
             Maintain: lambda _: self._in_database(self._maintenance.maintain, limit=MAINTAINS),
             ReadDemand: lambda command: self._in_database(demand_history, self._store, command.app),
@@ -121,6 +126,12 @@ class RecorderEdge:
         catalogue = {entry[1]: others.pop(entry) for entry in command.changes if entry[0] == "catalog"}
         await self._in_database(self._catalog.write, catalogue, command.present, others)
 
+    async def _compare(self, began: float) -> None:
+        """What was begun says so until it has ended: so one of several recorders computes it, once."""
+        if await self._in_database(_tell, self._store, began, NOT_ENDED, 0.0, first=True):
+            rate, said = await best_of(self._store.dsn, began, began + DAY_S)
+            await self._in_database(_tell, self._store, began, said, rate)
+
     async def _do_beside(self, work: Callable[[Any], Awaitable[R]], of: Any) -> R:
         try:
             async with self._beside:
@@ -128,10 +139,10 @@ class RecorderEdge:
         except psycopg.Error as error:
             raise StoreError(f"the database is away or not ready: {one_line(error)}") from None
 
-    async def _in_database(self, work: Callable[..., R], *arguments: Any, limit: float = WRITES) -> R:
+    async def _in_database(self, work: Callable[..., R], *arguments: Any, limit: float = WRITES, **named: Any) -> R:
         """Work in a thread, one thing at a time, for `limit` s; raises StoreError, in one line, when the database is not able now."""
         async with self._writing:
-            working = asyncio.create_task(asyncio.to_thread(work, *arguments))
+            working = asyncio.create_task(asyncio.to_thread(work, *arguments, **named))
             late = True
             try:
                 _, waiting = await asyncio.wait([working], timeout=limit)
@@ -145,6 +156,50 @@ class RecorderEdge:
             except psycopg.Error as error:
                 why = f"no answer within {limit:g} s" if late else one_line(error)
                 raise StoreError(f"the database is away or not ready: {why}") from None
+
+
+# -- what was possible on a day
+
+BEST_S = 900.0  # s that it may take, at the lowest priority
+NOT_COMPUTED = "not computed: "
+NOT_ENDED = f"{NOT_COMPUTED}the recorder that had begun has not ended it"
+_FIRST = """INSERT INTO infaas.shadow_events (time, policy, scaler, action, count, reason, cost_rate, apps_cost_rate)
+SELECT to_timestamp(%(began)s), 'oracle', 'oracle', 'sample', 0, %(said)s, 0, 0
+WHERE NOT EXISTS (SELECT FROM infaas.shadow_events WHERE policy = 'oracle' AND time = to_timestamp(%(began)s))"""
+_THEN = """UPDATE infaas.shadow_events SET reason = %(said)s, cost_rate = %(rate)s
+WHERE policy = 'oracle' AND time = to_timestamp(%(began)s)"""
+
+
+def _tell(store: Store, began: float, said: str, rate: float, *, first: bool = False) -> bool:
+    """Whether a row was written. first: only if there is none."""
+    with store.transaction() as connection:
+        told = {"began": began, "said": said, "rate": rate}
+        return connection.execute(_FIRST if first else _THEN, told).rowcount > 0
+
+
+async def best_of(dsn: str, began: float, ended: float) -> tuple[float, str]:
+    """What one who knew the load of this time (Unix seconds) would have paid, US$ per hour, and how what was paid compares, in words.
+
+    0 where it is not known: the words say why. It reads as `infaas replay --oracle` does, in a process whose memory has a limit.
+    """
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.simulation.oracle", str(began), str(ended)),
+        env={**os.environ, "INFAAS_STORE__DSN": dsn, "OMP_NUM_THREADS": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        said, _ = await asyncio.wait_for(child.communicate(), BEST_S)
+        rate, words = msgspec.json.decode(said, type=tuple[float, str])
+    except TimeoutError:
+        return 0.0, f"{NOT_COMPUTED}it takes more than {BEST_S:g} s"
+    except msgspec.DecodeError:
+        return 0.0, f"{NOT_COMPUTED}the process ended with {child.returncode}: it may need more memory than it gets"
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    return rate, words if rate else NOT_COMPUTED + words
 
 
 # -- what is in no row

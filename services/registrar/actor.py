@@ -120,7 +120,9 @@ class Registrar(TableActor):
             subjects, settings, self._catalog, self._statuses, self._commands, self._undelivered
         )
         self._simulated = SimulatedVariants(self._catalog, self._registrations.workers)
-        self._extensions = Extensions(self._catalog, self._statuses, self._registrations.workers)
+        self._extensions = Extensions(
+            self._catalog, self._statuses, self._registrations.workers, joins=settings.cascades
+        )
         self._releases = ReleaseJudge(subjects, self._catalog)
         self._gate = SyncGate((subjects.catalog_bucket, subjects.status_bucket, subjects.control_bucket))
         self._takeovers = TakeOvers(name, REGISTRAR_TIMEOUT_S, COMMAND_S)

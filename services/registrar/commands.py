@@ -25,7 +25,7 @@ class RegistrationRecord(Struct, frozen=True, kw_only=True):
     """An unfinished registration, kept in the status bucket as `work.<id>` so that it outlives its registrar.
 
     hardware: the kind of device that its variants are for. cancelled: whoever carries it on ends it. arithmetic: of the CPUs that it is for, of a
-    model that is registered already; model_accuracy: of that one, as uploaded.
+    model that is registered already; model_accuracy: of that one, as uploaded. joins: it is for a cascade alone.
     """
 
     registration: str
@@ -37,11 +37,12 @@ class RegistrationRecord(Struct, frozen=True, kw_only=True):
     cancelled: bool = False
     arithmetic: str = ""
     model_accuracy: float | None = None
+    joins: bool = False
 
     @property
     def extends(self) -> bool:
-        """Whether the model is registered already, and gets variants for another kind of device (hardware.py)."""
-        return bool(self.arithmetic) or self.hardware not in ("cpu", REMOTE)
+        """Whether the model is registered already, and gets variants for another kind of device, or a cascade (hardware.py)."""
+        return bool(self.arithmetic) or self.joins or self.hardware not in ("cpu", REMOTE)
 
 
 class ClaimRegistration(Struct, frozen=True, kw_only=True):

@@ -8,6 +8,8 @@ choose the same id, and what failed is tried again after that worker has restart
 CPUs count as two kinds for variants that compute with small integers: with VNNI, or without it, where sums are cut off at 16 bits. What was measured
 on one is measured again on the other before it serves there; a variant of its own comes out.
 
+A cascade that an app loses with a change of a version is looked for with the versions that it links now, by such an extension, too.
+
 For simulated devices variants follow from measured ones. A registration brings its own with it. Those of earlier registrations are made
 when a worker begins to simulate a kind, and deleted when none does any more. They are a function of the catalogue alone, so several
 registrars write the same.
@@ -26,18 +28,18 @@ from services.core.catalog import Catalog
 from services.core.placement import REMOTE
 from services.registrar.checks import CONTAINER
 from services.registrar.commands import ChangeSimulated, RegistrationRecord
-from services.registrar.policy import WORKER_LOST_S, WORKER_TIMEOUT_S, simulated_variants
-from services.registrar.registration import RegistrationStatuses
+from services.registrar.policy import CASCADE, WORKER_LOST_S, WORKER_TIMEOUT_S, simulated_variants
+from services.registrar.registration import RegistrationStatuses, rejoined
 from services.registrar.work import COMMAND_S, CPU, Workers
 
 SIMULATED = ("simulated", "")  # id of the command
 
 
 class Extensions:
-    """Finds models without variants for a kind of real device that is there now."""
+    """Finds models without variants for a kind of real device that is there now, and, if `joins`, apps that have lost their cascade."""
 
-    def __init__(self, catalog: Catalog, statuses: RegistrationStatuses, workers: Workers) -> None:
-        self._catalog = catalog
+    def __init__(self, catalog: Catalog, statuses: RegistrationStatuses, workers: Workers, *, joins: bool) -> None:
+        self._catalog, self._joins = catalog, joins
         self._statuses = statuses
         self._workers = workers
 
@@ -58,7 +60,25 @@ class Extensions:
             next_ = None if kind in kinds else self._next(kind, started, building, self._lacks_kind)
             if next_ is not None:
                 found.append(self._record(*next_, kind, registrar, now))
+        if self._joins and not any(record.joins for record in unfinished):
+            found += [
+                replace(self._record(name, model, CPU, registrar, now, app), joins=True)
+                for name, model, app in self._lost(building)
+            ]
         return found
+
+    def _lost(self, building: Container[str]) -> Iterable[tuple[str, ModelRecord, str]]:
+        """The id, model and app of the next look for a cascade: of an app that has some, but only with versions that it does not link."""
+        for app in self._catalog.apps:
+            made = self._catalog.cascades_of(app)
+            if not made or app.releasing or any(app.links.items() >= set(one.versions) for one in made):
+                continue
+            for model in filter(None, (self._catalog.model(*link) for link in sorted(app.links.items()))):
+                name = extension_id(model, CASCADE, str(sorted(app.links.items())))
+                tried = model.registration in building or self._statuses.last(name) is not None
+                if not tried and rejoined(self._catalog, app, model):
+                    yield name, model, app.app
+                    return
 
     def _next(
         self, kind: str, started: str, building: Container[str], lacks: Callable[[ModelRecord, str], bool]
@@ -87,9 +107,11 @@ class Extensions:
         variants = self._catalog.variants_at(model.model, model.version)
         return next((record.model_accuracy for record in variants if record.model_accuracy is not None), None)
 
-    def _record(self, name: str, model: ModelRecord, kind: str, registrar: str, now: float) -> RegistrationRecord:
+    def _record(
+        self, name: str, model: ModelRecord, kind: str, registrar: str, now: float, app: str = ""
+    ) -> RegistrationRecord:
         apps = sorted(self._catalog.apps_linking(model.model))
-        request = filled(Register, model, app=apps[0] if apps else "", object=model.source, registration=name)
+        request = filled(Register, model, app=app or (apps[0] if apps else ""), object=model.source, registration=name)
         return RegistrationRecord(
             registration=name, request=request, registrar=registrar, created=now, version=model.version, hardware=kind
         )

@@ -106,13 +106,14 @@ def _quantised(inspected: ModelInspected) -> bool:
 
 def plans_for(arithmetic: str, planned: Iterable[VariantPlan], inspected: ModelInspected) -> list[VariantPlan]:
     """Of these plans those that are measured anew on CPUs of another arithmetic, with names of their own."""
-    return [replace(plan, variant=_named_for(arithmetic, plan)) for plan in planned if adds_integers(plan, inspected)]
+    return [replace(plan, variant=named_for(arithmetic, plan)) for plan in planned if adds_integers(plan, inspected)]
 
 
-def _named_for(arithmetic: str, plan: VariantPlan) -> str:
+def named_for(mark: str, plan: VariantPlan) -> str:
+    """The plan's name with a mark that tells it from others of the same version."""
     tail = f"-t{plan.threads}-b{plan.max_batch}"
     head = plan.variant.removesuffix(tail)
-    return f"{head[: LONGEST_NAME - len(tail) - len(arithmetic) - 1]}-{arithmetic}{tail}"
+    return f"{head[: LONGEST_NAME - len(tail) - len(mark) - 1]}-{mark}{tail}"
 
 
 def usable(framework: str, frameworks: Mapping[str, str]) -> bool:

@@ -3,6 +3,8 @@
 The last status of each is published at each step, and kept in the status bucket at most once a second, the last one always.
 """
 
+import hashlib
+from collections.abc import Iterable
 from math import isfinite
 from typing import Literal
 
@@ -10,7 +12,7 @@ from msgspec.structs import replace
 
 from bus.codec import decode_kept
 from bus.fields import filled
-from bus.messages.catalog import ModelRecord, VariantRecord
+from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from bus.messages.public import ContainerReport, RegistrationStatus, VariantFailure
 from bus.messages.work import (
     BuildVariants,
@@ -37,6 +39,7 @@ from services.registrar.policy import (
     cascades,
     defect,
     mark_dominated,
+    named_for,
     simulated_variants,
     variant_name,
 )
@@ -230,16 +233,15 @@ class Registration:
     def add_cascades(self, catalog: Catalog, settings: RegistrarSettings) -> bool:
         """Once its own variants are measured: whether cascades of them, and of those of the app's other models, are to be tried."""
         app, inspected = catalog.app(self.record.request.app), self.inspected
-        if not settings.cascades or self.cascades is not None or inspected is None or self.extends or not self.built:
+        if not settings.cascades or self.cascades is not None or inspected is None:
             return False
-        model = self._model(inspected)
-        links = [] if app is None else [link for link in sorted(app.links.items()) if link[0] != model.model]
-        alike = [link for link in links if (one := catalog.model(*link)) is not None and _measured_alike(one, model)]
-        others = [one for link in alike for one in catalog.variants_at(*link)]
-        if app is not None:  # one with another version of this model serves no more once this one does
-            stay = set(app.links.items()) - {(model.model, app.links.get(model.model))}
-            others += [one for one in catalog.cascades_of(app) if stay >= set(one.versions)]
-        self.cascades = cascades(model.model, model.version, self._measured(), others)
+        if self.record.joins:
+            model = catalog.model(self.record.request.model, self.version)
+            self.cascades = [] if app is None or model is None else rejoined(catalog, app, model)
+        elif self.extends or not self.built:
+            return False
+        else:
+            self.cascades = _pairs(catalog, app, self._model(inspected), self._measured())
         self.plans |= {one.plan.variant: one.plan for one in self.cascades}
         self.attempts = 0
         return bool(self.cascades)
@@ -295,8 +297,10 @@ class Registration:
             return f"no worker with a {self.hardware} is alive any more"
         return "no worker is alive that could build it; start one with `infaas run monitor executor`"
 
-    def no_variant(self) -> str:
-        """Why not one variant works, in one line."""
+    def no_variant(self) -> str | None:
+        """Why not one variant works, in one line; None: it has only looked for a cascade."""
+        if self.record.joins:
+            return None
         reasons = list(dict.fromkeys(self.failures.values()))
         more = f" (and {len(reasons) - 3} more reasons)" if len(reasons) > 3 else ""
         return f"no variant works: {'; '.join(reasons[:3])}{more}"
@@ -362,6 +366,29 @@ class Registration:
         if request.app == WITHOUT_APP:
             return None
         return filled(LinkVersion, request, record=self._model(inspected), create=True)
+
+
+def _pairs(
+    catalog: Catalog, app: AppRecord | None, model: ModelRecord, own: Iterable[VariantRecord]
+) -> list[CascadePlan]:
+    """Cascades to try of this version's own variants and those of the app's other models."""
+    links = [] if app is None else [link for link in sorted(app.links.items()) if link[0] != model.model]
+    alike = [link for link in links if (one := catalog.model(*link)) is not None and _measured_alike(one, model)]
+    others = [one for link in alike for one in catalog.variants_at(*link)]
+    if app is not None:  # one with another version of this model serves no more once this one does
+        stay = set(app.links.items()) - {(model.model, app.links.get(model.model))}
+        others += [one for one in catalog.cascades_of(app) if stay >= set(one.versions)]
+    return cascades(model.model, model.version, own, others)
+
+
+def rejoined(catalog: Catalog, app: AppRecord, model: ModelRecord) -> list[CascadePlan]:
+    """The same of a version that is registered: its name may be that of a cascade with another version, so each has one of its own."""
+    found = _pairs(catalog, app, model, catalog.variants_at(model.model, model.version))
+    marks = [hashlib.sha256(str(one.cascade.versions).encode()).hexdigest()[:6] for one in found]
+    return [
+        replace(one, plan=replace(one.plan, variant=named_for(mark, one.plan)))
+        for one, mark in zip(found, marks, strict=True)
+    ]
 
 
 def _measured_alike(one: ModelRecord, other: ModelRecord) -> bool:

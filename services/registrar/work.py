@@ -312,7 +312,7 @@ class Registrations:
         obstacle = None if registration.extends else self._misfit(registration, report)
         if obstacle is not None:
             return self._end(registration, now, obstacle)
-        cores = self.workers.cores(worker, report.hardware)
+        cores, joins = self.workers.cores(worker, report.hardware), registration.record.joins
         found = plans(request.model, registration.version, request.format, report, cores, self.settings)
         if registration.record.arithmetic:
             found = plans_for(registration.record.arithmetic, found, report)
@@ -322,7 +322,9 @@ class Registrations:
         if request.dry_run:
             registration.end_dry_run(report, found)
             return [*self._publish(registration, now), *self._assign(now)]
-        registration.set_inspection(report, found)
+        registration.set_inspection(report, [] if joins else found)
+        if joins and not registration.add_cascades(self.catalog, self.settings):
+            return self._end(registration, now)
         return self._order(registration, worker, now)
 
     def _misfit(self, registration: Registration, report: ModelInspected | None = None) -> str | None:
@@ -446,11 +448,9 @@ class Registrations:
         if found.first == "writing":
             found.withdrawn = True
             return []
-        worker = found.worker
-        effects = self._end(found, now, CANCELLED, state="cancelled")
-        if worker is None:
-            return effects
-        return [Publish(self.subjects.workshop(worker, "cancel"), CancelWork(registration=registration)), *effects]
+        order = CancelWork(registration=registration)
+        stop = [] if found.worker is None else [Publish(self.subjects.workshop(found.worker, "cancel"), order)]
+        return [*stop, *self._end(found, now, CANCELLED, state="cancelled")]
 
     def _end(
         self, registration: Registration, now: float, reason: str | None = None, state: Ended = "failed"

@@ -208,7 +208,7 @@ class Store:
 
     def __init__(self, dsn: str, name: str) -> None:
         """name: of the connection, as the administrator of the database sees it."""
-        self._dsn = make_conninfo(dsn, application_name=name, **_PATIENCE)
+        self.dsn = make_conninfo(dsn, application_name=name, **_PATIENCE)
         self._connection: psycopg.Connection[Any] | None = None
 
     @contextmanager
@@ -230,7 +230,7 @@ class Store:
     def _open(self) -> psycopg.Connection[Any]:
         connection = self._connection
         if connection is None or connection.broken or connection.closed:
-            connection = self._connection = psycopg.connect(self._dsn, autocommit=True)
+            connection = self._connection = psycopg.connect(self.dsn, autocommit=True)
         return connection
 
     def cut(self) -> None:

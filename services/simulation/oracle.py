@@ -14,17 +14,26 @@ Most accuracy: the machines are fixed. Shares of their time go to variants, and 
 many as the devices carry, whichever is less. This is a linear program.
 """
 
+import os
+import resource
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
+import psycopg
 from numpy.typing import NDArray
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.public import Requirements
 from services.core.cost import LatencyTable
 from services.core.planning.fleet import LinearProgram
+from services.simulation.replay.build import ReplayOptions, build
+from services.simulation.replay.database import TimeRange, database
+from services.simulation.replay.recording import NothingRecorded, ReplayError
 from services.simulation.scenario.model import Scenario
+from services.simulation.scenario.toml import ScenarioError
 from services.simulation.workload import at_once
 
 WINDOW_S = 10.0
@@ -245,3 +254,35 @@ def serving(scenario: Scenario, app: str) -> list[VariantRecord]:
     """The variants that serve an app."""
     links = next(one.links for one in scenario.apps if one.app == app)
     return [record for record in scenario.variants if links.get(record.model) == record.version]
+
+
+# -- a day of a running system, in a process of its own
+
+MEMORY = 4 * 2**30  # bytes of addresses that it may take
+
+
+def of_range(dsn: str, began: float, ended: float) -> tuple[float, str]:
+    """US$ per hour that the load of this time (Unix seconds) costs at least, and how what was paid compares with it, in words; 0: why not."""
+    try:
+        with database(dsn, TimeRange(began, ended)) as source:
+            found = build(source, ReplayOptions(policies=("infaas",)))
+        why = unknown(found.scenario) or ("" if found.cost["comparable"] else str(found.cost["text"]))
+        least = None if why else best(found.scenario)
+    except NothingRecorded:
+        return 0.0, "no query came"
+    except (ReplayError, ScenarioError, NoBound, psycopg.Error) as error:
+        return 0.0, " ".join(str(error).split())
+    if least is None or not least.cost:
+        return 0.0, why or "even who knows the load does not meet the targets with these machines and variants"
+    real = found.recorded
+    said = f"{real['cost'] / least.cost:.2f} times the least cost"
+    if least.accuracy and real["effective_accuracy"] is not None:
+        said += f", {real['effective_accuracy'] / least.accuracy:.1%} of the best accuracy"
+    missed, hours = real["slo_violation_ratio"], found.scenario.duration_s / 3600
+    return least.cost / hours, f"{said}, {missed or 0.0:.2%} of {real['queries']:,} queries missed in {hours:.3g} h"
+
+
+if __name__ == "__main__":
+    os.nice(19)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    print(msgspec.json.encode(of_range(os.environ["INFAAS_STORE__DSN"], *map(float, sys.argv[1:3]))).decode())

@@ -199,6 +199,22 @@ def test_cost_leaves_simulated_devices_out_and_is_compared_with_an_earlier_time(
     assert table(test, "before")["before"].tolist() == [0.0, 0.0]
 
 
+def test_cost_says_how_the_last_day_compares_with_the_best_possible(database_dsn: str, reader_dsn: str) -> None:
+    bill = event(CostEvent, time=time.time() - 60, cost=0.25)
+    day = {"policy": "oracle", "scaler": "oracle", "action": "sample", "worker": None, "app": None, "variant": None}
+    days = [
+        event(ShadowEvent, **day, time=86400.0 * n, count=0, reason=said, cost_rate=0.1, apps_cost_rate=0.0)
+        for n, said in ((20_000, "not computed: no query came"), (20_001, "1.25 times the least cost"))
+    ]
+    store_ = Store(database_dsn, "test")
+    EventWriter(store_).write([message(bill), message(*days)])
+    store_.close()
+    assert "Beside the best possible, 05 October 2024 (UTC): 1.25 times the least cost." in text(
+        page("cost", reader_dsn)
+    )
+    assert "oracle" not in text(page("shadow", reader_dsn, range="all"))
+
+
 def test_the_time_before_is_as_long_as_the_time_it_is_compared_with(database_dsn: str, reader_dsn: str) -> None:
     bills = [event(CostEvent, time=time.time() - 10 * i, cost=0.25) for i in range(-60, 80)]
     store_ = Store(database_dsn, "test")

@@ -8,13 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import psycopg
 import pytest
 from msgspec.structs import replace
 
+from bus.memory import MemoryBus
 from bus.messages.events import CostEvent, OutcomeEvent, WorkerSample
+from bus.subjects import Subjects
 from infaas.cli import main
 from services.core.placement import container_kind
+from services.recorder.actor import DAY_S, CompareDay
+from services.recorder.catalog import CatalogWriter
+from services.recorder.edge import Counter, RecorderEdge
+from services.recorder.edge_copies import FileCopies
 from services.shell.host.postgres import EmbeddedPostgres
+from services.shell.store import Store
 from services.simulation.report import MEASURED
 from tests.support.clients import commands
 from tests.support.data.events import event
@@ -334,6 +342,32 @@ def test_what_happened_is_measured_by_who_knew_the_load(
     assert one["recorded"]["to_oracle"]["cost"] is None, "that bill is not one of whole machines"
     assert main(["replay", *at(reader_dsn), *HOUR, "--policy", "infaas", "--oracle"]) == 0
     assert f"recorded: {recorded['to_oracle']['cost']:.2f} times that cost" in capsys.readouterr().out
+
+
+async def test_a_day_is_compared_with_the_best_possible_once(database_dsn: str, reader_dsn: str, replay: Run) -> None:
+    """By the recorder, in a process of its own, as the command does; and where the range says nothing, the row says why."""
+    catalogue(database_dsn)
+    record(database_dsn, outcomes(), bills(), samples())
+    bus, store = MemoryBus(), Store(database_dsn, "test")
+    prices = CatalogWriter(store, {}, 0.99)
+    files, counter = FileCopies(bus, Subjects("t"), store), Counter(bus, "none", store)
+    edge = RecorderEdge(bus, store, {}, prices, files, counter)
+    day = BEGINS // DAY_S * DAY_S
+    for began in (day, day, day - DAY_S):
+        await edge.perform(CompareDay(began))
+    store.close()
+    with psycopg.connect(reader_dsn) as connection:
+        rows = connection.execute(
+            "SELECT extract(epoch FROM time), reason, cost_rate FROM infaas.shadow_events WHERE policy = 'oracle' ORDER BY time"
+        ).fetchall()
+    [(before, why, nothing), (at, said, rate)] = rows
+    assert (before, at) == (day - DAY_S, day)
+    assert why == "not computed: no query came"
+    assert nothing == 0.0
+    found = replay("--from", "2025-11-17", "--to", "2025-11-18", "--policy", "infaas", "--oracle", dsn=reader_dsn)
+    of, recorded = found["recorded"]["to_oracle"], found["recorded"]
+    assert said.startswith(f"{of['cost']:.2f} times the least cost, {of['accuracy']:.1%} of the best accuracy"), said
+    assert rate == pytest.approx(found["oracle"]["cost"] * 3600 / recorded["duration_s"])
 
 
 def test_machines_come_later_where_they_take_longer_to_boot(database_dsn: str, reader_dsn: str, replay: Run) -> None:

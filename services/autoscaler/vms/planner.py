@@ -39,6 +39,7 @@ CHANGED = 0.1  # relative growth of a class's need that counts
 FALLEN = 1.3  # factor by which a class's need falls so that a new plan may save something
 BARRED_S = 5.0  # s for which a variant that a worker has refused is not ordered there again
 RECLAIM_S = 15.0  # s for which an instance must be too much before it becomes reclaimable without need
+CALM_S = 300.0  # s for which one that was too much and was needed again is not marked: the mark would come off again
 AMPLE = 3.0  # headroom from which an app gets no more idle devices
 RECORD_S = 10.0  # s between two records of objectives
 SETTLE_S = 3.0  # s between a load order and its instance in the heartbeats, beside its load time
@@ -72,6 +73,8 @@ class FleetPlanner(Struct, eq=False):
     _ordered: dict[tuple[str, str], tuple[int, float]] = {}
     _replies: dict[str, tuple[str, str]] = {}  # by subject: worker and variant
     _unneeded: dict[tuple[str, str], float] = {}  # worker, variant: since when there are too many instances
+    _marked: set[tuple[str, str]] = set()  # those of these that have been marked
+    _back: dict[tuple[str, str], float] = {}  # worker, variant: when instances that were too much were needed again
     _demanded: dict[str, int] = {}  # by variant: instances of the last plan beside reserved ones
     _calm: set[str] = set()  # variants of which too many instances go at once
     _refusals: dict[str, str] = {}  # by variant: what the last worker said that took none
@@ -322,6 +325,8 @@ class FleetPlanner(Struct, eq=False):
         self._wanted = {}
         self._demanded = self._beside_reserved(seen, plan)
         unneeded: dict[tuple[str, str], float] = {}
+        marked = set[tuple[str, str]]()
+        self._back = {key: at for key, at in self._back.items() if turn.now - at < CALM_S}
         self._ordered = {key: order for key, order in self._ordered.items() if turn.now < order[1]}
         records = {record.variant: record for record in seen.records}
         for p, group in enumerate(seen.pools):
@@ -349,22 +354,28 @@ class FleetPlanner(Struct, eq=False):
                 for variant in sorted(counts):
                     count, spare = wanted.get(variant, (0, 0))
                     held, claimed = len(worker.held(variant)), len(worker.of(variant))
+                    key = worker.name, variant
+                    waited = key in self._unneeded and key not in self._marked
+                    if count > claimed < held or (count == claimed and waited):
+                        self._back[key] = turn.now
                     if count + spare > held or count > claimed:
                         most = count + spare if count + spare > held else count
                         loads += self._planned_load(worker, records[variant], most, seen, by, turn)
                     elif count < claimed and variant not in kept:
-                        key = (worker.name, variant)
                         since = unneeded[key] = self._unneeded.get(key, turn.now)
                         order = self._release(worker, variant, count, by, turn)
-                        if paid or variant in self._calm or turn.now - since >= self._hold(records[variant]):
+                        comes_back = key in self._back and not self.problems.instances_billed
+                        over = not comes_back and (paid or turn.now - since >= self._hold(records[variant]))
+                        if over or variant in self._calm:
                             releases.append(order)
+                            marked.add(key)
                         else:
                             waiting[variant] = order
                 # What is needed no longer stays as it is for a while, unless others need the room now.
                 full = self._full(worker, self._wanted[worker.name], records) if loads and waiting else ()
                 releases += [order for variant, order in waiting.items() if hardware_of(records[variant]) in full]
                 found += [*releases, *loads]
-        self._unneeded = unneeded
+        self._unneeded, self._marked = unneeded, marked
         self._calm = set() if not kept else self._calm
         return found
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
-from services.core.cost import Goal, instance_price_per_s
+from services.core.cost import Goal, instance_price_per_s, load_seconds
 from services.core.demand import as_registered
 from services.core.placement import adds_alike
 from services.core.selection.eligibility import INFINITE, AppView, Ask
@@ -21,6 +21,8 @@ from services.core.selection.instances import MANY, OVERHEAD, WAY, Instance, Sha
 WAY_S = 10.0  # s over which the least way is taken
 WAY_STEP = 0.00025  # s
 FEW = 8  # least used workers remembered, of many
+LOAD_AGAIN = 5.0  # s before a worker that could not load a variant is asked to load it again
+FORGOTTEN_S = 60.0  # s without a query after which a machine that was waited for is waited for anew
 
 
 class RefusedLoad(Struct, frozen=True):
@@ -34,8 +36,13 @@ class RefusedLoad(Struct, frozen=True):
 class ClusterView:
     """All workers, instances and apps. Call `set_app`/`drop_app` when the catalogue changes, `heartbeat` when one comes."""
 
-    def __init__(self, prices: Mapping[str, float], goal: Goal = "cost") -> None:
+    def __init__(
+        self, prices: Mapping[str, float], goal: Goal = "cost", boots: Mapping[tuple[str, bool], float] = {}
+    ) -> None:
         self.prices = prices
+        self._boots = dict(boots)  # by kind of device: as MachineSettings.boots says, then as the last machine took
+        # Of these: since when queries wait for one, and when the last one asked.
+        self._awaited: dict[tuple[str, bool], tuple[float, float]] = {}
         self._goal = goal
         self.workers: dict[str, Worker] = {}
         self.instances: dict[str, Instance] = {}
@@ -152,9 +159,12 @@ class ClusterView:
         worker.devices = {device.device: device for device in heartbeat.devices}
         if heartbeat.leaving:
             self._goes(worker)
-        elif self.gone:
+        elif self.gone or self._awaited:
             for device in heartbeat.devices:
                 self.gone.pop(device.kind, None)
+                kind = device.kind, device.simulated
+                if device.alive and kind in self._awaited:
+                    self._boots[kind] = now - self._awaited.pop(kind)[0]
         changed = first or alive_before != {name for name, device in worker.devices.items() if device.alive}
         if not known:
             self._reprice()
@@ -307,6 +317,24 @@ class ClusterView:
             and worker.name not in others
             and worker.utilisation(record.hardware, simulated=record.simulated) is not None
         )
+
+    def comes(self, record: VariantRecord, now: float, *, waits: bool) -> float:
+        """Seconds until a machine that this variant runs on may have come, where none has such a device. waits: a query waits for one, from now on or
+        already. Nobody knows it where none may be started, or where it takes longer than the last one did.
+        """
+        kind = record.hardware, record.simulated
+        boot = self._boots.get(kind)
+        if boot is None or any(
+            worker.utilisation(kind[0], simulated=kind[1]) is not None for worker in self.workers.values()
+        ):
+            return LOAD_AGAIN
+        since, last = self._awaited.get(kind, (now, now))
+        if now - last > max(FORGOTTEN_S, boot):
+            since = now
+        if waits:
+            self._awaited[kind] = since, now
+        left = since + boot - now
+        return left + load_seconds(record) if left > 0 else LOAD_AGAIN
 
     def adding_otherwise(self, record: VariantRecord) -> dict[str, str]:
         """The workers whose CPU adds small integers otherwise than the one that the variant was measured on, and how."""

@@ -290,7 +290,7 @@ def refuse(
     now = ask.deadline - slack - OVERHEAD
     if not eligible.any:
         return Decision(None, load, unsatisfiable(ask, app, view))
-    if soonest < INFINITE and not_loaded(ask, view) is None:
+    if soonest < INFINITE and not_loaded(ask, view, now) is None:
         return Decision(None, load, loading(soonest))
     soonest, alone, found = INFINITE, INFINITE, False
     for group in (*eligible.active, *eligible.troubled):

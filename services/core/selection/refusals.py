@@ -18,13 +18,12 @@ from bus.messages.catalog import ACCURACIES, METRICS, VariantRecord, accuracy_of
 from bus.messages.public import Closest, Code, Error, Requirements
 from services.core.cost import HANDLING_MS
 from services.core.placement import arithmetic_words, is_container, quarantined_words
-from services.core.selection.cluster import ClusterView
+from services.core.selection.cluster import LOAD_AGAIN, ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask, VariantInstances
 from services.core.selection.instances import CAUTION, OVERHEAD, WAY
 from services.core.validation import stated_in
 
 NEEDS = "needs"  # the field of an error where no variant has what is asked for, rather than none that has it serves
-LOAD_AGAIN = 5.0  # s before a worker that could not load a variant is asked to load it again
 OFFERS = 16  # nearest variants of which the first one that can be served is offered
 
 EXPIRED = Error(code="deadline", message="the deadline passed before the query could be dispatched: allow more time")
@@ -48,10 +47,10 @@ def too_little_time(left: float, takes: float) -> Error:
     return Error(code="deadline", message=text)
 
 
-def not_loaded(ask: Ask, view: ClusterView) -> Error | None:
+def not_loaded(ask: Ask, view: ClusterView, now: float, *, waits: bool = False) -> Error | None:
     """Why no variant with these needs is loaded, and none will be soon. None: one is, is being loaded, or a worker may load one.
 
-    With `retry_after_ms`, that may change by itself.
+    With `retry_after_ms`, that may change by itself. waits: the query waits for it.
     """
     app = view.apps.get(ask.app)
     if app is None:
@@ -64,11 +63,10 @@ def not_loaded(ask: Ask, view: ClusterView) -> Error | None:
         return None
     text = unserved(app, view) or _none_of(" that meets the requirements", reasons)
     if not lasting:
-        starts = any(
-            not is_container(one.record.hardware) and not any(view.able(one.record)) for one in eligible.loadable
-        )
-        code: Code = "deadline" if starts else "overloaded"  # a worker may start until then
-        return Error(code=code, message=text, retry_after_ms=LOAD_AGAIN * 1000.0)
+        records = [one.record for one in eligible.loadable if not is_container(one.record.hardware)]
+        soon = [view.comes(one, now, waits=waits) for one in records if not any(view.able(one))]
+        code: Code = "deadline" if soon else "overloaded"  # a worker may start until then
+        return Error(code=code, message=text, retry_after_ms=round(min(soon, default=LOAD_AGAIN) * 1000.0, 3))
     return Error(code="unsatisfiable", message=text, closest=_offer(ask, app, nearest(ask, app, view, servable=True)))
 
 

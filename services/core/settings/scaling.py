@@ -1,6 +1,6 @@
 """Sections about how many instances and machines there are, and what they cost."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from msgspec import field
@@ -152,6 +152,17 @@ class MachineSettings(Section, frozen=True, kw_only=True):
     kinds: dict[Named, MachineKind] = {}
     swarm: SwarmSettings = field(default_factory=SwarmSettings)
     command: CommandSettings = field(default_factory=CommandSettings)
+
+    def boots(self, simulate: Mapping[str, int]) -> dict[tuple[str, bool], float]:
+        """By kind of device, real or simulated: seconds in which the machine that may be started soonest has one. simulate: as every worker does."""
+        found: dict[tuple[str, bool], float] = {}
+        for kind in self.kinds.values():
+            if self.provider == "off" or not kind.maximum:
+                continue
+            seconds = kind.boot_s if self.provider != "local" else 0.0
+            devices = dict.fromkeys(["cpu", *kind.accelerators], False) | dict.fromkeys(kind.simulate or simulate, True)
+            found |= {one: min(seconds, found.get(one, seconds)) for one in devices.items()}
+        return found
 
     def conflicts(self) -> Iterator[Fault]:
         for name, kind in self.kinds.items():

@@ -233,7 +233,7 @@ BEGIN
       ('selection_events', 'weight', 'its share of all weights afterwards, 0..1'),
       ('selection_events', 'reevaluated', 'true: the models were asked again for this feedback'),
 
-      ('shadow_events', '', 'What a policy that runs beside the system without acting would have done; every 10 s a row with action sample'),
+      ('shadow_events', '', 'What a policy that runs beside the system without acting would have done; every 10 s a row with action sample. Policy oracle: a row a day, which says what was paid beside the least possible'),
       ('shadow_events', 'policy', 'name of the policy, with its settings that differ'),
       ('shadow_events', 'worker', 'null: none in particular'),
       ('shadow_events', 'app', 'null: none in particular'),

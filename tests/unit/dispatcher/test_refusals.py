@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from bus.messages.catalog import AppRecord, PipelineRecord
 from bus.messages.public import ListRequest, Requirements
 from services.core.actor import Changed
+from services.core.cost import load_seconds
 from services.core.line import ECHO_S
 from services.core.outcomes import GRACE, NOT_STORED, SILENT
 from services.core.placement import container_kind
-from services.core.selection.cluster import WAY_S
+from services.core.selection.cluster import LOAD_AGAIN, WAY_S
 from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin, SelectionPolicy
 from services.core.settings import DispatcherSettings, Settings
 from services.dispatcher.inflight import InFlight
@@ -339,3 +340,49 @@ def test_a_suspect_that_is_computed_lets_the_next_one_go() -> None:
     flight = in_flight(fleet)
     assert {query.head.id: query.crashes for query in flight.dispatched.values()} == dict.fromkeys(labels, 1)
     assert len(flight.storing) == 2
+
+
+# -- No worker at all, where one may be started: the refusal says when it can answer.
+BOOT_S = 20.0
+
+
+def from_nothing(**kind: Any) -> Fleet:
+    kinds = {"cpu": {"maximum": 1, "boot_s": BOOT_S} | kind}
+    settings = convert({"machines": {"provider": "simulated", "kinds": kinds}}, Settings)
+    return Fleet(variant(load_ms=3000.0), workers=0, settings=settings)
+
+
+def ask_again_after(fleet: Fleet) -> float:
+    """Seconds, as an answer to a short query says."""
+    error = refused(fleet.reply(fleet.ask(latency_ms=1000.0), 1.5), "deadline", "none can be started: ", "worker")
+    return error["retry_after_ms"] / 1000.0
+
+
+def test_who_finds_no_worker_hears_how_long_a_new_one_takes_to_come_and_to_load() -> None:
+    """The time counts from the first query that lacks it, and then from what the last one took."""
+    fleet = from_nothing()
+    began = fleet.stage.now
+    load_s = load_seconds(variant(load_ms=3000.0))
+    for _ in range(3):
+        left = began + BOOT_S - fleet.stage.now
+        assert left - 1.5 <= ask_again_after(fleet) - load_s <= left
+    fleet.stage.run(30.0)
+    assert ask_again_after(fleet) == LOAD_AGAIN, "it is late: nobody knows when it comes"
+    fleet.start_worker("w0", seconds=5.0)
+    took = fleet.stage.now - 5.0 - began
+    assert "outputs" in fleet.reply(fleet.ask(), 5.0)
+    fleet.kill_worker("w0")
+    fleet.stage.run(fleet.settings.dispatcher.failure_timeout_s + 1.0)
+    assert took - 2.0 <= ask_again_after(fleet) - load_s <= took + 2.0
+
+
+def test_a_machine_that_nobody_asked_for_is_waited_for_anew() -> None:
+    fleet = from_nothing()
+    first = ask_again_after(fleet)
+    fleet.stage.run(10.0 * BOOT_S)
+    assert abs(ask_again_after(fleet) - first) < 0.5
+
+
+@pytest.mark.parametrize("kind", [{"maximum": 0}, {"boot_s": 0.0}])
+def test_where_none_may_be_started_or_nothing_is_known_a_query_is_asked_again_soon(kind: dict[str, Any]) -> None:
+    assert ask_again_after(from_nothing(**kind)) == LOAD_AGAIN

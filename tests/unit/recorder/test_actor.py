@@ -35,7 +35,9 @@ from services.recorder.actor import (
     CATALOG,
     CATCH_UP,
     COUNT,
+    DAY,
     DAY_H,
+    DAY_S,
     FILES,
     FIRST_PAUSE,
     GATHER,
@@ -48,6 +50,7 @@ from services.recorder.actor import (
     STREAMS,
     TIDY,
     TIDY_EVERY,
+    CompareDay,
     Count,
     Ingest,
     Ingested,
@@ -162,8 +165,10 @@ def test_files_are_tried_again_and_read_through_in_the_night() -> None:
     assert isinstance(_tell(actor, Changed(BUCKET, "app.a", b"1")), list)
     assert _tell(actor, Tick(NIGHT)) == [
         After(NIGHT, 3.5 * 3600 - 1, Tick(NIGHT)),
+        Do(DAY, CompareDay(-DAY_S)),
         Do(FILES, KeepFiles(frozenset({"app.a"}))),
     ]
+    assert _tell(actor, Failed(DAY, "away")) == _tell(actor, Done(DAY, None)) == []
     assert _tell(actor, Failed(FILES, "away")) == [After(FILES, MAINTAIN_EVERY, Tick(FILES))]
     assert _tell(actor, Tick(FILES)) == [Do(FILES, KeepFiles(frozenset({"app.a"})))]
     assert _tell(actor, Done(FILES, 2)) == []

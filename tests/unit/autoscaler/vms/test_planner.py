@@ -10,7 +10,7 @@ from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import ObjectiveReport
 from services.autoscaler.vms.commands import Turn
-from services.autoscaler.vms.planner import BARRED_S, RECLAIM_S
+from services.autoscaler.vms.planner import BARRED_S, CALM_S, RECLAIM_S
 from services.core.actor import Done
 from services.core.settings import AutoscalerSettings
 from services.simulation.edges import plans_for
@@ -362,6 +362,19 @@ def test_what_is_not_needed_where_it_is_paid_anyway_is_reclaimable_at_once_serve
     assert [event.action for event in fleet.scalings()].count("replicate") == 1
     assert fleet.scalings()[-1].action == "keep"
     assert len(orders(fleet)) > loads
+
+
+def test_what_was_needed_again_a_moment_ago_is_not_marked_again_until_it_has_rested() -> None:
+    """A load that goes to and fro would put a mark and take it off each time, for nothing."""
+    fleet = fleet_of(workers=1)
+    load(fleet, 5, 10)
+    for _ in range(4):
+        load(fleet, 150, 15)
+        load(fleet, 5, 20)
+    assert [event.action for event in fleet.scalings()] == ["replicate", "release", "keep"]
+    load(fleet, 5, CALM_S)
+    assert [event.action for event in fleet.scalings()][3:] == ["release"]
+    assert reclaimable(fleet) == 1
 
 
 def test_a_load_that_has_room_makes_nothing_reclaimable_before_its_time() -> None:
