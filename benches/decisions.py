@@ -29,13 +29,13 @@ from benches.scoreboard.accuracy import accuracy_cases
 from benches.scoreboard.resnets import resnet_cases
 from benches.scoreboard.scenarios import Built, Case, cost_cases, write
 from benches.scoreboard.table import by_scenario, cells, detail, table
+from services.core.toml import TomlError
 from services.simulation.kernel import ActorHalted
 from services.simulation.oracle import bound, serving, targets_of
 from services.simulation.report import RunReport
 from services.simulation.run import simulate
 from services.simulation.scenario.model import Scenario
 from services.simulation.scenario.read import read_scenario
-from services.simulation.scenario.toml import ScenarioError
 
 STATIC = "clipper+"
 POLICIES = ("infaas", "sm+", STATIC)
@@ -244,7 +244,7 @@ def in_processes(todo: Sequence[Task], jobs: int) -> Iterator[Row]:
         for future in as_completed(futures):
             try:
                 yield future.result()
-            except (ScenarioError, ActorHalted, ValueError) as error:
+            except (TomlError, ActorHalted, ValueError) as error:
                 task = futures[future]
                 print(f"{task.scenario}, {task.policy} is left out: {error}", file=sys.stderr)
 

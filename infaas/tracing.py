@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from infaas.answers import Answer
 from infaas.errors import BadInput
 from infaas.pipelines import Driver, DriverRun, RpcCall, follow
-from services.simulation.scenario.toml import key_text, quoted
+from services.core.toml import key_text, quoted
 
 if TYPE_CHECKING:
     from bus.tensors import Array

@@ -250,7 +250,8 @@ def _usage_error(error: "CycloptsError") -> str:
             word = error.token.keyword or error.token.value
             known = {name.lstrip("-"): name for one in error.argument_collection if one.parse for name in one.names}
             near = similar(word.lstrip("-"), known)
-            return f"{command} has no option {word}; {f'did you mean {known[near]}?' if near else f'{see}its options'}"
+            own = "--metric NAME --accuracy NUMBER states a metric of your own; " * ({"mae", "metric"} <= known.keys())
+            return f"{command} has no option {word}; {f'did you mean {known[near]}?' if near else f'{own}{see}its options'}"
         case exceptions.MissingArgumentError() if error.argument is not None:
             name = error.argument.name
             given = error.keyword is not None or bool(error.argument.tokens)

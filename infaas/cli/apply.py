@@ -31,9 +31,10 @@ from infaas.errors import BadInput, RegistrationFailed
 from infaas.folders import random_samples, repository
 from infaas.registering import REMOTE
 from services.core.catalog import Catalog
+from services.core.toml import Location, TomlError, all_of, key_text, struct_at, value_text
+from services.shell.settings import read_toml
 from services.simulation.scenario.pipelines import PipelineFile
 from services.simulation.scenario.planning import PipelineBlock, file_of
-from services.simulation.scenario.toml import Location, ScenarioError, key_text, read_toml, struct_at, value_text
 
 Item = dict[str, Any]
 AROUND = ("before", "after")  # functions of a model's owner
@@ -110,7 +111,7 @@ def apply(
     """
     try:
         document = _apply(path, dry_run, data_dir, progress if json else print)
-    except ScenarioError as error:
+    except TomlError as error:
         usage(str(error))
     show(document, json, _render)
     return 0
@@ -120,9 +121,9 @@ def _apply(path: Path, dry_run: bool, data_dir: Path | None, say: Callable[[str]
     file = _of_repository(path) if path.is_dir() else struct_at(read_toml(path), Location(str(path)), SystemFile)
     place = Location(str(path))
     folder = path if path.is_dir() else path.parent
-    pipelines = [
-        file_of(one, place.at("pipeline").at(i), folder, planning=False) for i, one in enumerate(file.pipeline)
-    ]
+    pipelines = all_of(
+        partial(file_of, one, place.at("pipeline").at(i), folder, planning=False) for i, one in enumerate(file.pipeline)
+    )
 
     async def run() -> Item:
         async with connect(data_dir=data_dir) as client:
@@ -186,11 +187,9 @@ def _plan(
 ) -> Iterator[Change]:
     for app in file.app:
         yield from _settings(app, there.app(app.name))
-    made = {}
-    for i, model in enumerate(file.model):
-        if (change := _model(model, there, place.at("model").at(i), folder)) is not None:
-            made[model.name] = model
-            yield change
+    new = all_of(partial(_model, one, there, place.at("model").at(i), folder) for i, one in enumerate(file.model))
+    yield from filter(None, new)
+    made = {one.name: one for one, change in zip(file.model, new, strict=True) if change is not None}
     for app in file.app:
         yield from _linked(app, there.app(app.name), made)
     for one in pipelines:

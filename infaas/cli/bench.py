@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from infaas.loadgen import Generator, LoadReport
     from infaas.queries import Prepared
+    from services.core.toml import Location
     from services.simulation.scenario.model import WorkloadSpec
-    from services.simulation.scenario.toml import Location
 
 T = TypeVar("T")
 CLOSED = 16  # queries in flight by default
@@ -126,8 +126,8 @@ class LoadOptions:
 
     def _open(self, load: "WorkloadSpec", seconds: float) -> "tuple[str, WorkloadSpec]":
         """The load with its arrivals, as a [[load]] block of a scenario states them, and its name."""
+        from services.core.toml import struct_at  # noqa: PLC0415
         from services.simulation.scenario.loads import LoadBlock, timed  # noqa: PLC0415
-        from services.simulation.scenario.toml import struct_at  # noqa: PLC0415
 
         file = self.trace or self.times
         kind = "trace" if self.trace else "times" if self.times else "mmpp" if self.rates or self.dwell else None
@@ -175,13 +175,13 @@ class LoadOptions:
 
     def _checked(self, key: str, read: "Callable[[Location], T]") -> T:
         """What is read of a [[load]] block. Ends the command if that is refused, with the option of the key."""
-        from services.simulation.scenario.toml import Location, ScenarioError  # noqa: PLC0415
+        from services.core.toml import Location, TomlError  # noqa: PLC0415
 
         try:
             return read(Location("", key))
-        except ScenarioError as error:
-            key, _, reason = str(error).partition(": ")
-            key = key.partition("[")[0]
+        except TomlError as error:
+            at, reason = error.wrong[0]
+            key = at.key.partition("[")[0]
             rate = "rate" if self.rate_points is None else "rate-points"
             file = "times" if self.trace is None else "trace"
             option = {"rate": rate, "file": file, "dwell_s": "dwell"}.get(key, key.replace("_", "-"))

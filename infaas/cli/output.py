@@ -64,16 +64,11 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
 
 
 def usage(message: str) -> NoReturn:
-    """End the command because of bad usage: `message` on stderr, exit code 2."""
-    raise Failure(message, USAGE)
-
-
-def wrong_settings(error: Exception) -> NoReturn:
-    """End the command because of settings: a line for each."""
-    *others, last = str(error).split("\n")
+    """End the command because of bad usage: `message` on stderr, each of its lines as one fault, exit code 2."""
+    *others, last = message.split("\n")
     for one in others:
         progress(f"infaas: {one}")
-    usage(last)
+    raise Failure(last, USAGE)
 
 
 def show(document: Any, as_json: bool, render: Callable[[Any], None]) -> None:

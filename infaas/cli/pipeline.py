@@ -213,11 +213,11 @@ def _read(path: Path, *, planning: bool) -> "PipelineFile":
 
 def _refusing(work: Callable[[], T]) -> T:
     """The result; a file that is wrong ends the command (bad usage)."""
-    from services.simulation.scenario.toml import ScenarioError  # noqa: PLC0415  (after the arguments have been understood)
+    from services.core.toml import TomlError  # noqa: PLC0415  (after the arguments have been understood)
 
     try:
         return work()
-    except ScenarioError as error:
+    except TomlError as error:
         usage(str(error))
 
 

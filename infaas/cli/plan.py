@@ -19,7 +19,8 @@ from infaas.cli.options import Json, Wide
 from infaas.cli.output import Column, fail, for_the_result, number, print_table, show, usage
 from services.core.planning.plan import Plan, cheapest, greedy
 from services.core.planning.problem import LARGEST, MOST, CandidateVariant, Objective, PlanningProblem, RequirementClass
-from services.simulation.scenario.toml import Location, ScenarioError, one_of, read_toml, struct_at
+from services.core.toml import Location, TomlError, one_of, struct_at
+from services.shell.settings import read_toml
 
 _LIMIT_S = 0.4
 
@@ -172,13 +173,13 @@ def read_plan_file(path: Path) -> PlanningProblem:
         _check(file, location)
         problem = _problem(file)
         _sizes(problem, location.at("app"))
-    except ScenarioError as error:
+    except TomlError as error:
         usage(str(error))
     return problem
 
 
 def _check(file: PlanFile, location: Location) -> None:
-    """What no block by itself can say. Raises ScenarioError."""
+    """What no block by itself can say. Raises TomlError."""
     for part, blocks in (("variant", file.variant), ("app", file.app)):
         if not blocks:
             location.at(part).refuse(f"there must be at least one [[{part}]]")

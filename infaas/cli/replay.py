@@ -130,10 +130,10 @@ def replay(
         usage(f"--boot: set boot_s of each [[worker]] in {machines} instead")
     check_outputs(plot, out)
     check_outputs(None, export, "--export")
+    from services.core.toml import TomlError  # noqa: PLC0415
     from services.simulation.replay.build import BOOT_S, ReplayOptions, build  # noqa: PLC0415  (after the arguments have been understood)
     from services.simulation.replay.recording import ReplayError  # noqa: PLC0415
     from services.simulation.replay.recording import export as write  # noqa: PLC0415
-    from services.simulation.scenario.toml import ScenarioError  # noqa: PLC0415
 
     options = ReplayOptions(
         policies=policies,
@@ -153,7 +153,7 @@ def replay(
             head = source.head
             with for_the_result():
                 found = build(source, options, _reading_progress(head.queries))
-    except (ReplayError, ScenarioError) as error:
+    except (ReplayError, TomlError) as error:
         usage(str(error))
     best = clairvoyant(found.scenario) if oracle else None
     simulated = run_scenario(found.scenario)

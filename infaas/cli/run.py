@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import services
 from bus.fields import meant
-from infaas.cli.output import FAILED, Failure, one_line, usage, wrong_settings
+from infaas.cli.output import FAILED, Failure, one_line, usage
 
 if TYPE_CHECKING:
     from services.core.settings import Settings
@@ -73,7 +73,7 @@ def _run_in_own_process(name: str, config: Path | None, data_dir: Path | None) -
     try:
         settings = load(config)
     except SettingsError as error:
-        wrong_settings(error)
+        usage(str(error))
     return serve(settings)
 
 
@@ -95,7 +95,7 @@ def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
     try:
         settings = load(config)
     except SettingsError as error:
-        wrong_settings(error)
+        usage(str(error))
     telemetry.set_up(settings.log_level, "dashboard")
     section = settings.dashboard
     visited = inherited_socket()  # of whoever starts this process for a visitor, and again for the next one
@@ -142,7 +142,7 @@ def settings_to_join(config: Path | None, data_dir: Path | None, environ: Mappin
             more["INFAAS_STORE__DSN"] = system.writer
         return load(config, {**environ, **more})
     except SettingsError as error:
-        wrong_settings(error)
+        usage(str(error))
     except NotConnected as error:
         raise Failure(str(error)) from error
 

@@ -15,8 +15,8 @@ from infaas.cli.output import Column, line_width, print_json, print_table, show,
 from infaas.connecting import SystemAddress, data_place, read_endpoints
 from services.core.settings import Setting, Settings, described
 from services.core.settings.fields import NAME_IN_KEY
+from services.core.toml import value_text
 from services.shell.settings import given
-from services.simulation.scenario.toml import value_text
 
 _LEAST_WIDTH = 60
 _INDENT = "    "

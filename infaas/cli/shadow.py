@@ -104,10 +104,10 @@ def _options(
     import msgspec  # noqa: PLC0415
 
     from services.autoscaler.vms.__main__ import kinds_of  # noqa: PLC0415
+    from services.core.toml import Location, TomlError  # noqa: PLC0415
     from services.shell.settings import DECIDING, SettingsError, deciding, load  # noqa: PLC0415
     from services.simulation.replay.build import ReplayOptions  # noqa: PLC0415
     from services.simulation.scenario.policies import PolicyBlock, base_of, base_tree, common_of, settings_of  # noqa: PLC0415
-    from services.simulation.scenario.toml import Location, ScenarioError  # noqa: PLC0415
 
     tree: dict[str, Any] = {}
     for key, value in changes.items():
@@ -127,7 +127,7 @@ def _options(
         known: Mapping[str, Any] = deciding(load(config)) if config is not None else locate(data_dir).settings
         settings = settings_of(Location("--set"), known, base_tree(base), tree)
         kinds = kinds_of(settings) if settings.machines.provider != "off" else {}
-    except (ScenarioError, SettingsError, msgspec.ValidationError) as error:
+    except (TomlError, SettingsError, msgspec.ValidationError) as error:
         usage(str(error))
     except NotConnected as error:
         fail(str(error))
@@ -193,16 +193,16 @@ def _looked(dsn: str, began: float, ended: float, options: "ReplayOptions") -> "
     """What came in this time under the policy. None: nothing came."""
     import psycopg  # noqa: PLC0415
 
+    from services.core.toml import TomlError  # noqa: PLC0415
     from services.simulation.kernel import ActorHalted  # noqa: PLC0415
     from services.simulation.replay.recording import NothingRecorded, ReplayError  # noqa: PLC0415
     from services.simulation.replay.shadow import shadow_run  # noqa: PLC0415
-    from services.simulation.scenario.toml import ScenarioError  # noqa: PLC0415
 
     try:
         return shadow_run(dsn, began, ended, options)
     except NothingRecorded:
         return None
-    except (ReplayError, ScenarioError) as error:
+    except (ReplayError, TomlError) as error:
         fail(str(error))
     except ActorHalted as error:
         fail(f"the policy failed: {error}")

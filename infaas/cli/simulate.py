@@ -85,13 +85,13 @@ def simulate(
     if scenario is None:
         usage("name a scenario file: infaas simulate SCENARIO.toml")
     check_outputs(plot, out)
+    from services.core.toml import TomlError  # noqa: PLC0415  (after the arguments have been understood)
     from services.simulation.scenario.read import read_scenario  # noqa: PLC0415  (after the arguments have been understood)
-    from services.simulation.scenario.toml import ScenarioError  # noqa: PLC0415  (after the arguments have been understood)
 
     try:
         with for_the_result():
             found = read_scenario(scenario, policies=policies, seed=seed)
-    except ScenarioError as error:
+    except TomlError as error:
         usage(str(error))
     if found.checked:
         return check_scenario(found, json=json)

@@ -67,10 +67,10 @@ def _plain(one: "Violation") -> dict[str, Any]:
 
 def _shrunk(document: dict[str, Any], first: "Violation", path: Path) -> dict[str, Any]:
     """Write the smallest scenario that breaks the same invariant, and say what was said about its query."""
+    from services.core.toml import toml_of  # noqa: PLC0415
     from services.simulation.fuzz.sequence import as_mermaid, as_text, trace_of  # noqa: PLC0415
     from services.simulation.fuzz.trial import shrink  # noqa: PLC0415
     from services.simulation.scenario.read import derive  # noqa: PLC0415
-    from services.simulation.scenario.toml import toml_of  # noqa: PLC0415
 
     began = time.monotonic()
     said = began

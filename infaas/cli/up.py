@@ -15,7 +15,7 @@ from cyclopts.validators import Number
 
 from dashboard import NEEDS, can_show
 from infaas.cli.options import DataDir, Json, whole
-from infaas.cli.output import fail, progress, usage, wrong_settings
+from infaas.cli.output import fail, progress, usage
 
 if TYPE_CHECKING:
     from services.core.settings import Settings
@@ -167,7 +167,7 @@ def _plan(
         check_budget(settings, workers, place_of(config, environ))
         _check_own_policies(settings)
     except SettingsError as error:
-        wrong_settings(error)
+        usage(str(error))
     if settings.bus.auth and _names_nats(config, environ):
         usage("bus.auth is for the NATS that `infaas up` starts: leave it out, or leave bus.url out")
     plain = settings.machines.kinds.get("cpu")

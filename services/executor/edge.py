@@ -92,10 +92,10 @@ def _single(queries: list[QueuedQuery], spec: TensorSpec) -> Array:
 
 
 def _together(parts: Sequence[Array]) -> Array:
-    """One output of a query that ran in pieces. Raises RunFailed where items differ in shape, as the boxes of detectors do."""
+    """One output of a query that ran in pieces. Raises ItemRefused where items differ in shape, as the boxes of detectors do."""
     shapes = sorted({part.shape[1:] for part in parts})
     if len(shapes) > 1:
-        raise RunFailed(
+        raise ItemRefused(
             f"its items have outputs of different shapes, {list(shapes[0])} and {list(shapes[-1])}: ask one item a query"
         )
     return np.concatenate(parts)

@@ -8,14 +8,15 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
-from bus.fields import faults, fields_of, hints_of, meant, parts_of
+from bus.fields import fields_of, hints_of, parts_of
 from bus.login import VARIABLES, Login
 from services.core.settings import BusSettings, Settings
+from services.core.toml import Location, TomlError, checked_at
 
 
 class SettingsError(Exception):
@@ -36,28 +37,45 @@ _SHORT = {
 _READ_AGAIN = ("gateway.tokens", "gateway.operator_tokens")
 _SECRET = re.compile(r"nkey|token|password|secret|dsn$")  # in the key of a credential
 _MAPS = ("worker.simulate", "prices.per_hour")  # in a variable: kind=number,kind=number
-_WORDS = {
-    "`float`": "a number",
-    "`int`": "a whole number",
-    "`str`": "text",
-    "`bool`": "true or false",
-    "`array`": "a list",
-    "`object`": "a table",
-    "`null`": "nothing",
-}
+_TWICE = re.compile(r"Cannot (overwrite a value|declare .* twice|mutate immutable namespace .*?)(?= \(at )")
+_LARGEST = 8 * 2**20  # bytes; larger files take seconds to read
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The file's content. Raises TomlError, which names the file, and the line of a syntax error."""
+    location = Location(str(path))
+    try:
+        with path.open("rb") as opened:
+            content = opened.read(_LARGEST + 1)  # the file may be a device that never ends
+    except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
+        location.refuse(f"cannot be read: {getattr(error, 'strerror', None) or error}")
+    if len(content) > _LARGEST:
+        location.refuse(
+            f"is larger than {_LARGEST >> 20} MiB, which no such file needs: long lists of counts or times are their own files"
+        )
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        location.refuse(f"is not valid TOML: byte {error.start} is not UTF-8 text")
+    except tomllib.TOMLDecodeError as error:
+        location.refuse(
+            f"is not valid TOML: {_TWICE.sub('this is there twice: keys and [tables] once, [[blocks]] each', str(error))}"
+        )
+    except RecursionError:
+        location.refuse("is not valid TOML: it is nested too deeply")
+    except ValueError as error:  # a number of too many digits
+        location.refuse(f"cannot be read: {error}")
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
     """Build the settings. Raises SettingsError with a line for each that is wrong: the file or variable, the setting, why and the remedy."""
     tree, origins = _gathered(path, os.environ if environ is None else environ)
-    wrong: list[tuple[str, str, Any]] = []
-    right = _right(Settings, tree, "", wrong)
-    said = [origins.of_invalid(Settings, *one) for one in wrong]
-    settings = msgspec.convert({} if right is UNSET else right, Settings, strict=False)
-    said += [origins.refusal(Settings, fault.key, fault.reason) for fault in faults(settings)]
-    if said:
-        raise SettingsError("\n".join(said))
-    return settings
+    try:
+        return checked_at(tree, Location("", lax=True), Settings)
+    except TomlError as error:
+        raise SettingsError(
+            "\n".join(origins.refusal(Settings, at.key, reason) for at, reason in error.wrong)
+        ) from error
 
 
 def given(path: Path | None, environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
@@ -83,13 +101,9 @@ def _gathered(path: Path | None, environ: Mapping[str, str]) -> "tuple[dict[str,
     tree: dict[str, Any] = {}
     if path is not None:
         try:
-            tree = tomllib.loads(path.read_text())
-        except OSError as error:
-            raise SettingsError(f"cannot read {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise SettingsError(f"{path} is not valid TOML: {error}") from error
-        except RecursionError as error:
-            raise SettingsError(f"{path} is not valid TOML: it is nested too deeply") from error
+            tree = read_toml(path)
+        except TomlError as error:
+            raise SettingsError(str(error)) from error
     origins = Origins(str(path or ""))
     for name, value in environ.items():
         where = _SHORT.get(name) or _path(name)
@@ -170,26 +184,6 @@ class Origins(Struct, eq=False):
         instead = f"; left out, it is {default}" if default else ""
         return f"{self._where(key)}: {reason}{instead}"
 
-    def of_invalid(self, settings: type[Struct], key: str, reason: str, kind: Any) -> str:
-        """The same for a value that msgspec does not take. reason: its words. kind: of the value."""
-        unknown = re.search(r"unknown field `(.*)`", reason)
-        if unknown:
-            name = unknown.group(1)
-            key = f"{key}.{name}".lstrip(".")
-            return f"{self._where(key)}: there is no such setting{meant(name, hints_of(kind))}"
-        missing = re.search(r"missing required field `(.*)`", reason)
-        if missing:
-            key, reason = f"{key}.{missing.group(1)}".lstrip("."), "is missing"
-        invalid = re.fullmatch(r"Invalid enum value (.*)", reason)
-        if invalid:
-            kinds = [parts_of(one)[0] for one in (kind, *get_args(kind))]
-            known = ["a whole number" for one in kinds if one is int]
-            known += sorted(str(value) for one in kinds if get_origin(one) is Literal for value in get_args(one))
-            reason = f"must be {' or '.join(known) if known else 'something else'}, not {invalid.group(1)}"
-        for theirs, ours in _WORDS.items():
-            reason = reason.replace(theirs, ours)
-        return self.refusal(settings, key, reason[:1].lower() + reason[1:])
-
     def origin(self, key: str) -> str:
         """The variable or file that sets this key."""
         return next((self._variables[known] for known in _upwards(key) if known in self._variables), self.place)
@@ -206,31 +200,8 @@ class Origins(Struct, eq=False):
 
 def _upwards(key: str) -> list[str]:
     """The key, and those of the tables around it: prices.per_hour.gpu, prices.per_hour, prices."""
-    parts = key.split(".")
+    parts = key.partition("[")[0].split(".")
     return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-
-
-def _right(hint: Any, value: Any, key: str, wrong: list[tuple[str, str, Any]]) -> Any:
-    """The value without what is wrong by itself; UNSET if nothing is left. wrong: gets keys, what msgspec says, and types. hint: of the value."""
-    kind = parts_of(hint)[0]
-    right, before = value, len(wrong)
-    if isinstance(value, dict):
-        right = {}
-        for name, one in value.items():
-            inside = _inside(kind, name)
-            if inside is None and isinstance(kind, type) and issubclass(kind, Struct):
-                wrong.append((key, f"Object contains unknown field `{name}`", kind))
-            elif (
-                kept := one if inside is None else _right(inside, one, f"{key}.{name}".lstrip("."), wrong)
-            ) is not UNSET:
-                right[name] = kept
-    try:
-        msgspec.convert(right, kind, strict=False)
-    except msgspec.ValidationError as error:
-        if right == value or len(wrong) == before:  # else it is missing because it was wrong
-            wrong.append((key, str(error).partition(" - at ")[0], kind))
-        return UNSET
-    return right
 
 
 def _inside(kind: Any, name: str) -> Any:

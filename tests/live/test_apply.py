@@ -100,6 +100,9 @@ def test_a_file_is_applied_once_and_what_is_exported_changes_nothing(
     file.write_text(FILE.replace('"first.onnx"', '"validation.npz"'))
     told = infaas("apply", str(file), *ensembles.where)
     assert (told.returncode, "model[0].version: version 7 of first is another file" in told.stderr) == (2, True)
+    file.write_text(FILE.replace('"first.onnx"', '"validation.npz"').replace('"priced.npz"', '"none.npz"'))
+    told = infaas("apply", str(file), *ensembles.where).stderr
+    assert "model[0].version: version 7 of first" in told and "model[2].validation: there is no file" in told
 
 
 def test_a_repository_of_triton_is_applied(ensembles: Ensembles, tmp_path: Path) -> None:
@@ -118,13 +121,21 @@ def test_a_repository_of_triton_is_applied(ensembles: Ensembles, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("mended", "told"),
     [
-        (('name = "first"', 'nam = "first"'), "model[0].nam: there is no such key; did you mean name?"),
-        (("5000", "-5"), "app[0].latency_ms: must be above 0, not -5"),
+        ((), ["model[0].nam: there is no such key; did you mean name?", "app[0].latency_ms: must be above 0, not -5"]),
+        (("nam =", "name ="), ["app[0].latency_ms: must be above 0, not -5"]),
+        (
+            ("nam =", "name =", "-5", "5", "9000 }", "9000 }\nfile = 'other.toml'"),
+            ["pipeline[0].file: says all of the pipeline"],
+        ),
     ],
 )
-def test_what_a_file_says_wrong_is_named_by_its_key(change: tuple[str, str], told: str, file: Path) -> None:
-    file.write_text(FILE.replace(*change))
+def test_all_that_a_file_says_wrong_is_named_by_its_key(mended: tuple[str, ...], told: list[str], file: Path) -> None:
+    text = FILE.replace('name = "first"', 'nam = "first"').replace("5000", "-5")
+    for one, other in zip(mended[::2], mended[1::2], strict=True):
+        text = text.replace(one, other)
+    file.write_text(text)
     said = infaas("apply", str(file), "--data-dir", str(file.parent))
-    assert (said.returncode, told in said.stderr, said.stderr.count("\n")) == (2, True, 1)
+    assert (said.returncode, said.stderr.count("\n")) == (2, len(told)), said.stderr
+    assert all(f"infaas: {file}: {one}" in said.stderr for one in told)

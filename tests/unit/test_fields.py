@@ -14,10 +14,10 @@ from bus.messages.catalog import METRICS
 from bus.messages.public import Requirements
 from infaas.cli.options import NeedOptions
 from infaas.queries import Needs
+from services.core.toml import Location, TomlError, struct_at
 from services.gateway.errors import BadRequest
 from services.gateway.oip.parameters import NEEDS, requirements_of
 from services.simulation.scenario import model
-from services.simulation.scenario.toml import Location, ScenarioError, struct_at
 from tools.asyncapi.schema import schemas
 from tools.openapi.operation import properties
 
@@ -137,6 +137,6 @@ def test_all_doors_refuse_in_the_same_words(name: str, value: Any) -> None:
     with pytest.raises(BadRequest) as refused:
         requirements_of({name: value}, 0.0)
     assert str(refused.value) == f"parameters.{wrong}"
-    with pytest.raises(ScenarioError) as read:
+    with pytest.raises(TomlError) as read:
         struct_at({name: value}, Location("file"), Requirements)
     assert str(read.value) == f"file: {wrong.key}: {wrong.reason}"

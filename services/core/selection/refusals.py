@@ -272,9 +272,11 @@ def _failing(ask: Ask, app: AppView, allowed: NDArray[np.bool_]) -> str:
         (metric,) = metrics
         sign = 1.0 if is_error(metric) else -1.0
         values = np.array([sign * value_of(one, metric) for one in app.accuracies(ask).tolist()])
-        limit, found = f"reaches a {metric} of {{}}", f"has a {metric} of {{}}"
+        unit = app.records[int(np.argmax(allowed))].signature.target[1] if is_error(metric) else ""
+        unit = f" {unit}".rstrip().replace("{", "{{").replace("}", "}}")
+        limit, found = f"reaches a {metric} of {{}}{unit}", f"has a {metric} of {{}}{unit}"
         most = sign * value_of(ask.accuracy, metric)
-        needs.append(_Need(values, most, limit, found, "the best has {}", sign))
+        needs.append(_Need(values, most, limit, found, f"the best has {{}}{unit}", sign))
     elif ask.accuracy > 0.0:
         needs.append(
             _Need(

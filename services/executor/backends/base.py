@@ -40,7 +40,7 @@ class InputRejected(BackendError):
 
 
 class ItemRefused(InputRejected):
-    """A function of the model's owner says by a ValueError that an item is wrong: the query's mistake, and not the model's."""
+    """An item is wrong, as a function of the model's owner says by a ValueError, or it needs a query of its own: the query's mistake, not the model's."""
 
 
 class RunFailed(BackendError):

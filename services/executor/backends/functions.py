@@ -159,7 +159,7 @@ class WithFunctions:
             ]
         found = in_place(parts)
         if found is None:
-            raise RunFailed("its items have outputs of different shapes: ask one item a query")
+            raise ItemRefused("its items have outputs of different shapes: ask one item a query")
         return checked_outputs(found, self.signature, n, self._after or "the model") if self.outputs else found
 
     def run_single(self, array: "Array") -> "list[Array]":

@@ -21,6 +21,7 @@ from bus.messages.public import Answer, Feedback, Refusal
 from bus.messages.scaling import LeaderRecord
 from services.autoscaler.vms.commands import LEADER
 from services.core.actor import Actor, Changed, Effect, Envelope, Publish, Undelivered
+from services.core.toml import TomlError
 from services.monitor.actor import MonitorActor
 from services.simulation.clients import INBOX, QueryTemplate
 from services.simulation.connections import Connections
@@ -34,7 +35,6 @@ from services.simulation.report import RunReport
 from services.simulation.run import STEP, Run, seldom_collected
 from services.simulation.scenario.model import BEGINS, Scenario
 from services.simulation.scenario.read import derive
-from services.simulation.scenario.toml import ScenarioError
 from services.simulation.system import process_of
 
 LOOKS_S = 0.25  # s between two looks at machines and actors
@@ -329,7 +329,7 @@ def broken(document: Document, invariant: str, wrap: Wrap | None = None) -> Viol
     """The first violation of this invariant in a run of the document. None: there is none, or it is no scenario."""
     try:
         scenario = derive(document, Path("shrunk.toml"))
-    except ScenarioError:
+    except TomlError:
         return None
     verdict = FaultTrial(scenario, wrap).verdict(until=lambda found: any(one.invariant == invariant for one in found))
     return next((one for one in verdict.violations if one.invariant == invariant), None)

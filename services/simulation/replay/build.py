@@ -16,7 +16,9 @@ from services.core.cost import listed_as
 from services.core.pipelines.planners import POLICIES as PLANNERS
 from services.core.placement import Device
 from services.core.settings import PriceSettings
+from services.core.toml import Location, struct_at
 from services.shell.prices import load_prices
+from services.shell.settings import read_toml
 from services.simulation.replay.classes import QueryClasses
 from services.simulation.replay.database import RECORDED
 from services.simulation.replay.recorded import (
@@ -46,7 +48,6 @@ from services.simulation.scenario.model import CostSpec, JobSpec, MachineSpec, P
 from services.simulation.scenario.planning import UNPLANNED, with_pipelines
 from services.simulation.scenario.policies import Policies, PolicyBlock
 from services.simulation.scenario.read import MachinesFile
-from services.simulation.scenario.toml import Location, read_toml, struct_at
 
 ALIKE = 0.99  # of the queries answered then, so many answered here make a cost comparable
 POLICIES = ("infaas", "static", "replicate")
@@ -89,7 +90,7 @@ class Replay(Struct, frozen=True):
 
 
 def build(source: Recording, options: ReplayOptions, progress: Callable[[int], None] | None = None) -> Replay:
-    """The replay of a recording. It reads all queries (progress: called with their number). Raises ReplayError, ScenarioError."""
+    """The replay of a recording. It reads all queries (progress: called with their number). Raises ReplayError, TomlError."""
     head = source.head
     location = Location(str(options.machines or "replay"))
     missing = [app for app in options.apps if app not in {one.app for one in head.apps}]

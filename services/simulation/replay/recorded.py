@@ -16,6 +16,7 @@ from services.core.cost import listed_as, price_per_hour
 from services.core.pipelines.branching import oversized
 from services.core.pipelines.graph import conditional
 from services.core.placement import Device
+from services.core.toml import Location
 from services.registrar.checks import POLICIES
 from services.simulation.composites import SIGNATURE as SEVERAL
 from services.simulation.replay.recording import (
@@ -31,7 +32,6 @@ from services.simulation.scenario.catalogue import SIGNATURE
 from services.simulation.scenario.machines import ALIKE_MB, MOST, labelled
 from services.simulation.scenario.model import MachineSpec
 from services.simulation.scenario.pipelines import PipelineFile
-from services.simulation.scenario.toml import Location
 
 RECORDED = "recorded"
 DEFAULT = "(default answer)"

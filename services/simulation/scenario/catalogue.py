@@ -25,11 +25,11 @@ from services.core.batching import batching_key, rule_errors
 from services.core.cost import PER_CORE, latency_ms, price_per_hour
 from services.core.emulation import PROVENANCE, with_tiers
 from services.core.ensemble.policies import make_policy
+from services.core.toml import AMOUNT, Location, meant_or_all, one_of, shown, within
 from services.registrar.checks import POLICIES, selection_errors
 from services.simulation.composites import SIGNATURE as SEVERAL
 from services.simulation.scenario.machines import MB, UNLIMITED_MB, MachineBlock, largest_of
 from services.simulation.scenario.model import BEGINS, CostSpec
-from services.simulation.scenario.toml import AMOUNT, Location, meant_or_all, one_of, shown, within
 
 # -- a variant's profile from the speed that a scenario states
 #
@@ -63,7 +63,7 @@ class SpeedBlock(Struct, frozen=True, kw_only=True):
 
 
 def speed_of(block: SpeedBlock, at: Location, memory_mb: float) -> tuple[Profile, int]:
-    """The speed in a [[variant]] block, and the largest batch. at: of the block. Raises ScenarioError for what is impossible."""
+    """The speed in a [[variant]] block, and the largest batch. at: of the block. Raises TomlError for what is impossible."""
     stated, points = block.saturation_qps, _points(block, at)
     largest = block.max_batch or max(points)
     rows = [ProfileRow(batch=n, p50_ms=ms, p99_ms=ms, cpu_ms=ms, wall_over_cpu=1.0) for n, ms in sorted(points.items())]
@@ -190,7 +190,7 @@ def catalogue(
     prices: Mapping[str, float],
     cost: CostSpec,
 ) -> Catalogue:
-    """Apps with their needs, models and variants. location: of the file. Raises ScenarioError."""
+    """Apps with their needs, models and variants. location: of the file. Raises TomlError."""
     batching: dict[str, BatchingRule] = {}
     stated: dict[str, AppBlock] = {}
     for i, block in enumerate(apps):

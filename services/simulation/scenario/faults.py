@@ -7,11 +7,11 @@ from typing import Annotated, Any, get_args
 from msgspec.structs import replace
 
 from bus.fields import SHARE, Number
+from services.core.toml import Location, one_of, shown, struct_at, within
 from services.simulation.scenario.catalogue import Catalogue
 from services.simulation.scenario.machines import MachineBlock, devices_of
 from services.simulation.scenario.model import Change, FaultKind, FaultSpec, PolicySpec
 from services.simulation.scenario.policies import PolicyFile
-from services.simulation.scenario.toml import Location, one_of, shown, struct_at, within
 
 FAULTS: Mapping[str, tuple[str, ...]] = {
     "worker-dies": ("worker", "hardware"),
@@ -95,7 +95,7 @@ def faults_of(
     duration_s: float,
     policies: Sequence[PolicySpec],
 ) -> tuple[FaultSpec, ...]:
-    """All faults, checked like `interference`. Raises ScenarioError. location: of the file. things: whose apps, variants and models may be named.
+    """All faults, checked like `interference`. Raises TomlError. location: of the file. things: whose apps, variants and models may be named.
 
     started: by kind of machine, the most that any policy of the file has at time 0. policies: that run.
     """

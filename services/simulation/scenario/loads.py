@@ -9,9 +9,9 @@ from msgspec.structs import asdict, replace
 
 from bus.fields import SHARE, Number
 from bus.messages.public import Requirements
+from services.core.toml import SECONDS, Location, one_of, shown, within
 from services.simulation.scenario.catalogue import Catalogue
 from services.simulation.scenario.model import NEEDS, Arrivals, JobSpec, Times, WorkloadSpec
-from services.simulation.scenario.toml import SECONDS, Location, one_of, shown, within
 from services.simulation.workload import WorkloadError, read_counts, read_times, zipf
 
 _QPS = Number(most=1e7)
@@ -69,7 +69,7 @@ class SampleBlock(LoadBlock, frozen=True, kw_only=True):
 def loads_of(
     blocks: Sequence[LoadBlock], location: Location, things: Catalogue, folder: Path
 ) -> tuple[WorkloadSpec, ...]:
-    """All streams. Raises ScenarioError. location: of the blocks. folder: the file's, to which paths are relative."""
+    """All streams. Raises TomlError. location: of the blocks. folder: the file's, to which paths are relative."""
     return tuple(_load(block, location.at(i), things, folder) for i, block in enumerate(blocks))
 
 
@@ -119,7 +119,7 @@ def _own_needs(block: LoadBlock, at: Location, of_apps: list[Requirements]) -> R
 
 
 def timed(load: WorkloadSpec, block: LoadBlock, at: Location, folder: Path) -> WorkloadSpec:
-    """The load with the block's arrivals. folder: to which paths are relative. Raises ScenarioError."""
+    """The load with the block's arrivals. folder: to which paths are relative. Raises TomlError."""
     kind, takes = block.arrivals, _OF[block.arrivals]
     for key in sorted({key for keys in _OF.values() for key in keys}):
         if key not in takes and getattr(block, key) is not None:
@@ -201,7 +201,7 @@ def _recorded(block: LoadBlock, at: Location, folder: Path, read: Callable[[Path
 
 
 def jobs_of(jobs: tuple[JobSpec, ...], location: Location, things: Catalogue, duration_s: float) -> tuple[JobSpec, ...]:
-    """All offline jobs, checked. Raises ScenarioError. location: of their blocks."""
+    """All offline jobs, checked. Raises TomlError. location: of their blocks."""
     for i, job in enumerate(jobs):
         at = location.at(i)
         one_of(job.app, at.at("app"), things.serving, "app with models")

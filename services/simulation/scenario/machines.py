@@ -17,8 +17,8 @@ from bus.fields import Named, Number
 from services.core.cost import PER_CORE, price_per_hour
 from services.core.emulation import KINDS
 from services.core.placement import Device
+from services.core.toml import Location, meant_or_all, one_of, within
 from services.simulation.scenario.model import CostSpec, MachineSpec
-from services.simulation.scenario.toml import Location, meant_or_all, one_of, within
 
 UNLIMITED_MB = 1e7  # 10 TB: more than any device has, and small enough for sums over many devices
 MB = 1024.0  # of a GB
@@ -54,7 +54,7 @@ class MachineBlock(NamedTuple):
 
 
 def machines_of(blocks: Sequence[WorkerBlock], location: Location) -> list[MachineBlock]:
-    """The kinds of machine. location: of the blocks. Raises ScenarioError."""
+    """The kinds of machine. location: of the blocks. Raises TomlError."""
     if not blocks:
         location.refuse("there must be at least one [[worker]]: queries need a machine")
     found: list[MachineBlock] = []
@@ -224,7 +224,7 @@ def _units(one: MachineBlock) -> dict[str, int]:
 
 
 def cost_of(stated: CostSpec, location: Location, machines: list[MachineBlock]) -> CostSpec:
-    """[cost], checked: what counts as cost. Raises ScenarioError."""
+    """[cost], checked: what counts as cost. Raises TomlError."""
     location, kinds = location.at("per_gb_s"), devices_of(machines)
     for kind in stated.per_gb_s:
         one_of(kind, location.at(kind), kinds, "kind of device")

@@ -15,9 +15,10 @@ from services.core.cost import Goal
 from services.core.pipelines.checks import pipeline_errors
 from services.core.pipelines.estimator import MeasuredHop
 from services.core.pipelines.problem import DEAREST, LONGEST_MS, PipelineProblem, StageOption, problem_errors
+from services.core.toml import Location, struct_at, value_at
+from services.shell.settings import read_toml
 from services.simulation.scenario.loads import SampleBlock, samples_of
 from services.simulation.scenario.model import Times, WorkloadSpec
-from services.simulation.scenario.toml import Location, read_toml, struct_at, value_at
 from services.simulation.workload import WorkloadError, at_once, mean_rate
 
 SAMPLE_S = 600.0  # of the sample trace, where neither the loads nor [plan] say how long it is
@@ -107,7 +108,7 @@ class PipelineFile(Struct, frozen=True, kw_only=True):
 def read_pipeline(path: Path, *, planning: bool = True) -> PipelineFile:
     """The pipeline in a file. planning: also what only planning needs; without it, [plan], [[load]] and [[option]] are not read.
 
-    Raises ScenarioError, which names the file, the key, what is wrong there and the remedy. The graph is not checked yet.
+    Raises TomlError, which names the file, the key, what is wrong there and the remedy. The graph is not checked yet.
     """
     location = Location(str(path))
     document = struct_at(read_toml(path), location, PipelineDocument)
@@ -139,7 +140,7 @@ def pipeline_in(tables: PipelineTables, location: Location, *, planning: bool = 
 
 
 def check_pipeline(file: PipelineFile, apps: Mapping[str, AppRecord] | None = None) -> None:
-    """Refuse a graph that is wrong. apps: that exist; None: not known. Raises ScenarioError."""
+    """Refuse a graph that is wrong. apps: that exist; None: not known. Raises TomlError."""
     wrong = pipeline_errors(file.name, file.latency_ms, file.pipeline, apps)
     if wrong:
         file.location.refuse("; ".join(wrong))
@@ -148,7 +149,7 @@ def check_pipeline(file: PipelineFile, apps: Mapping[str, AppRecord] | None = No
 def problem_of(
     file: PipelineFile, options: tuple[StageOption, ...], hop: MeasuredHop, target: float = TARGET
 ) -> PipelineProblem:
-    """What is to be planned. hop, target (share of queries in time): where the file does not say them. Raises ScenarioError, also for a wrong graph."""
+    """What is to be planned. hop, target (share of queries in time): where the file does not say them. Raises TomlError, also for a wrong graph."""
     if not file.loads:
         file.location.at("load").refuse(
             "there must be at least one [[load]], as rate = 150: the plan is made for its queries"
@@ -171,7 +172,7 @@ def problem_of(
 
 
 def sample(file: PipelineFile) -> Times:
-    """The arrivals of all loads together, without those at other apps, in seconds and in order. Raises ScenarioError."""
+    """The arrivals of all loads together, without those at other apps, in seconds and in order. Raises TomlError."""
     at = file.location.at("load")
     rng = np.random.default_rng(file.seed)
     try:

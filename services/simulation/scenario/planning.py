@@ -20,6 +20,7 @@ from services.core.pipelines.graph import QUERY, references
 from services.core.pipelines.planners import POLICIES as PLANNERS
 from services.core.pipelines.planners import plan_pipeline
 from services.core.pipelines.problem import StageOption
+from services.core.toml import Location
 from services.simulation.kernel import NETWORK
 from services.simulation.scenario.catalogue import SIGNATURE, Catalogue
 from services.simulation.scenario.machines import MachineBlock, largest_of
@@ -33,7 +34,6 @@ from services.simulation.scenario.pipelines import (
     problem_of,
     read_pipeline,
 )
-from services.simulation.scenario.toml import Location
 
 HOP = MeasuredHop(2000.0 * NETWORK)  # a stage is asked and answers: two messages
 COARSE = ("cg-mean", "cg-peak")  # baselines are deployed even if they miss the objective
@@ -48,7 +48,7 @@ class PipelineBlock(PipelineTables, frozen=True, kw_only=True):
 
 
 def file_of(block: PipelineBlock, at: Location, folder: Path, *, planning: bool = True) -> PipelineFile:
-    """What a block holds, or its file. planning: as of `read_pipeline`. Raises ScenarioError."""
+    """What a block holds, or its file. planning: as of `read_pipeline`. Raises TomlError."""
     if block.file is not None:
         if block != PipelineBlock(file=block.file):
             at.at("file").refuse("says all of the pipeline: leave the other keys out, or the file")
@@ -61,7 +61,7 @@ def file_of(block: PipelineBlock, at: Location, folder: Path, *, planning: bool 
 def pipelines_of(
     blocks: Sequence[PipelineBlock], location: Location, things: Catalogue, folder: Path
 ) -> tuple[Catalogue, tuple[PipelineFile, ...]]:
-    """The catalogue with the pipelines, and their files. folder: the scenario's, to which paths are relative. Raises ScenarioError."""
+    """The catalogue with the pipelines, and their files. folder: the scenario's, to which paths are relative. Raises TomlError."""
     files: list[PipelineFile] = []
     for i, block in enumerate(blocks):
         at = location.at(i)
@@ -75,7 +75,7 @@ def pipelines_of(
 
 
 def with_pipelines(things: Catalogue, files: Sequence[PipelineFile]) -> Catalogue:
-    """The catalogue with these pipelines, which are no apps of it yet. Raises ScenarioError."""
+    """The catalogue with these pipelines, which are no apps of it yet. Raises TomlError."""
     if not files:
         return things
     signatures = _signatures(files, things)
@@ -179,7 +179,7 @@ class Planning(Struct, eq=False):
     duration_s: float
 
     def planned(self, policy: PolicySpec, location: Location) -> PolicySpec:
-        """The policy with the plans of all pipelines, if it is a planner's. Raises ScenarioError, which names the location."""
+        """The policy with the plans of all pipelines, if it is a planner's. Raises TomlError, which names the location."""
         if policy.base in UNPLANNED and self.files:
             location.refuse(
                 f"{policy.name} chooses for [[app]]s by their own load, and a pipeline's vertices have none: use one of {', '.join(PLANNERS)}"

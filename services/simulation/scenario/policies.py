@@ -13,17 +13,16 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bus.fields import faults
 from services.core.pipelines.planners import POLICIES as PLANNERS
 from services.core.placement import OVERCOMMIT
 from services.core.settings import POLICIES, Settings, StaticVariant
+from services.core.toml import Location, checked_at, meant_or_all, one_of, shown, table_at
 from services.shell.policies import own_methods
 from services.shell.settings import SettingsError
 from services.simulation.scenario.baseline import Peaks, choose
 from services.simulation.scenario.catalogue import Catalogue
 from services.simulation.scenario.machines import Count, MachineBlock, devices_of
 from services.simulation.scenario.model import MachineSpec, Objective, PolicySpec
-from services.simulation.scenario.toml import Location, meant_or_all, one_of, shown, struct_at, table_at
 
 BASES = {
     **{name: name for name in POLICIES},
@@ -97,7 +96,7 @@ class Policies:
         return self.named(wanted, location)
 
     def named(self, names: Sequence[str], location: Location) -> tuple[PolicySpec, ...]:
-        """Exactly these policies. Raises ScenarioError, which names the location."""
+        """Exactly these policies. Raises TomlError, which names the location."""
         for i, name in enumerate(names):
             if name in names[:i]:
                 location.at(i).refuse(f"{name} occurs twice: results are named by it")
@@ -194,7 +193,7 @@ class Policies:
 def base_of(name: str, blocks: Collection[str], folder: Path, location: Location) -> str:
     """The base that a name stands for: a built-in one, or a user's class, which is imported, also from `folder`.
 
-    blocks: other names that may have been meant_or_all. Raises ScenarioError, which names the location.
+    blocks: other names that may have been meant_or_all. Raises TomlError, which names the location.
     """
     if name in BASES:
         return BASES[name]
@@ -243,7 +242,7 @@ _SAID = {
 
 
 def tree_at(tree: dict[str, Any], location: Location, *, of_one: bool = False) -> dict[str, Any]:
-    """A [settings] table, checked. Raises ScenarioError. of_one: of one policy, not of all."""
+    """A [settings] table, checked. Raises TomlError. of_one: of one policy, not of all."""
     for section, value in tree.items():
         if section not in SECTIONS:
             location.at(section).refuse(
@@ -277,10 +276,7 @@ def settings_of(location: Location, *trees: Mapping[str, Any]) -> Settings:
     tree: dict[str, Any] = {}
     for one in trees:
         tree = _over(tree, one)
-    settings = struct_at(tree, location, Settings)
-    for fault in faults(settings):  # values that do not go together
-        location._replace(key=f"{location.key}.{fault.key}".lstrip(".")).refuse(fault.reason)
-    return settings
+    return checked_at(tree, location, Settings)
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

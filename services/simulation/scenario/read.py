@@ -9,7 +9,9 @@ from msgspec.structs import asdict, replace
 
 from bus.fields import SHARE, TARGET, Number, filled
 from services.core.settings import AutoscalerSettings
+from services.core.toml import AMOUNT, Location, struct_at, text_at, within
 from services.shell.prices import load_prices
+from services.shell.settings import read_toml
 from services.simulation.scenario.baseline import Peaks
 from services.simulation.scenario.catalogue import AppBlock, VariantBlock, catalogue
 from services.simulation.scenario.faults import FaultTables, faults_of
@@ -18,7 +20,6 @@ from services.simulation.scenario.machines import WorkerBlock, cost_of, device_p
 from services.simulation.scenario.model import CostSpec, JobSpec, Objective, Scenario
 from services.simulation.scenario.planning import PipelineBlock, Planning, check_loads, pipelines_of
 from services.simulation.scenario.policies import DEFAULTS, Policies, settings_of, tree_at
-from services.simulation.scenario.toml import AMOUNT, Location, read_toml, struct_at, text_at, within
 from services.simulation.workload import WorkloadError, mean_rate
 
 _SEED = Number(most=2**63 - 1)
@@ -91,7 +92,7 @@ class ScenarioFile(MachinesFile, frozen=True, kw_only=True):
 def read_scenario(path: Path, *, policies: Sequence[str] = (), seed: int | None = None) -> Scenario:
     """The scenario in a file. policies: names of those to run instead of the file's. seed: instead of the file's.
 
-    Raises ScenarioError, which names the file, the key, what is wrong there and the remedy.
+    Raises TomlError, which names the file, the key, what is wrong there and the remedy.
     """
     return derive(read_toml(path), path, policies, seed)
 

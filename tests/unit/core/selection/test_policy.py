@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, Profile, ProfileRow
+from bus.messages.catalog import AppRecord, Profile, ProfileRow, TensorSpec
 from services.core.cost import HANDLING_MS, Goal, cost_per_1000, instance_price_per_s, merit, query_cost
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
@@ -230,12 +230,11 @@ def test_refusals_name_the_closest_offer_and_the_error_where_the_metric_is_one()
     refusal = InfaasPolicy().select(ask(accuracy=0.95), NOW, view).refusal
     assert refusal.code == "unsatisfiable"
     assert (refusal.closest.variant, refusal.closest.accuracy) == ("v0", 0.9)
+    priced = replace(SIGNATURE, outputs=[TensorSpec(name="price", datatype="FP32", shape=[1], unit="EUR{}")])
     # 43 and 60 have the accuracies 1/44 and 1/61; at most 25 was wanted.
-    view = view_of(
-        [("Active", {"accuracy": 1 / 44, "metric": "mae"}), ("Active", {"accuracy": 1 / 61, "metric": "mae"})]
-    )
+    view = view_of([("Active", {"accuracy": 1 / one, "metric": "mae", "signature": priced}) for one in (44, 61)])
     refusal = InfaasPolicy().select(ask(accuracy=1 / 26), NOW, view).refusal
-    assert "reaches a mae of 25: the best has 43 (v0)" in refusal.message
+    assert "reaches a mae of 25 EUR{}: the best has 43 EUR{} (v0)" in refusal.message
     assert refusal.closest.metric == "mae"
 
 

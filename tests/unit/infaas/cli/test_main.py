@@ -61,7 +61,7 @@ BAD_USAGE = [
     ("up --port-base 99999", "--port-base. Must be <= 65000"),
     ("up --simulate tpu=1", r"can be simulated \(gpu, inferentia\), not 'tpu'"),
     ("up --simulate gpu", "worker.simulate must be written kind=number,kind=number, not 'gpu'"),
-    ("up --simulate gpu=many", "worker.simulate.gpu.: expected a whole number, got text"),
+    ("up --simulate gpu=many", "worker.simulate.gpu.: must be a whole number, not 'many'"),
     ("up --simulate gpu=-1", "worker.simulate.gpu.: must be at least 0 and at most 16, not -1"),
     ("run", "name at least one service: dashboard, dispatcher"),
     ("run nosuchservice", "nosuchservice"),

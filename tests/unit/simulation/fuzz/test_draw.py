@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from bus.messages.public import Feedback, QueryHead
+from services.core.toml import toml_of
 from services.dispatcher.contexts import read_value
 from services.simulation.fuzz.draw import BESIDE, KINDS, RECOVERS_S, document_of
 from services.simulation.fuzz.trial import FaultTrial, scenario_of
 from services.simulation.fuzz.violations import last_end
 from services.simulation.scenario.read import derive, read_scenario
-from services.simulation.scenario.toml import toml_of
 
 SEEDS = range(1, 120)
 

@@ -9,12 +9,12 @@ import pytest
 from bus.messages.catalog import AppRecord, EdgeCondition, PipelineEdge, PipelineVertex
 from services.core.pipelines.estimator import NO_HOP, MeasuredHop
 from services.core.pipelines.problem import StageOption
+from services.core.toml import TomlError
 from services.simulation.composites import PipelineReports
 from services.simulation.run import simulate_all
 from services.simulation.scenario.model import Scenario
 from services.simulation.scenario.pipelines import check_pipeline, problem_of, read_pipeline, sample
 from services.simulation.scenario.read import read_scenario
-from services.simulation.scenario.toml import ScenarioError
 from tests.support.data.pipelines import SOCIAL, SOCIAL_APPS, SOCIAL_TOML
 
 FILE = f"""{SOCIAL_TOML}
@@ -70,7 +70,7 @@ def test_what_only_planning_needs_is_read_only_for_it(changed: Any) -> None:
     file = read_pipeline(path, planning=False)
     assert file.pipeline == SOCIAL
     assert file.loads == file.options == ()
-    with pytest.raises(ScenarioError, match="rate: must be at least 0"):
+    with pytest.raises(TomlError, match="rate: must be at least 0"):
         read_pipeline(path)
 
 
@@ -143,7 +143,7 @@ def test_loads_add_up_and_planners_need_a_pipeline(changed: Any, tmp_path: Path)
     assert len(two) == pytest.approx(len(one) + 30_000, rel=0.01)
     assert np.all(np.diff(two) >= 0)
     text = SCENARIO.replace('[[pipeline]]\nfile = "social.toml"', "").replace('app = "social"', 'app = "nmt"')
-    with pytest.raises(ScenarioError, match=r"inferline plans pipelines, and there is no \[\[pipeline\]\]"):
+    with pytest.raises(TomlError, match=r"inferline plans pipelines, and there is no \[\[pipeline\]\]"):
         read_scenario(write(tmp_path, text))
 
 
@@ -177,7 +177,7 @@ def test_loads_add_up_and_planners_need_a_pipeline(changed: Any, tmp_path: Path)
 )
 def test_a_wrong_value_is_refused(change: tuple[str, str], message: str, changed: Any) -> None:
     path = changed(change)
-    with pytest.raises(ScenarioError) as caught:
+    with pytest.raises(TomlError) as caught:
         read_pipeline(path)
     assert str(caught.value).startswith(f"{path}: {message}")
 
@@ -190,9 +190,9 @@ def test_a_file_without_a_pipeline_is_refused(tmp_path: Path) -> None:
         ("x = 1", "x: there is no such"),
     ):
         path.write_text(content)
-        with pytest.raises(ScenarioError, match=message):
+        with pytest.raises(TomlError, match=message):
             read_pipeline(path)
-    with pytest.raises(ScenarioError, match="cannot be read: No such file"):
+    with pytest.raises(TomlError, match="cannot be read: No such file"):
         read_pipeline(tmp_path / "none.toml")
 
 
@@ -211,7 +211,7 @@ def test_a_file_without_a_pipeline_is_refused(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_cannot_be_planned_is_refused(changes: list[tuple[str, str]], message: str, changed: Any) -> None:
     file = read_pipeline(changed(*changes))
-    with pytest.raises(ScenarioError) as caught:
+    with pytest.raises(TomlError) as caught:
         problem_of(file, file.options, NO_HOP)
     assert message in str(caught.value)
 
@@ -222,10 +222,10 @@ def test_a_graph_that_is_wrong_is_refused(changed: Any) -> None:
         (('text = "translate.y | lang.text"', ""), "output: must name at least one tensor"),
         (('app = "nmt"', 'app = "social"'), "vertex[translate].app: the pipeline contains itself"),
     ):
-        with pytest.raises(ScenarioError) as caught:
+        with pytest.raises(TomlError) as caught:
             check_pipeline(read_pipeline(changed(change)))
         assert message in str(caught.value)
-    with pytest.raises(ScenarioError, match="there is no app 'nmt'; register a model for it"):
+    with pytest.raises(TomlError, match="there is no app 'nmt'; register a model for it"):
         check_pipeline(read_pipeline(changed()), {"language-id": SOCIAL_APPS["language-id"]})
 
 
@@ -340,7 +340,7 @@ def test_what_is_wrong_is_refused(
     tmp_path: Path, policies: tuple[str, ...], change: tuple[str, str], message: str
 ) -> None:
     text = SCENARIO.replace(*change) if change[0] else SCENARIO
-    with pytest.raises(ScenarioError) as refused:
+    with pytest.raises(TomlError) as refused:
         read_scenario(write(tmp_path, text), policies=policies)
     assert message in str(refused.value)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from services.core.settings import Settings, StaticVariant
-from services.simulation.scenario.toml import ScenarioError
+from services.core.toml import TomlError
 from tests.support.data.small_scenarios import changed, read
 
 
@@ -67,7 +67,7 @@ def test_the_target_of_all_apps_may_be_stated_in_either_place_but_not_in_both(tm
     assert (means.accuracy_mean, means.worth) == (0.8, 2.0)
     own = {"autoscaler": {"slo_target": 0.5}}
     assert policy(tmp_path, short, base="infaas", settings=own).settings.autoscaler.slo_target == 0.5
-    with pytest.raises(ScenarioError, match=r"autoscaler.slo_target: is stated in \[settings.autoscaler\], too"):
+    with pytest.raises(TomlError, match=r"autoscaler.slo_target: is stated in \[settings.autoscaler\], too"):
         read(tmp_path, changed(short, long))
 
 
@@ -137,12 +137,12 @@ def test_a_class_of_ones_own_is_found_beside_the_file(tmp_path):
     )
     (found,) = read(tmp_path, changed(), policies=["scenario_policy_of_mine:Mine"]).policies
     assert (found.base, found.settings.dispatcher.policy) == ("scenario_policy_of_mine:Mine",) * 2
-    with pytest.raises(ScenarioError, match="cannot be loaded: RuntimeError: not today"):
+    with pytest.raises(TomlError, match="cannot be loaded: RuntimeError: not today"):
         read(tmp_path, changed(), policies=["scenario_policy_of_mine:Broken"])
     for name, expected in {"Mine": (True, False), "Scales": (False, True), "Both": (True, True)}.items():
         path = f"scenario_policy_of_mine:{name}"
         (found,) = read(tmp_path, changed(), policies=[path]).policies
         decides = (found.settings.dispatcher.policy, found.settings.autoscaler.policy)
         assert decides == tuple(path if own else "infaas" for own in expected)
-    with pytest.raises(ScenarioError, match=r"policies\[0\]: .* give it select or scale"):
+    with pytest.raises(TomlError, match=r"policies\[0\]: .* give it select or scale"):
         read(tmp_path, changed(), policies=["scenario_policy_of_mine:Watches"])

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.core.toml import TomlError
 from services.simulation.scenario.model import Scenario
 from services.simulation.scenario.read import derive, read_scenario
-from services.simulation.scenario.toml import ScenarioError
 from tests.support.data.examples import examples
 from tests.support.data.small_scenarios import SOUND, changed, read
 
@@ -198,6 +198,13 @@ BAD = [
 ]  # fmt: skip
 
 
+def test_all_that_is_wrong_is_told_at_once(tmp_path):
+    wrong = changed(("scenario.seed", -1), ("load.1", {"app": "faces", "rate": "x", "burst": 2}))
+    with pytest.raises(TomlError) as refused:
+        read(tmp_path, wrong)
+    assert {at.key for at, _ in refused.value.wrong} == {"scenario.seed", "load[1].rate", "load[1].burst"}
+
+
 @pytest.mark.parametrize(("path", "value", "told"), BAD, ids=[f"{i}-{path}" for i, (path, _, _) in enumerate(BAD)])
 def test_a_bad_value_is_refused_by_file_and_key(tmp_path, path, value, told):
     (tmp_path / "empty.txt").write_text("# nothing\n")
@@ -205,7 +212,7 @@ def test_a_bad_value_is_refused_by_file_and_key(tmp_path, path, value, told):
         tree = changed((path.partition(".")[0], []), (path, value))
     else:
         tree = changed((path, value))
-    with pytest.raises(ScenarioError) as refused:
+    with pytest.raises(TomlError) as refused:
         read(tmp_path, tree)
     assert str(refused.value).startswith(f"{tmp_path / 's.toml'}: {told}")
     assert "\n" not in str(refused.value)
@@ -227,22 +234,22 @@ def test_a_bad_value_is_refused_by_file_and_key(tmp_path, path, value, told):
 def test_what_is_no_toml_is_refused_with_its_line(tmp_path, content, told):
     file = tmp_path / "s.toml"
     file.write_bytes(content)
-    with pytest.raises(ScenarioError, match=f"^{re.escape(str(file))}: {told}"):
+    with pytest.raises(TomlError, match=f"^{re.escape(str(file))}: {told}"):
         read_scenario(file)
 
 
 @pytest.mark.parametrize("name", ["no.toml", ".", "a\0b"])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name):
-    with pytest.raises(ScenarioError, match="cannot be read"):
+    with pytest.raises(TomlError, match="cannot be read"):
         read_scenario(tmp_path / name)
 
 
 def test_unknown_policies_and_numbers_that_are_no_floats_are_refused(tmp_path) -> None:
-    with pytest.raises(ScenarioError, match=r"policies\[1\]: there is no policy 'clippers'; did you mean clipper\+"):
+    with pytest.raises(TomlError, match=r"policies\[1\]: there is no policy 'clippers'; did you mean clipper\+"):
         read(tmp_path, changed(), policies=["infaas", "clippers"])
     tree = deepcopy(FULL)
     tree["load"][0]["latency_ms"] = 10**5000
-    with pytest.raises(ScenarioError, match=r"load\[0\].latency_ms: must be at most 1e\+12, not that"):
+    with pytest.raises(TomlError, match=r"load\[0\].latency_ms: must be at most 1e\+12, not that"):
         derive(tree, tmp_path / "s.toml")
 
 
@@ -290,7 +297,7 @@ def test_garbage_anywhere_is_refused_or_understood(tmp_path, path, value):
     at[int(path[-1]) if isinstance(at, list) else path[-1]] = value
     try:
         found = derive(tree, tmp_path / "s.toml")
-    except ScenarioError as error:
+    except TomlError as error:
         assert str(error).startswith(str(tmp_path / "s.toml") + ": ")
     else:
         assert isinstance(found, Scenario)

@@ -1,43 +1,63 @@
-"""A scenario's TOML file: reading it into annotated structs, refusals that name file and key, and writing one."""
+"""The content of TOML files: checked values in annotated structs, refusals that name file and key, and the text of a file."""
 
 import re
-import sys
-import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from math import isfinite
-from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin
 
-from msgspec import NODEFAULT, Struct
+from msgspec import NODEFAULT, Struct, ValidationError, convert
 
-from bus.fields import Field, Number, Rule, Text, fields_of, hints_of, meant, parts_of, stated
+from bus.fields import Field, Number, Rule, Text, faults, fields_of, hints_of, meant, parts_of, stated
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 _LONGEST = 60  # characters of a value that a refusal shows
 _MOST_NAMES = 30  # that a refusal lists
 
 
-class ScenarioError(ValueError):
-    """An invalid scenario. The text names the file, the key, what is wrong there, and the remedy."""
+class TomlError(ValueError):
+    """A file says what is wrong. Each line of the text names the file, the key, what is wrong there, and the remedy; wrong: the same in parts."""
+
+    def __init__(self, *wrong: "tuple[Location, str]") -> None:
+        self.wrong = wrong
+        super().__init__("\n".join(": ".join(filter(None, (at.file, at.key, reason))) for at, reason in wrong))
 
 
 class Location(NamedTuple):
-    """A key in a file, such as load[0].rate[2][1]. Entries of lists count from 0."""
+    """A key in a file, such as load[0].rate[2][1]. Entries of lists count from 0. lax: a text may stand for the value that it writes."""
 
     file: str
     key: str = ""
+    lax: bool = False
 
     def at(self, key: str | int) -> "Location":
         """The location of a key or entry inside."""
         if isinstance(key, int):
-            return Location(self.file, f"{self.key}[{key}]")
+            return self._replace(key=f"{self.key}[{key}]")
         written = key if _BARE.match(key) else shown(key)
-        return Location(self.file, f"{self.key}.{written}" if self.key else written)
+        return self._replace(key=f"{self.key}.{written}" if self.key else written)
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raises ScenarioError."""
-        raise ScenarioError(": ".join(part for part in (self.file, self.key, reason) if part))
+        """Raises TomlError."""
+        raise TomlError((self, reason))
+
+
+T = TypeVar("T")
+
+
+def all_of(found: Iterable[Callable[[], T]]) -> list[T]:
+    """What these give, all of them. Raises TomlError with all that they refuse."""
+    right, wrong = [], []
+    for one in found:
+        try:
+            right.append(one())
+        except TomlError as error:
+            wrong += error.wrong
+    if wrong:
+        raise TomlError(*wrong)
+    return right
 
 
 def shown(value: Any) -> str:
@@ -61,38 +81,6 @@ def meant_or_all(name: str, known: Iterable[str]) -> str:
     if found := meant(name, names):
         return found
     return f"; there are {', '.join(names)}" if 0 < len(names) <= _MOST_NAMES else ""
-
-
-# -- reading the file
-
-_TWICE = re.compile(r"Cannot (overwrite a value|declare .* twice|mutate immutable namespace .*?)(?= \(at )")
-_LARGEST = 8 * 2**20  # bytes; larger files take seconds to read
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The file's content. Raises ScenarioError, which names the file, and the line of a syntax error."""
-    location = Location(str(path))
-    try:
-        with path.open("rb") as opened:
-            content = opened.read(_LARGEST + 1)  # the file may be a device that never ends
-    except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
-        location.refuse(f"cannot be read: {getattr(error, 'strerror', None) or error}")
-    if len(content) > _LARGEST:
-        location.refuse(
-            f"is larger than {_LARGEST >> 20} MiB, which no such file needs: long lists of counts or times are their own files"
-        )
-    try:
-        return tomllib.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        location.refuse(f"is not valid TOML: byte {error.start} is not UTF-8 text")
-    except tomllib.TOMLDecodeError as error:
-        location.refuse(
-            f"is not valid TOML: {_TWICE.sub('this is there twice: keys and [tables] once, [[blocks]] each', str(error))}"
-        )
-    except RecursionError:
-        location.refuse("is not valid TOML: it is nested too deeply")
-    except ValueError as error:  # a number of too many digits
-        location.refuse(f"cannot be read: {error}")
 
 
 # -- checked values
@@ -145,21 +133,27 @@ def value_at(value: Any, location: Location, hint: Any, rule: Rule | None = None
         return value_at(value, location, kind, rule)
     if isinstance(kind, type) and issubclass(kind, Struct):
         return struct_at(value, location, kind)
+    if location.lax and isinstance(value, str):
+        with suppress(ValidationError):
+            value = convert(value, kind, strict=False)
     origin, inside = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         chosen = next((one for one in inside if _is_meant(value, one)), None)
-        if chosen is None and meaning:
+        if chosen is None and (meaning := meaning or _either(inside)):
             location.refuse(f"must be {meaning}, not {shown(value)}")
         return value_at(value, location, inside[0] if chosen is None else chosen, rule)
     if origin in (list, tuple, frozenset):
         return _items_at(value, location, kind, rule, meaning)
     if origin is dict:
-        found = {}
-        for name, one in table_at(value, location).items():
+        found: dict[Any, Any] = {}
+
+        def entry(name: str, one: Any) -> None:
             key = _name_at(name, location.at(name), inside[0])
             if key in found:
                 location.at(name).refuse(f"{key} occurs twice")
             found[key] = value_at(one, location.at(name), inside[1], rule)
+
+        all_of(partial(entry, *one) for one in table_at(value, location).items())
         return found
     if origin is Literal:
         return one_of(value, location, inside, meaning or location.key.rpartition(".")[2])
@@ -177,7 +171,7 @@ def value_at(value: Any, location: Location, hint: Any, rule: Rule | None = None
     refused = None if rule is None else rule.refuse(value)
     if refused is not None:
         location.refuse(refused)
-    if kind is float and abs(value) > sys.float_info.max:  # of a whole number
+    if kind is float and abs(value) >= 2**1024:  # a whole number that is no float
         location.refuse(f"must be at most {LARGEST:g}, not {shown(value)}")
     return float(value) if kind is float else value
 
@@ -195,6 +189,18 @@ def _is_meant(value: Any, hint: Any) -> bool:
     return kind in (int, float, bool)
 
 
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _either(members: Iterable[Any]) -> str:
+    """What a value of several kinds may be; empty: one of them says it better."""
+    kinds = [parts_of(one)[0] for one in members]
+    words = [
+        _KINDS.get(one) or " or ".join(map(str, get_args(one) if get_origin(one) is Literal else ())) for one in kinds
+    ]
+    return " or ".join(words) if len(words) > 1 and all(words) else ""
+
+
 def _items_at(value: Any, location: Location, kind: Any, rule: Rule | None, meaning: str) -> Any:
     """A list: of any number of values of one kind, or of one value of each."""
     origin, inside = get_origin(kind), get_args(kind)
@@ -205,7 +211,7 @@ def _items_at(value: Any, location: Location, kind: Any, rule: Rule | None, mean
     if not isinstance(value, list | tuple) or (each and len(value) != len(inside)):
         location.refuse(f"must be {meaning or 'a list'}, not {shown(value)}")
     kinds = inside if each else (inside[0],) * len(value)
-    return origin(value_at(one, location.at(i), kinds[i], rule) for i, one in enumerate(value))
+    return origin(all_of(partial(value_at, one, location.at(i), kinds[i], rule) for i, one in enumerate(value)))
 
 
 def _name_at(name: str, location: Location, hint: Any) -> Any:
@@ -242,21 +248,29 @@ def struct_at(value: Any, location: Location, kind: type[S]) -> S:
     """
     names = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
     content, hints, fields = table_at(value, location), hints_of(kind), fields_of(kind)
-    for key in content:
+
+    def read(key: str) -> tuple[str, Any]:
+        name, at = names.get(key), location.at(key)
         remedy = getattr(kind, "moved", {}).get(key)
-        if key not in names or remedy:
-            location.at(key).refuse(remedy or f"there is no such key{meant_or_all(key, names)}")
-    for key, name in names.items():
-        if key not in content and fields[name].default is NODEFAULT:
-            location.at(key).refuse(f"is missing{_wanted(fields[name], key)}")
-    return kind(
-        **{
-            names[key]: one
-            if _left_out(one, fields[names[key]])
-            else value_at(one, location.at(key), hints[names[key]])
-            for key, one in content.items()
-        }
-    )
+        if name is None or remedy:
+            at.refuse(remedy or f"there is no such key{meant_or_all(key, names)}")
+        if key not in content:
+            at.refuse(f"is missing{_wanted(fields[name], key)}")
+        one = content[key]
+        return name, one if _left_out(one, fields[name]) else value_at(one, at, hints[name])
+
+    strange = content.keys() - names.keys()
+    missing = [key for key, name in names.items() if key not in content and fields[name].default is NODEFAULT]
+    missing = [key for key in missing if not meant(key, strange)]  # it is there, misspelt
+    return kind(**dict(all_of(partial(read, key) for key in [*content, *missing])))
+
+
+def checked_at(value: Any, location: Location, kind: type[S]) -> S:
+    """The same, whose values also go together."""
+    found = struct_at(value, location, kind)
+    if wrong := list(faults(found, location.key)):
+        raise TomlError(*((location._replace(key=one.key), one.reason) for one in wrong))
+    return found
 
 
 def _wanted(field: Field, key: str) -> str:
