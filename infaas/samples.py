@@ -209,14 +209,15 @@ def by_name(x: Any) -> Named:
 
 
 def float32_of(x: Any) -> Array:
-    """The samples as models compute. Raises BadInput if numbers are too large for it."""
+    """The samples as models compute. Raises BadInput if numbers are too large for it, or are none."""
     array = np.asarray(x)
-    if array.dtype.kind == "O":
-        array = array.astype("f8")
     try:
+        array = array.astype("f8") if array.dtype.kind == "O" else array
         return fit(array, TensorSpec(name="x", datatype="FP32", shape=list(array.shape[1:])), "x")
     except BadTensor as error:
         raise BadInput(str(error)) from error
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"x: the model takes numbers: {error}: give numbers, or NaN where there is none") from error
 
 
 def check_finite(inputs: Mapping[str, Array]) -> None:

@@ -49,7 +49,8 @@ T = TypeVar("T")
 
 def all_of(found: Iterable[Callable[[], T]]) -> list[T]:
     """What these give, all of them. Raises TomlError with all that they refuse."""
-    right, wrong = [], []
+    right: list[T] = []
+    wrong: list[tuple[Location, str]] = []
     for one in found:
         try:
             right.append(one())

@@ -353,6 +353,21 @@ async def test_functions_of_the_owner_make_of_bytes_the_name_of_a_class_and_refu
     await bus.close()
 
 
+async def alone(tmp_path: Path, artifact: bytes, signature: Signature, inputs: Any, items: int) -> Any:
+    """What becomes of a query of a variant whose largest batch is 1."""
+    variant = replace(record(artifact), max_batch=1, signature=signature)
+    bus = MemoryBus()
+    await (await bus.object_store(SUBJECTS.artifacts_bucket)).put(variant.artifact, artifact)
+    edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, tmp_path, ExecutorSettings())
+    await edge.perform(LoadModel("i", variant))
+    route = Route(b"u" * 16, 0, 0, "inbox", 2e9, 0.0, "d", "i", "app", items, "q")
+    body = msgspec.Raw(encode(inputs))
+    result = await edge.perform(RunBatch("i", [queued_query(route, body, body)], 0.001, False))
+    await edge.perform(UnloadModel("i"))
+    await bus.close()
+    return result
+
+
 @pytest.mark.parametrize("names", [("x",), ("a", "b")])
 async def test_a_variant_of_single_items_computes_each_item_of_a_query_alone(
     tmp_path: Path, names: tuple[str, ...]
@@ -361,16 +376,25 @@ async def test_a_variant_of_single_items_computes_each_item_of_a_query_alone(
     artifact = tiny_models.along_the_batch("Softmax") if len(names) == 1 else tiny_models.two_mixed()
     specs = [TensorSpec(name=name, datatype="FP32", shape=[tiny_models.FEATURES]) for name in names]
     signature = Signature(inputs=specs, outputs=[replace(specs[0], name="scores")])
-    variant = replace(record(artifact), max_batch=1, signature=signature)
-    bus = MemoryBus()
-    await (await bus.object_store(SUBJECTS.artifacts_bucket)).put(variant.artifact, artifact)
-    edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, tmp_path, ExecutorSettings())
-    await edge.perform(LoadModel("i", variant))
-    route = Route(b"u" * 16, 0, 0, "inbox", 2e9, 0.0, "d", "i", "app", len(X), "q")
-    body = msgspec.Raw(encode(from_array(X) if len(names) == 1 else {name: from_array(X) for name in names}))
-    result = await edge.perform(RunBatch("i", [queued_query(route, body, body)], 0.001, False))
+    inputs = from_array(X) if len(names) == 1 else {name: from_array(X) for name in names}
+    result = await alone(tmp_path, artifact, signature, inputs, len(X))
     assert result.errors is None, result.errors
     scores = to_array(result.outputs[0]["scores"], "scores")
     assert scores == pytest.approx(1.0 + (X if len(names) > 1 else 0.0 * X), abs=1e-6)
-    await edge.perform(UnloadModel("i"))
-    await bus.close()
+
+
+async def test_items_whose_outputs_differ_in_shape_need_a_query_each_which_is_no_fault_of_the_model(
+    tmp_path: Path,
+) -> None:
+    node, tensor = tiny_models.h.make_node, tiny_models.tensor
+    nodes = [node("NonZero", ["x"], ["places"]), node("Unsqueeze", ["places", "first"], ["found"])]
+    first = tiny_models.h.make_tensor("first", tiny_models.T.INT64, [1], [0])
+    found = tensor("found", [1, 2, "k"], tiny_models.T.INT64)
+    artifact = tiny_models.made(nodes, [tensor("x", [1, 4])], [found], [first])
+    given = TensorSpec(name="x", datatype="FP32", shape=[4])
+    signature = Signature(inputs=[given], outputs=[TensorSpec(name="found", datatype="INT64", shape=[2, -1])])
+    for last, errors in ((1.0, 0), (0.0, 1)):
+        x = np.array([[1, 0, 1, 0], [1, 0, last, 0]], "f4")
+        result = await alone(tmp_path, artifact, signature, from_array(x), 2)
+        assert (len(result.errors or ()), result.unfit) == (errors, bool(errors))
+        assert all("ask one item a query" in one for one in result.errors or ())

@@ -11,7 +11,7 @@ from infaas.conversion import Converted, check_given, convert, kind_of
 from infaas.errors import BadInput, Refused
 from infaas.folders import whole_onnx
 from infaas.registering import register_model
-from infaas.samples import labels_of, own_metric
+from infaas.samples import float32_of, labels_of, own_metric
 from infaas.trial import understood
 from tests.support.models import tiny_models
 
@@ -394,6 +394,11 @@ async def test_a_mistake_is_told_before_anything_is_sent(model: Any, x: Any, y: 
         await register_model(never, never, model, x, y, app="a", latncy_ms=5)
     with pytest.raises(BadInput, match="model: is for files; with x and y, name the model by name="):
         await register_model(never, never, model, x, y, app="a", model="forest")
+
+
+def test_samples_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"x: the model takes numbers: .*: give numbers"):
+        float32_of(np.array([[object()]]))
 
 
 @pytest.mark.parametrize(
