@@ -48,7 +48,6 @@ WIRING = {
     "services.core.planning.fleet:LinearProgram": {"oracle.py"},  # a programme's rows and columns, whatever it is for
     "services.core.planning.fleet:solve_fleet": {"edges.py"},
     "services.dispatcher.metrics:SampledPolicy": {"system.py"},
-    "services.core.settings:faults": {"scenario/policies.py"},  # as the services' own settings are checked
     # What a scenario names is checked as an operator's verbs are.
     "services.core.batching:rule_errors": {"scenario/catalogue.py"},
     "services.core.ensemble.policies:make_policy": {"scenario/catalogue.py"},
@@ -87,8 +86,8 @@ WIRING = {
     "services.core.placement:total": {"scenario/baseline.py"},
     "services.core.placement:cores_needed": {"scenario/baseline.py"},
 }
-# what things cost, are called, look like
-PLAIN = ("services.core.cost", "services.core.catalog", "services.core.actor")
+# what things cost, are called, look like, and how files are read
+PLAIN = ("services.core.cost", "services.core.catalog", "services.core.actor", "services.core.toml")
 DECIDES = {"select", "handle", "solve", "explain"}  # methods of policies, actors, solvers
 ORDERS = ("bus.messages.flow", "bus.messages.fleet", "bus.messages.scaling")  # what services tell each other to do
 FACTS = {"ExecutorExited", "Expectation"}  # what a supervisor says, which is no actor, and an operator of an app
