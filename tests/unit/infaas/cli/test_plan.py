@@ -205,7 +205,10 @@ KEYS = "budget_per_hour, lambda, objective, resources, slack, variant, worth"
         (("qps = 1000", "qps = 1979-05-27"), "app[0].qps: must be a number, not 1979-05-27"),
         (("qps = 1000", "qps = 1e14"), "app[0].qps: needs more than 1000000 instances of any variant"),
         (("[[app]]", "[app]"), "app: must be written [[app]], one block for each"),
-        (("[[app]]", "[[application]]"), f"application: there is no such key; there are accuracy_mean, app, {KEYS}"),
+        (
+            ("slack = 1.0 ", "application = 1 "),
+            f"application: there is no such key; there are accuracy_mean, app, {KEYS}",
+        ),
         (("slack = 1.0 ", "slack = -1 "), "slack: must be above 0 and at most 1e+15, not -1"),
         (("slack = 1.0 ", "slak = 1.0 "), "slak: there is no such key; did you mean slack?"),
         (("slack = 1.0 ", "resources = { gpus = 'x' } "), "resources.gpus: must be a number, not 'x'"),
@@ -244,7 +247,7 @@ def test_files_that_are_none(tmp_path_factory: pytest.TempPathFactory, capsys: p
     for name, body, reason in (
         ("absent.toml", None, "No such file or directory"),
         ("broken.toml", b"slack = \n", "not valid TOML"),
-        ("empty.toml", b"", "variant: is missing"),
+        ("empty.toml", b"variant = []\n", "app: is missing"),
         ("idle.toml", b"variant = []\napp = []\n", "variant: there must be at least one [[variant]]"),
     ):
         if body is not None:
