@@ -29,11 +29,11 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.public import Requirements
 from services.core.cost import LatencyTable
 from services.core.planning.fleet import LinearProgram
+from services.core.toml import TomlError
 from services.simulation.replay.build import ReplayOptions, build
 from services.simulation.replay.database import TimeRange, database
 from services.simulation.replay.recording import NothingRecorded, ReplayError
 from services.simulation.scenario.model import Scenario
-from services.simulation.scenario.toml import ScenarioError
 from services.simulation.workload import at_once
 
 WINDOW_S = 10.0
@@ -270,7 +270,7 @@ def of_range(dsn: str, began: float, ended: float) -> tuple[float, str]:
         least = None if why else best(found.scenario)
     except NothingRecorded:
         return 0.0, "no query came"
-    except (ReplayError, ScenarioError, NoBound, psycopg.Error) as error:
+    except (ReplayError, TomlError, NoBound, psycopg.Error) as error:
         return 0.0, " ".join(str(error).split())
     if least is None or not least.cost:
         return 0.0, why or "even who knows the load does not meet the targets with these machines and variants"
