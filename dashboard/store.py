@@ -7,15 +7,15 @@ of the dashboard uses SQL.
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from http.client import HTTPConnection, HTTPException
 from math import inf
 from os import dup
 from pathlib import Path
 from socket import SHUT_RDWR, socket
-from threading import Timer
+from threading import Lock, Thread, Timer
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import pandas as pd
@@ -31,7 +31,7 @@ from dashboard.serve import FAILURES, STATEMENTS, log_directory, system_address
 from dashboard.window import Window
 from infaas.answers import Answer
 from infaas.blocking import Infaas, connect_blocking
-from infaas.connecting import read_endpoints
+from infaas.connecting import SystemAddress, read_endpoints
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 
 Result = TypeVar("Result")
@@ -42,6 +42,7 @@ APPS = ("app", "name")  # columns that may hold an app's name
 FLOATS = (700, 701, 1700)  # the codes of PostgreSQL's float4, float8 and numeric
 CACHE_S, CACHE_LONG_S = 1.9, 55.0  # for so long, a result is served from the cache to all visitors
 MAX_CACHED = 400  # results
+SOON_S = 0.5  # that a page waits for an answer which it can do without
 ASK_S = 60.0  # for the answer to a query, which may have to wait for a model to be loaded
 
 
@@ -218,7 +219,43 @@ def explain(app: str, needs: dict[str, Any]) -> dict[str, Any]:
     return _ask(_explanation, app, needs)
 
 
-@st.cache_data(ttl=5.0, max_entries=2, show_spinner=False)
+class _Aside(Generic[Result]):
+    """The last answer to a question that may take seconds: a page shows what is known. A thread asks again, `every` s after an answer.
+
+    nothing: what is known of a system that has not answered yet.
+    """
+
+    def __init__(self, ask: Callable[[], Result], nothing: Result, every: float) -> None:
+        self._ask, self._nothing, self._every = ask, nothing, every
+        self._of: SystemAddress | None = None
+        self._known, self._due = nothing, -inf
+        self._lock = Lock()
+
+    def __call__(self) -> Result:
+        with suppress(NotConnected):
+            of = system_address()
+            thread = Thread(target=self._find, args=(of,), daemon=True)
+            with self._lock:
+                if self._of != of:
+                    self._of, self._known, self._due = of, self._nothing, -inf
+                if asks := monotonic() >= self._due:
+                    self._due = inf
+            if asks:
+                thread.start()
+                thread.join(SOON_S)
+        return self._known
+
+    def _find(self, of: SystemAddress) -> None:
+        found = self._nothing
+        try:
+            found = self._ask()
+        finally:
+            with self._lock:
+                if of == self._of:
+                    self._known, self._due = found, monotonic() + self._every
+
+
+@partial(_Aside, nothing=list[str](), every=5.0)
 def not_ready() -> list[str]:
     """What the system on this machine says that it lacks (`/readyz`, docs/metrics.md). Empty if it lacks nothing or cannot be asked."""
     try:
@@ -250,7 +287,7 @@ def classes_of(app: str) -> list[str]:
     return list(rows[0].get("labels", [])) if rows else []
 
 
-@st.cache_data(ttl=5.0, max_entries=2, show_spinner=False)
+@partial(_Aside, nothing=dict[str, str](), every=5.0)
 def unserved() -> dict[str, str]:
     """The apps that nobody can serve, and why (`infaas.Client.apps`). Empty if no dispatcher answers: that is said elsewhere."""
     try:
@@ -260,7 +297,7 @@ def unserved() -> dict[str, str]:
     return {row["app"]: row["unserved"] for row in rows if row.get("unserved")}
 
 
-@st.cache_data(ttl=CACHE_LONG_S, max_entries=2, show_spinner=False)
+@partial(_Aside, nothing=list[str](), every=CACHE_LONG_S)
 def weaknesses_of_nats() -> list[str]:
     """What a NATS server of the user's own may lose, as it says itself."""
     try:
