@@ -19,6 +19,7 @@ MODELS = {"first": tiny_models.mlp(seed=1), "second": tiny_models.mlp(seed=2)}
 X, _ = tiny_models.digits(3)
 OPTIONS = ("--no-dashboard", "--no-gateway")
 PAUSE = 0.01  # s between queries
+DONE = "SELECT count(*) FROM infaas.registrations WHERE state = 'done'"
 FIGURES = ("app", "model", "version", "variant", "accuracy", "latency_ms", "saturation_qps", "memory_mb", "load_ms")
 
 
@@ -41,6 +42,7 @@ def saved(place: Path, settings: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             old.register(app, model)
         old.done("admin", "set-batching", "--app", "first", "--policy", "fixed", "--batch", "4")
         old.done("admin", "set-target", "first", "--slo-target", "0.8")
+        assert eventually(lambda: old.rows(DONE) == [(len(MODELS),)]), "a backup has what is in SQL"
         said = talk(old, lambda client: _under_load(client, old, place / "copy"))
         files = {path.name for path in (place / "copy" / "files").iterdir()}
         yield {**said, "variants": _variants(old), "files": files, "old": place / "old"}
@@ -97,11 +99,12 @@ def test_a_backup_under_load_is_restored_into_an_empty_system_once(
         assert restored["files"] == len(saved["files"]) > 0
         assert _variants(new) == saved["variants"]
         assert talk(new, _ask) == saved["answers"]
-        assert new.rows("SELECT own_target, slo_target FROM infaas.apps WHERE app = 'first'") == [(True, 0.8)]
-        [(rows,)] = new.rows("SELECT count(*) FROM infaas.query_outcomes WHERE app = 'first'")
-        [(counted,)] = new.rows("SELECT sum(queries) FROM infaas.slo_by_app_minutely WHERE app = 'first'")
-        assert rows == counted > 0
-        assert new.rows("SELECT count(*) FROM infaas.registrations WHERE state = 'done'") == [(2,)]
+        target = "SELECT own_target, slo_target FROM infaas.apps WHERE app = 'first'"
+        assert eventually(lambda: new.rows(target) == [(True, 0.8)])
+        rows = "SELECT count(*) FROM infaas.query_outcomes WHERE app = 'first'"
+        counted = "SELECT sum(queries) FROM infaas.slo_by_app_minutely WHERE app = 'first'"
+        assert eventually(lambda: new.rows(rows) == new.rows(counted) > [(0,)]), new.rows(rows)
+        assert new.rows(DONE) == [(len(MODELS),)]
         again = new.command("restore", str(place / "copy"))
         assert again.returncode == 1
         assert "is not empty: its catalogue has" in again.stderr
