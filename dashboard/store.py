@@ -6,7 +6,7 @@ of the dashboard uses SQL.
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 from http.client import HTTPConnection, HTTPException
 from math import inf
@@ -73,21 +73,31 @@ def _fresh(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
 
 @st.cache_data(ttl=CACHE_LONG_S, max_entries=MAX_CACHED, show_spinner=False)
 def _past(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
-    return _read(dsn, name, parameters)
+    return _read(dsn, name, parameters, whole=b"LIMIT" not in statement(name))
 
 
-def _read(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
+def _read(dsn: str, name: str, parameters: dict[str, Any], *, whole: bool = False) -> pd.DataFrame:
     with STATEMENTS.labels(name).time(), FAILURES.labels(name).count_exceptions():
-        return _read_now(dsn, name, parameters)
+        return _read_now(dsn, name, parameters, whole)
 
 
-def _read_now(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
+@contextmanager
+def _ahead(connection: psycopg.Connection[Any], whole: bool) -> Iterator[None]:
+    """Where the whole of a past or long window is asked for, rows are read ahead, as a bitmap scan does: from a disk in a third of the time."""
+    with connection.transaction() if whole else nullcontext():
+        if whole:
+            connection.execute("SET LOCAL enable_indexscan = off")
+        yield
+
+
+def _read_now(dsn: str, name: str, parameters: dict[str, Any], whole: bool) -> pd.DataFrame:
     since, why = _unreachable.get(dsn, (-inf, ""))
     if monotonic() - since < CONNECT_S:
         raise NoData(why, _START_DATABASE, away=True)
     try:
         # The server ends long statements. The time limit here is for a server that does not respond at all.
-        with _pool(dsn).connection() as connection, _time_limit(connection, MAX_STATEMENT_MS / 1000 + CONNECT_S):
+        limit = MAX_STATEMENT_MS / 1000 + CONNECT_S
+        with _pool(dsn).connection() as connection, _time_limit(connection, limit), _ahead(connection, whole):
             cursor = connection.execute(statement(name), parameters)
             columns = cursor.description or ()
             frame = pd.DataFrame(cursor.fetchall(), columns=[column.name for column in columns])
@@ -209,11 +219,6 @@ def _pipelines(nats: str, prefix: str) -> list[dict[str, Any]]:
     return _client(nats, prefix).pipelines()
 
 
-@st.cache_data(ttl=CACHE_S, max_entries=100, show_spinner=False)
-def _releases(nats: str, prefix: str, app: str) -> list[dict[str, Any]]:
-    return _client(nats, prefix).releases(app=app)
-
-
 def explain(app: str, needs: dict[str, Any]) -> dict[str, Any]:
     """The decision that a query would get now (`infaas.Client.explain`). Sends no query. Raises Refused, NoData."""
     return _ask(_explanation, app, needs)
@@ -248,7 +253,8 @@ class _Aside(Generic[Result]):
     def _find(self, of: SystemAddress) -> None:
         found = self._nothing
         try:
-            found = self._ask()
+            with suppress(NoData, Refused):  # pages that need an answer say so
+                found = self._ask()
         finally:
             with self._lock:
                 if of == self._of:
@@ -289,21 +295,15 @@ def classes_of(app: str) -> list[str]:
 
 @partial(_Aside, nothing=dict[str, str](), every=5.0)
 def unserved() -> dict[str, str]:
-    """The apps that nobody can serve, and why (`infaas.Client.apps`). Empty if no dispatcher answers: that is said elsewhere."""
-    try:
-        rows = _ask(lambda nats, prefix: _client(nats, prefix).apps())
-    except (Refused, NoData):
-        return {}
+    """The apps that nobody can serve, and why (`infaas.Client.apps`)."""
+    rows = _ask(lambda nats, prefix: _client(nats, prefix).apps())
     return {row["app"]: row["unserved"] for row in rows if row.get("unserved")}
 
 
 @partial(_Aside, nothing=list[str](), every=CACHE_LONG_S)
 def weaknesses_of_nats() -> list[str]:
     """What a NATS server of the user's own may lose, as it says itself."""
-    try:
-        address = system_address()
-    except NotConnected:
-        return []
+    address = system_address()
     return [weak.text for weak in weaknesses(address.nats, address.monitoring) if weak.certain]
 
 
@@ -317,9 +317,16 @@ def pipelines() -> list[dict[str, Any]]:
     return _ask(_pipelines)
 
 
-def release_figures(app: str) -> list[dict[str, Any]]:
-    """What was counted of an app's last release (`infaas.Client.releases`). Raises Refused, NoData."""
-    return [each for one in _ask(_releases, app) for each in one["figures"] if each["new_n"] and each["old_n"]]
+@partial(_Aside, nothing=list[dict[str, Any]](), every=CACHE_S)
+def known_pipelines() -> list[dict[str, Any]]:
+    """`pipelines`, as far as known."""
+    return pipelines()
+
+
+@partial(_Aside, nothing=list[dict[str, Any]](), every=CACHE_S)
+def releases() -> list[dict[str, Any]]:
+    """The last release of each app, with what was counted of it (`infaas.Client.releases`)."""
+    return _ask(lambda nats, prefix: _client(nats, prefix).releases())
 
 
 def _ask(what: Callable[..., Result], *asked: Any) -> Result:

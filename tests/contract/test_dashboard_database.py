@@ -93,8 +93,9 @@ def test_without_our_schema_pages_say_so_and_nothing_is_written_whatever_the_rol
 
 
 def test_a_page_shows_what_is_known_while_a_question_is_not_answered() -> None:
-    """As none is while NATS runs without a dispatcher: Overview asks these three, and no page waits for them."""
-    assert {type(each) for each in (store.not_ready, store.unserved, store.weaknesses_of_nats)} == {store._Aside}
+    """As none is while NATS runs without a dispatcher: Overview and Applications ask these, and wait for none of them."""
+    beside = (store.not_ready, store.unserved, store.weaknesses_of_nats, store.known_pipelines, store.releases)
+    assert {type(each) for each in beside} == {store._Aside}
     asked, answers = Queue[str](), Queue[str]()
 
     def ask() -> str:
@@ -114,6 +115,15 @@ def test_a_page_shows_what_is_known_while_a_question_is_not_answered() -> None:
     assert question() == "nothing", "another system"
     for _ in range(2):
         answers.put("too late")
+
+
+def test_the_whole_of_a_long_window_is_read_ahead(reader_dsn: str) -> None:
+    set_system_address(SystemAddress(NOWHERE, reader_dsn))
+    with store._pool(reader_dsn).connection() as connection:
+        for whole in (True, False):
+            with store._ahead(connection, whole):
+                assert connection.execute("SHOW enable_indexscan").fetchone() == ("off" if whole else "on",)
+    assert not any(b"LIMIT" in store.statement(name) for name in ("served_long", "violations")), "these read all of it"
 
 
 # ---- many visitors, few rights
