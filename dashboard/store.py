@@ -6,16 +6,16 @@ of the dashboard uses SQL.
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache, partial
 from http.client import HTTPConnection, HTTPException
 from math import inf
 from os import dup
 from pathlib import Path
 from socket import SHUT_RDWR, socket
-from threading import Timer
+from threading import Lock, Thread, Timer
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import pandas as pd
@@ -31,7 +31,7 @@ from dashboard.serve import FAILURES, STATEMENTS, log_directory, system_address
 from dashboard.window import Window
 from infaas.answers import Answer
 from infaas.blocking import Infaas, connect_blocking
-from infaas.connecting import read_endpoints
+from infaas.connecting import SystemAddress, read_endpoints
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 
 Result = TypeVar("Result")
@@ -42,6 +42,7 @@ APPS = ("app", "name")  # columns that may hold an app's name
 FLOATS = (700, 701, 1700)  # the codes of PostgreSQL's float4, float8 and numeric
 CACHE_S, CACHE_LONG_S = 1.9, 55.0  # for so long, a result is served from the cache to all visitors
 MAX_CACHED = 400  # results
+SOON_S = 0.5  # that a page waits for an answer which it can do without
 ASK_S = 60.0  # for the answer to a query, which may have to wait for a model to be loaded
 
 
@@ -72,21 +73,31 @@ def _fresh(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
 
 @st.cache_data(ttl=CACHE_LONG_S, max_entries=MAX_CACHED, show_spinner=False)
 def _past(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
-    return _read(dsn, name, parameters)
+    return _read(dsn, name, parameters, whole=b"LIMIT" not in statement(name))
 
 
-def _read(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
+def _read(dsn: str, name: str, parameters: dict[str, Any], *, whole: bool = False) -> pd.DataFrame:
     with STATEMENTS.labels(name).time(), FAILURES.labels(name).count_exceptions():
-        return _read_now(dsn, name, parameters)
+        return _read_now(dsn, name, parameters, whole)
 
 
-def _read_now(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
+@contextmanager
+def _ahead(connection: psycopg.Connection[Any], whole: bool) -> Iterator[None]:
+    """Where the whole of a past or long window is asked for, rows are read ahead, as a bitmap scan does: from a disk in a third of the time."""
+    with connection.transaction() if whole else nullcontext():
+        if whole:
+            connection.execute("SET LOCAL enable_indexscan = off")
+        yield
+
+
+def _read_now(dsn: str, name: str, parameters: dict[str, Any], whole: bool) -> pd.DataFrame:
     since, why = _unreachable.get(dsn, (-inf, ""))
     if monotonic() - since < CONNECT_S:
         raise NoData(why, _START_DATABASE, away=True)
     try:
         # The server ends long statements. The time limit here is for a server that does not respond at all.
-        with _pool(dsn).connection() as connection, _time_limit(connection, MAX_STATEMENT_MS / 1000 + CONNECT_S):
+        limit = MAX_STATEMENT_MS / 1000 + CONNECT_S
+        with _pool(dsn).connection() as connection, _time_limit(connection, limit), _ahead(connection, whole):
             cursor = connection.execute(statement(name), parameters)
             columns = cursor.description or ()
             frame = pd.DataFrame(cursor.fetchall(), columns=[column.name for column in columns])
@@ -208,17 +219,49 @@ def _pipelines(nats: str, prefix: str) -> list[dict[str, Any]]:
     return _client(nats, prefix).pipelines()
 
 
-@st.cache_data(ttl=CACHE_S, max_entries=100, show_spinner=False)
-def _releases(nats: str, prefix: str, app: str) -> list[dict[str, Any]]:
-    return _client(nats, prefix).releases(app=app)
-
-
 def explain(app: str, needs: dict[str, Any]) -> dict[str, Any]:
     """The decision that a query would get now (`infaas.Client.explain`). Sends no query. Raises Refused, NoData."""
     return _ask(_explanation, app, needs)
 
 
-@st.cache_data(ttl=5.0, max_entries=2, show_spinner=False)
+class _Aside(Generic[Result]):
+    """The last answer to a question that may take seconds: a page shows what is known. A thread asks again, `every` s after an answer.
+
+    nothing: what is known of a system that has not answered yet.
+    """
+
+    def __init__(self, ask: Callable[[], Result], nothing: Result, every: float) -> None:
+        self._ask, self._nothing, self._every = ask, nothing, every
+        self._of: SystemAddress | None = None
+        self._known, self._due = nothing, -inf
+        self._lock = Lock()
+
+    def __call__(self) -> Result:
+        with suppress(NotConnected):
+            of = system_address()
+            thread = Thread(target=self._find, args=(of,), daemon=True)
+            with self._lock:
+                if self._of != of:
+                    self._of, self._known, self._due = of, self._nothing, -inf
+                if asks := monotonic() >= self._due:
+                    self._due = inf
+            if asks:
+                thread.start()
+                thread.join(SOON_S)
+        return self._known
+
+    def _find(self, of: SystemAddress) -> None:
+        found = self._nothing
+        try:
+            with suppress(NoData, Refused):  # pages that need an answer say so
+                found = self._ask()
+        finally:
+            with self._lock:
+                if of == self._of:
+                    self._known, self._due = found, monotonic() + self._every
+
+
+@partial(_Aside, nothing=list[str](), every=5.0)
 def not_ready() -> list[str]:
     """What the system on this machine says that it lacks (`/readyz`, docs/metrics.md). Empty if it lacks nothing or cannot be asked."""
     try:
@@ -250,23 +293,17 @@ def classes_of(app: str) -> list[str]:
     return list(rows[0].get("labels", [])) if rows else []
 
 
-@st.cache_data(ttl=5.0, max_entries=2, show_spinner=False)
+@partial(_Aside, nothing=dict[str, str](), every=5.0)
 def unserved() -> dict[str, str]:
-    """The apps that nobody can serve, and why (`infaas.Client.apps`). Empty if no dispatcher answers: that is said elsewhere."""
-    try:
-        rows = _ask(lambda nats, prefix: _client(nats, prefix).apps())
-    except (Refused, NoData):
-        return {}
+    """The apps that nobody can serve, and why (`infaas.Client.apps`)."""
+    rows = _ask(lambda nats, prefix: _client(nats, prefix).apps())
     return {row["app"]: row["unserved"] for row in rows if row.get("unserved")}
 
 
-@st.cache_data(ttl=CACHE_LONG_S, max_entries=2, show_spinner=False)
+@partial(_Aside, nothing=list[str](), every=CACHE_LONG_S)
 def weaknesses_of_nats() -> list[str]:
     """What a NATS server of the user's own may lose, as it says itself."""
-    try:
-        address = system_address()
-    except NotConnected:
-        return []
+    address = system_address()
     return [weak.text for weak in weaknesses(address.nats, address.monitoring) if weak.certain]
 
 
@@ -280,9 +317,16 @@ def pipelines() -> list[dict[str, Any]]:
     return _ask(_pipelines)
 
 
-def release_figures(app: str) -> list[dict[str, Any]]:
-    """What was counted of an app's last release (`infaas.Client.releases`). Raises Refused, NoData."""
-    return [each for one in _ask(_releases, app) for each in one["figures"] if each["new_n"] and each["old_n"]]
+@partial(_Aside, nothing=list[dict[str, Any]](), every=CACHE_S)
+def known_pipelines() -> list[dict[str, Any]]:
+    """`pipelines`, as far as known."""
+    return pipelines()
+
+
+@partial(_Aside, nothing=list[dict[str, Any]](), every=CACHE_S)
+def releases() -> list[dict[str, Any]]:
+    """The last release of each app, with what was counted of it (`infaas.Client.releases`)."""
+    return _ask(lambda nats, prefix: _client(nats, prefix).releases())
 
 
 def _ask(what: Callable[..., Result], *asked: Any) -> Result:

@@ -10,9 +10,8 @@ import streamlit as st
 
 from bus.messages.catalog import is_error
 from dashboard import charts, formats, series, widgets
-from dashboard.store import NoData, pipelines, query, release_figures
+from dashboard.store import known_pipelines, query, releases
 from dashboard.widgets import need, show_empty, show_live
-from infaas.errors import Refused
 
 REGISTER = "`infaas register MODEL.onnx --app APP --model NAME --validation FILE.npz` registers a model for an app."
 
@@ -67,11 +66,8 @@ def _part_in_pipelines() -> bool:
     """Show which pipelines it is a stage of, and its own stages if it is one. Returns whether it is one."""
     apps = query("apps")
     is_one = bool(apps.loc[apps["app"] == app, "pipeline"].any())
-    try:
-        known = pipelines()
-    except (NoData, Refused):
-        known = []  # the rest of the page does not need the running system
-    parts = [f"{one['app']} ({each['vertex']})" for one in known for each in one["vertices"] if each["app"] == app]
+    known = [(one["app"], each) for one in known_pipelines() for each in one["vertices"]]
+    parts = [f"{name} ({each['vertex']})" for name, each in known if each["app"] == app]
     if parts:
         st.markdown(
             f"A stage of **{', '.join(parts)}**: these visits are parts of the pipelines' queries, and count as queries of"
@@ -80,7 +76,7 @@ def _part_in_pipelines() -> bool:
     if not is_one:
         return False
     st.markdown("A **pipeline**: other applications answer for its stages, so it has no models of its own.")
-    stages = [each for one in known if one["app"] == app for each in one["vertices"]]
+    stages = [each for name, each in known if name == app]
     if stages:
         widgets.table(
             pd.DataFrame(stages).assign(share=[100 * (each["share"] or 0) for each in stages]),
@@ -227,10 +223,8 @@ def _releases(events: pd.DataFrame) -> None:
         shown = shown.assign(percent=100 * shown["share"], release=named, why=shown["state"] + ": " + shown["reason"])
         spec = charts.lines("percent", "release", unit="%", form=".4~g", domain=[0, 100], note="why")
         charts.draw(shown, spec, "release")
-        try:
-            figures = pd.DataFrame(release_figures(app or ""))
-        except (NoData, Refused):
-            figures = pd.DataFrame()  # the rest of the page does not need the running system
+        counted = [each for one in releases() if one["app"] == app for each in one["figures"]]
+        figures = pd.DataFrame([each for each in counted if each["new_n"] and each["old_n"]])
         if not figures.empty:
             figures["measure"] += [f" ({of})" if of else "" for of in figures["of"]]
             widgets.table(

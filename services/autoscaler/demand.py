@@ -247,6 +247,14 @@ class DemandForecast(Struct, eq=False):
                 self.forecaster and now - known.first >= WARM_S
             ):  # before, there is only a part of the window, and it begins with nothing
                 known.forecast.observe(now, known.rate * known.window)
+        apps = {known.needs.app for known in self._classes.values()}
+        for of_apps in (
+            self._histories,
+            self._asked,
+            self.reached,
+        ):  # of deleted apps, too; one that is back is asked for anew
+            for app in of_apps.keys() - apps:
+                del of_apps[app]
 
     def _seed(self, known: _Class, now: float) -> None:
         """Give a forecaster its part of the app's history: the share that the class has of the app now."""

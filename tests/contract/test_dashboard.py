@@ -34,6 +34,7 @@ from services.shell.store import READER, WRITER, Store
 from tests.support.data.events import VARIANT, app_record, event, message, model_record, variant_record
 from tests.support.servers.dashboard_pages import APP, NOWHERE, looking, metric, page, sound, table, text
 from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD, clone, drop
+from tests.support.servers.processes import eventually
 
 __all__ = ["looking"]  # a fixture that every test uses
 
@@ -370,8 +371,9 @@ def test_only_what_is_under_way_can_be_cancelled(database_dsn: str, reader_dsn: 
     dismissed = event(RegistrationEvent, registration="r-failed", model="failed", state="dismissed", time=time.time())
     EventWriter(store_).write([message(dismissed)])
     store_.close()
-    assert "failed" not in list(table(page("registrations", reader_dsn), "state")["model"])
-    assert "registration failed" not in text(page("overview", reader_dsn))
+    # A result is served to all for two seconds.
+    assert eventually(lambda: "failed" not in list(table(page("registrations", reader_dsn), "state")["model"]))
+    assert eventually(lambda: "registration failed" not in text(page("overview", reader_dsn)))
 
 
 def test_what_needs_attention_says_where_to_look(past: str, database_dsn: str, reader_dsn: str) -> None:

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from services.shell.store import Store
 from tests.support.data.events import VARIANT, app_record, event, message, model_record, variant_record
 from tests.support.servers.dashboard_pages import APP, NOWHERE, PAGES, looking, metric, page, sound, table, text
 from tests.support.servers.nats import free_port
+from tests.support.servers.processes import eventually
 
 __all__ = ["looking"]  # a fixture that every test uses
 
@@ -88,6 +90,40 @@ def test_without_our_schema_pages_say_so_and_nothing_is_written_whatever_the_rol
     assert "Roles and set-up" in text(test)
     with store._pool(superuser_dsn).connection() as connection, pytest.raises(Exception, match="read-only"):
         connection.execute("DELETE FROM infaas.query_outcomes")
+
+
+def test_a_page_shows_what_is_known_while_a_question_is_not_answered() -> None:
+    """As none is while NATS runs without a dispatcher: Overview and Applications ask these, and wait for none of them."""
+    beside = (store.not_ready, store.unserved, store.weaknesses_of_nats, store.known_pipelines, store.releases)
+    assert {type(each) for each in beside} == {store._Aside}
+    asked, answers = Queue[str](), Queue[str]()
+
+    def ask() -> str:
+        asked.put("")
+        return answers.get()
+
+    set_system_address(SystemAddress(NOWHERE, ""))
+    question = store._Aside(ask, "nothing", 0.0)
+    assert [question(), question()] == ["nothing"] * 2
+    answers.put("an answer")
+    assert eventually(lambda: question() == "an answer")
+    asked.get()
+    asked.get()  # with that answer it is asked again, and what was known stays
+    assert question() == "an answer"
+    assert asked.empty(), "one thread asks"
+    set_system_address(SystemAddress("nats://another", ""))
+    assert question() == "nothing", "another system"
+    for _ in range(2):
+        answers.put("too late")
+
+
+def test_the_whole_of_a_long_window_is_read_ahead(reader_dsn: str) -> None:
+    set_system_address(SystemAddress(NOWHERE, reader_dsn))
+    with store._pool(reader_dsn).connection() as connection:
+        for whole in (True, False):
+            with store._ahead(connection, whole):
+                assert connection.execute("SHOW enable_indexscan").fetchone() == ("off" if whole else "on",)
+    assert not any(b"LIMIT" in store.statement(name) for name in ("served_long", "violations")), "these read all of it"
 
 
 # ---- many visitors, few rights

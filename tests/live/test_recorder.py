@@ -88,6 +88,13 @@ class _Sender:
             if pause:
                 await asyncio.sleep(pause)
 
+    async def more_stored(self) -> None:
+        before = self.stored
+        async with asyncio.timeout(LONG):
+            while self.stored == before:
+                self._all.clear()
+                await self._all.wait()
+
     async def all_stored(self) -> None:
         async with asyncio.timeout(LONG):
             while self.stored < self.sent:
@@ -239,13 +246,12 @@ async def test_a_nats_that_restarts_costs_no_event(
         async with _connected(server.url) as bus:
             sender = _Sender(bus, prefix)
             with _recorder(server.url, database_dsn, prefix) as process:
-                sending = asyncio.create_task(sender.send(1000, pause=0.003))
                 for kill in (False, True):
-                    await asyncio.sleep(1.0)
+                    sending = asyncio.create_task(sender.send(500, pause=0.003))
+                    await sender.more_stored()
                     server.stop(kill=kill)
-                    await asyncio.sleep(0.3)
                     server.start()
-                await sending
+                    await sending
                 await sender.all_stored()
                 await _until(reader_dsn, COUNT, sender.sent)
                 await _until(reader_dsn, EACH_ONCE, True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.messages.scaling import ClassDemand, DemandReport
+from bus.messages.scaling import ClassDemand, DemandHistory, DemandReport
 from services.autoscaler.demand import (
     AIM,
     FORGET_S,
@@ -117,13 +117,17 @@ def test_a_dispatcher_that_falls_silent_does_not_count_any_more() -> None:
 
 def test_classes_are_told_apart_and_forgotten_when_they_are_long_silent() -> None:
     forecast, now = fed([10] * 20), NOW + 10.0
-    forecast.take(report(3, now, app="other"), now)
+    forecast.take(report(3, now, app="other", served=(3, 0)), now)
     assert sorted(load.needs.app for load in forecast.loads()) == ["app", "other"]
+    assert forecast.unknown(now) == ["app", "other"]
+    forecast.remember(DemandHistory(app="other", start=NOW - 60.0, items=[5.0]))
     while now < NOW + 10.0 + FORGET_S + 2.0:
         now += 1.0
         forecast.take(report(0, now), now)
         forecast.tick(now)
-    assert forecast.loads() == []
+    assert (forecast.loads(), forecast.reached, forecast._histories, forecast._asked) == ([], {}, {}, {})
+    forecast.take(report(3, now, app="other"), now)
+    assert forecast.unknown(now) == ["other"], "it has a newer history by now"
 
 
 def test_a_step_is_a_surge_before_the_mean_shows_it_and_chance_is_none() -> None:
