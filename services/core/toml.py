@@ -26,7 +26,7 @@ class TomlError(ValueError):
 
 
 class Location(NamedTuple):
-    """A key in a file, such as load[0].rate[2][1]. Entries of lists count from 0. lax: a text may stand for the value that it writes."""
+    """A key in a file, such as load[0].rate[2][1]. Entries of lists count from 0. lax: a text may stand for the value that it writes, and be any."""
 
     file: str
     key: str = ""
@@ -166,7 +166,7 @@ def value_at(value: Any, location: Location, hint: Any, rule: Rule | None = None
         if not isinstance(value, bool):
             location.refuse(f"must be true or false, not {shown(value)}")
     elif not isinstance(rule, Text):
-        value = text_at(value, location)
+        value = value if location.lax and isinstance(value, str) else text_at(value, location)
     elif not isinstance(value, str):
         location.refuse(f"must be {rule.words}, not {shown(value)}")
     refused = None if rule is None else rule.refuse(value)

@@ -74,7 +74,14 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
         return checked_at(tree, Location("", lax=True), Settings)
     except TomlError as error:
         raise SettingsError(
-            "\n".join(origins.refusal(Settings, at.key, reason) for at, reason in error.wrong)
+            "\n".join(
+                origins.refusal(
+                    Settings,
+                    at.key,
+                    reason.partition(", not ")[0] if _SECRET.search(at.key) or "@" in reason else reason,
+                )
+                for at, reason in error.wrong
+            )
         ) from error
 
 

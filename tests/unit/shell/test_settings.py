@@ -303,3 +303,16 @@ def test_the_deciding_settings_hold_no_credentials() -> None:
     found = deciding(settings)
     assert found["worker"]["kind"] == "big"
     assert secret not in repr(found)
+
+
+def test_a_refusal_shows_no_credentials(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text('[bus]\nnkey_seed = 815\nurl = ["nats://me:815@here"]\n[store]\ndsn = ["815"]\n')
+    with pytest.raises(SettingsError) as refused:
+        load(file, {})
+    assert "815" not in str(refused.value)
+    assert [line.split(": ")[1] for line in str(refused.value).splitlines()] == [
+        "bus.nkey_seed",
+        "bus.url",
+        "store.dsn",
+    ]
