@@ -248,11 +248,8 @@ class DemandForecast(Struct, eq=False):
             ):  # before, there is only a part of the window, and it begins with nothing
                 known.forecast.observe(now, known.rate * known.window)
         apps = {known.needs.app for known in self._classes.values()}
-        for of_apps in (
-            self._histories,
-            self._asked,
-            self.reached,
-        ):  # of deleted apps, too; one that is back is asked for anew
+        # Also of deleted apps. One that is back is asked for anew.
+        for of_apps in (self._histories, self._asked, self.reached):
             for app in of_apps.keys() - apps:
                 del of_apps[app]
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from bus.messages.catalog import VariantRecord
 from bus.messages.public import Requirements
 from services.core.cost import LatencyTable
-from services.core.planning.fleet import LinearProgram
+from services.core.planning.fleet import LinearProgram, Unsolved
 from services.core.toml import TomlError
 from services.simulation.replay.build import ReplayOptions, build
 from services.simulation.replay.database import TimeRange, database
@@ -270,7 +270,7 @@ def of_range(dsn: str, began: float, ended: float) -> tuple[float, str]:
         least = None if why else best(found.scenario)
     except NothingRecorded:
         return 0.0, "no query came"
-    except (ReplayError, TomlError, NoBound, psycopg.Error) as error:
+    except (ReplayError, TomlError, NoBound, Unsolved, psycopg.Error) as error:
         return 0.0, " ".join(str(error).split())
     if least is None or not least.cost:
         return 0.0, why or "even who knows the load does not meet the targets with these machines and variants"
