@@ -318,6 +318,10 @@ class ClusterView:
             and worker.utilisation(record.hardware, simulated=record.simulated) is not None
         )
 
+    def starts(self, record: VariantRecord) -> bool:
+        """Whether a machine that this variant runs on may be started by the system."""
+        return (record.hardware, record.simulated) in self._boots
+
     def comes(self, record: VariantRecord, now: float, *, waits: bool) -> float:
         """Seconds until a machine that this variant runs on may have come, where none has such a device. waits: a query waits for one, from now on or
         already. Nobody knows it where none may be started, or where it takes longer than the last one did.

@@ -115,12 +115,13 @@ def _absent(record: VariantRecord, view: ClusterView) -> str:
         return arithmetic_words(record, *next(iter(others.items())))
     container = is_container(record.hardware)
     what = f"of {record.model}@{record.version}" if container else f"with {record.hardware}"
-    remedy = "infaas container" if container else "infaas run"
+    command, itself = "infaas container" if container else "infaas run", "one starts by itself"
     gone = view.gone.get(record.hardware)
     if gone is None:
-        return f"no {'container' if container else 'worker'} {what} runs: start it ({remedy})"
+        return f"no {'container' if container else 'worker'} {what} runs: {itself if view.starts(record) else f'start it ({command})'}"
     at = datetime.fromtimestamp(gone[1], UTC).strftime("%H:%M")
-    return f"{'container' if container else 'worker'} {gone[0]} {what} has gone at {at} UTC: start it again ({remedy})"
+    remedy = itself if view.starts(record) else f"start it again ({command})"
+    return f"{'container' if container else 'worker'} {gone[0]} {what} has gone at {at} UTC: {remedy}"
 
 
 # -- what no variant can do, and what comes nearest

@@ -386,3 +386,9 @@ def test_a_machine_that_nobody_asked_for_is_waited_for_anew() -> None:
 @pytest.mark.parametrize("kind", [{"maximum": 0}, {"boot_s": 0.0}])
 def test_where_none_may_be_started_or_nothing_is_known_a_query_is_asked_again_soon(kind: dict[str, Any]) -> None:
     assert ask_again_after(from_nothing(**kind)) == LOAD_AGAIN
+
+
+@pytest.mark.parametrize(("most", "remedy"), [(1, "one starts by itself"), (0, "start it (infaas run)")])
+def test_nobody_is_told_to_start_what_starts_by_itself(most: int, remedy: str) -> None:
+    fleet = from_nothing(maximum=most)
+    refused(fleet.reply(fleet.ask(latency_ms=1000.0), 1.5), "deadline", f"no worker with cpu runs: {remedy}")
