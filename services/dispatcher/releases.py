@@ -14,7 +14,7 @@ from services.core.actor import Effect, Publish
 from services.core.outcomes import is_client_error
 from services.core.release import CLASSES, OTHERS, Arm, ReleaseBook, bucket_of, mirrored
 from services.core.selection.cluster import ClusterView
-from services.core.selection.eligibility import Ask
+from services.core.selection.eligibility import INFINITE, Ask
 from services.dispatcher.copies import Copied, Copies, named
 from services.dispatcher.query import Query
 
@@ -125,7 +125,9 @@ class Releases:
             return []
         if (view.records[place].model, view.records[place].version) != (arm.model, release.old_version):
             return []  # another model of the app answered
-        able = view.eligibility(replace(ask, model=arm.model, version=arm.version, arm=None)).active
+        # Nobody gets its answer: what the query demands of one is no reason to know less of the new version.
+        free = replace(ask, model=arm.model, version=arm.version, arm=None, accuracy=0.0, cost=INFINITE)
+        able = view.eligibility(free).active
         on = self._copies.idle(one for group in able for one in group.active)
         if on is None:
             return []

@@ -307,6 +307,14 @@ def test_a_mirror_that_is_held_stays_and_an_executor_that_a_copy_ends_is_its_err
     assert errors["new"] < errors["old"] == 1.0
 
 
+def test_copies_keep_no_floor_of_their_queries() -> None:
+    fleet = Releasing(variant(accuracy=0.95))
+    fleet.start(mirror=1.0, least=3600.0)
+    for _ in range(20):
+        assert fleet.reply(fleet.ask(accuracy=0.95), 0.02)["version"] == "1"
+    assert len(fleet.copies()) > 10
+
+
 def test_an_instance_that_has_a_copy_gets_no_other() -> None:
     fleet = Releasing(late={"m@2": 20.0})
     fleet.start(mirror=1.0, least=3600.0)
