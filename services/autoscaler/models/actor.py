@@ -138,6 +138,7 @@ class ModelAutoscaler(TableActor):
 
     def _changed(self, envelope: Envelope) -> Iterable[Effect]:
         self._catalog.apply(envelope.message.key, envelope.message.value)
+        self._tables.changed(envelope.message.key)
         return NOTHING
 
     def _synced_all(self, _envelope: Envelope) -> Iterable[Effect]:

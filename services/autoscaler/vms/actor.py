@@ -270,6 +270,7 @@ class Controller(TableActor):
         if change.bucket == self._subjects.catalog_bucket:
             turn, planned = self._turn(envelope.now), self.pipelines.planned
             self._catalog.apply(change.key, change.value)
+            self._planner.problems.tables.changed(change.key)
             if (
                 self._acts(turn) and self.pipelines.planned != planned
             ):  # deployed, or ended: now and not at the next review

@@ -101,7 +101,7 @@ class FleetProblems:
     goal: Goal
     barred: dict[tuple[str, str], float] = field(default_factory=dict)
     reserved: Mapping[str, Reservation] = field(default_factory=dict)
-    _tables: LatencyTables = field(default_factory=LatencyTables)
+    tables: LatencyTables = field(default_factory=LatencyTables)
     demand: DemandForecast = field(init=False)
     share: float = field(init=False)
 
@@ -159,7 +159,7 @@ class FleetProblems:
                 continue
             ours = [(k, one) for k, one in enumerate(seen.classes) if one.takes(record)]
             running, factor, _ = self._running(record, workers, seen.classes)
-            table = self._tables.table(record)
+            table = self.tables.table(record)
             alone_ms = (table.seconds(1) + table.tail_s) * 1000.0
             rate = throughput(table, min((one.limit_s for _, one in ours), default=inf)) / factor
             share = _instance_price(record, able.cores, able.memory_mb, self._price(able)) / 3600.0
@@ -227,7 +227,7 @@ class FleetProblems:
 
     def _answers(self, record: VariantRecord, load: ForecastLoad) -> bool:
         """Whether this variant may answer the class at all."""
-        needs, table = load.needs, self._tables.table(record)
+        needs, table = load.needs, self.tables.table(record)
         alone = table.seconds(1) + table.tail_s + OVERHEAD_S
         if needs.latency_ms is not None and alone > needs.latency_ms / 1000.0:
             return False
@@ -306,7 +306,7 @@ class FleetProblems:
             if peak <= 0:
                 continue
             found = {
-                v: service_rate(self._tables.table(record), one.limit_s) / factors[v]
+                v: service_rate(self.tables.table(record), one.limit_s) / factors[v]
                 for record in one.scope
                 for v in at.get(record.variant, ())
             }
@@ -374,7 +374,7 @@ class FleetProblems:
         serves = sum(one.load for one in found)
         loading = sum(one.state == "Loading" for one in found)
         if loading and self.goal == "cost":
-            table = self._tables.table(record)
+            table = self.tables.table(record)
             able = (min(one.soon, service_rate(table, one.limit_s)) for one in classes if one.takes(record))
             serves += loading * max(able, default=0.0)
         return len(found), sum(factors) / len(factors) if factors else 1.0, serves / len(found) if found else 0.0

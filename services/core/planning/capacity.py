@@ -11,6 +11,7 @@ from functools import lru_cache
 from math import exp, inf, log, sqrt
 
 from bus.messages.catalog import VariantRecord
+from services.core.catalog import variant_key
 from services.core.cost import HANDLING_MS, LatencyTable
 
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # instances for which the load is computed; between them it is linear
@@ -49,7 +50,7 @@ def throughput(table: LatencyTable, limit_s: float) -> float:
 
 
 class LatencyTables:
-    """The latency tables of variants, as long as their records stay."""
+    """The latency tables of variants, until their entries in the catalogue change."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[VariantRecord, LatencyTable]] = {}
@@ -59,6 +60,10 @@ class LatencyTables:
         if known is None or known[0] is not record:
             known = self._of[record.variant] = (record, LatencyTable(record))
         return known[1]
+
+    def changed(self, key: str) -> None:
+        """This entry of the catalogue has changed, or is gone."""
+        self._of.pop(key.removeprefix(variant_key("")), None)
 
 
 def _sizes(most: int) -> list[int]:

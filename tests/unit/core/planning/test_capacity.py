@@ -10,8 +10,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from services.core.catalog import variant_key
 from services.core.cost import HANDLING_MS, LatencyTable
-from services.core.planning.capacity import GRID, blocking, carried, instances_for, layers, service_rate, throughput
+from services.core.planning.capacity import (
+    GRID,
+    LatencyTables,
+    blocking,
+    carried,
+    instances_for,
+    layers,
+    service_rate,
+    throughput,
+)
 from services.core.planning.problem import CandidateVariant, RequirementClass
 from tests.support.data.planning_problems import TABLE_2
 from tests.support.simulated.fleet import variant
@@ -238,3 +248,13 @@ def test_what_a_demand_accepts(demand: dict[str, object], accepted: bool) -> Non
 def test_an_unmeasured_accuracy_is_held_against_nobody() -> None:
     """As in selection: the dispatcher would send such queries there."""
     assert replace(DEMAND, accuracy=1.0).accepts(TABLE_2[0])
+
+
+def test_a_table_goes_with_its_variants_entry_in_the_catalogue() -> None:
+    tables, record = LatencyTables(), variant()
+    first = tables.table(record)
+    assert tables.table(record) is first
+    tables.changed(variant_key("another"))
+    assert tables.table(record) is first
+    tables.changed(variant_key(record.variant))
+    assert tables.table(record) is not first
