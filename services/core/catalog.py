@@ -177,6 +177,8 @@ class Catalog:
         self._planned = None
         for model in old.links if old is not None else ():
             self._linking[model].discard(app)
+            if not self._linking[model]:
+                del self._linking[model]
         self._of_app.pop(app, None)
         if record is not None:
             self._apps[app] = record
@@ -190,6 +192,8 @@ class Catalog:
             self._models.setdefault(model, {})[version] = record
         elif version in self._models.get(model, ()):
             del self._models[model][version]
+            if not self._models[model]:  # nobody means what is gone
+                del self._models[model]
         return self._stale(model, version)
 
     def _variant(self, variant: str, record: VariantRecord | None) -> set[str]:

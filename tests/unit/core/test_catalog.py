@@ -27,6 +27,10 @@ def test_what_was_put_is_looked_up_and_nothing_of_strangers() -> None:
     assert catalog.variants_of("digits") == (variant,)
     assert catalog.apps_linking("mlp") == {"digits"}
     assert (list(catalog.apps), list(catalog.models), list(catalog.variants)) == ([app], [model], [variant])
+    assert "mlp" in catalog.meant_model("mpl")
+    for record in (app, model):
+        catalog.apply(key_of(record), None)
+    assert not catalog.meant_model("mpl"), "nobody means what is gone"
     catalog = Catalog()
     assert catalog.app("a") is None
     assert catalog.model("m") is None
