@@ -10,7 +10,7 @@ from services.simulation.scenario.read import read_scenario
 
 HERE = Path(__file__).parent
 FAILED: list[dict[str, object]] = tomllib.loads((HERE / "failed.toml").read_text()).get("failed", [])
-LONG_S = 35.0  # of simulated time: two thirds of the computing
+LONG_S = 25.0  # of simulated time: three quarters of the computing
 
 
 def marked(one: dict[str, object]) -> object:
