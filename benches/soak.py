@@ -3,7 +3,7 @@
 Versions, apps, pipelines and jobs come and go under a steady load. Memory, descriptors and log of each process, subjects, messages and bytes of
 NATS, and rows of the database are read every few seconds. Each has its slope an hour with a 95 % interval: of the means of eight equal parts of the
 time after the first quarter, in which caches fill; that of answered queries is filled before. A slope whose interval does not hold 0 is marked. What is kept for days by design grows: rows of
-history and its bytes. Wanted: no other mark, no restart, nothing refused but for what overload explains.
+history and its bytes, and for a day the marks of deleted keys. Wanted: no other mark, no restart, nothing refused but for what overload explains.
 """
 
 import argparse
