@@ -335,9 +335,8 @@ NAMED = "1 to 64 letters, digits, - or _, a letter or digit first"
 TOKEN = Text(_NAME, NAMED)
 TOKEN_OR_NONE = Text(f"{WITHOUT_APP}|{_NAME}", f"{NAMED}, or {WITHOUT_APP} for a model without an app")
 NAME_OR_EMPTY = Text(f"({_NAME})?", f"empty, or {NAMED}")
-KIND = Text(
-    rf"{_NAME}(\.{_NAME})*", "names joined by dots"
-)  # of a device: a user's own process has those of its model and version
+# Of a device: that of a user's own process has its model and version.
+KIND = Text(rf"{_NAME}(\.{_NAME})*", "names joined by dots")
 SOME_TEXT = Text(r"(?s).*\S.*", "some text")
 SHARE = Number(most=1)
 PART = Number(above=0, most=1)
