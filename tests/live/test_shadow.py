@@ -100,7 +100,10 @@ def test_a_shadow_acts_on_simulated_machines_only(loaded: Whole, tmp_path: Path)
     assert shadow["in_time"] > 0.5
     events = "SELECT action, count(*) FROM infaas.scaling_events WHERE time > %s GROUP BY 1"
     assert eventually(lambda: Counter(real["actions"]) <= Counter(dict(loaded.rows(events, began)))), real
-    assert shadow["cost_rate"] == pytest.approx(real["cost_rate"], rel=0.1)  # on the same machines
+    incomparable = [note for note in found["notes"] if note.startswith("cost: ")]  # where other tests' apps are not replayed as they were
+    assert (real["cost_rate"] is None) == bool(incomparable), found
+    if not incomparable:
+        assert shadow["cost_rate"] == pytest.approx(real["cost_rate"], rel=0.1)  # on the same machines
     assert shadow["machines"] == real["machines"]
     assert "queries, in time" in done.stderr  # progress
     kept = "SELECT action, count, reason, cost_rate FROM infaas.shadow_events WHERE policy = %s ORDER BY time"
@@ -118,7 +121,7 @@ def test_a_shadow_acts_on_simulated_machines_only(loaded: Whole, tmp_path: Path)
     assert eventually(complete), recorded
     assert recorded[0][0] == "sample"
     assert all(reason for _, _, reason, _ in recorded)
-    assert recorded[0][3] == pytest.approx(real["cost_rate"], rel=0.1)
+    assert recorded[0][3] == pytest.approx(shadow["cost_rate"], rel=0.1)
     if not shadow["actions"]:
         pytest.skip("other tests' load has made the system hold what this policy wants: it had no order to give")
 
