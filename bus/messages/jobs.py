@@ -140,7 +140,8 @@ class Chunk(Struct, frozen=True, array_like=True):
 class Part(Struct, frozen=True, kw_only=True):
     """The result of one chunk, in the bucket of parts under `<job>/<number>`.
 
-    outputs: MessagePack, name to tensor. error: why the chunk could not be computed; empty if it was computed.
+    outputs: MessagePack, name to tensor. labels: the name of each item's class, if the model has names of its classes. error: why the chunk
+    could not be computed; empty if it was computed.
     """
 
     job: str
@@ -150,6 +151,7 @@ class Part(Struct, frozen=True, kw_only=True):
     worker: str
     variant: str = ""
     cost: float = 0.0
+    labels: list[str] | None = None
     error: str = ""
 
 

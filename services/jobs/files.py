@@ -257,7 +257,8 @@ class JobFiles:
                 failure, failed = f"items {chunk.first} to {last}: {part.error}", chunk.items
                 break
             try:
-                data, checkpoint = rendered(route.target.format, _outputs(part.outputs), chunk.items, checkpoint, total)
+                outputs = _outputs(part.outputs)
+                data, checkpoint = rendered(route.target.format, outputs, chunk.items, checkpoint, total, part.labels)
             except (BadItem, msgspec.DecodeError) as error:
                 return Broken(f"output: {error}")
             pieces.append(data)

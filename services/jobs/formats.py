@@ -393,12 +393,21 @@ _pack = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode
 
 
+LABEL = "label"
+
+
 def rendered(
-    form: str, outputs: Mapping[str, Tensor], items: int, before: Checkpoint, total: int
+    form: str,
+    outputs: Mapping[str, Tensor],
+    items: int,
+    before: Checkpoint,
+    total: int,
+    labels: Sequence[str] | None = None,
 ) -> tuple[bytes, Checkpoint]:
     """The bytes to append for one chunk's outputs, and the checkpoint after that, except for its bytes and position.
 
-    total: items of the whole job. Raises BadItem when this format cannot hold them.
+    total: items of the whole job. labels: the name of each item's class; .npy has no place for it, nor has an item with an output of
+    the name LABEL. Raises BadItem when this format cannot hold the outputs.
     """
     for name, tensor in outputs.items():
         if not tensor.shape or tensor.shape[0] != items:
@@ -409,18 +418,15 @@ def rendered(
         name: (tensor.datatype, tensor.shape[1:], split(tensor.datatype, items, tensor.shape[1:], tensor.data))
         for name, tensor in outputs.items()
     }
-    if form == "jsonl":
-        lines = [
-            _json({name: nested(datatype, shape, data[i]) for name, (datatype, shape, data) in rows.items()}) + b"\n"
-            for i in range(items)
-        ]
-    else:
-        lines = [
-            _pack(
-                {name: Tensor(datatype, [1, *shape], bytes(data[i])) for name, (datatype, shape, data) in rows.items()}
-            )
-            for i in range(items)
-        ]
+    lines = []
+    for i in range(items):
+        line: dict[str, Any] = {} if labels is None else {LABEL: labels[i]}
+        if form == "jsonl":
+            line |= {name: nested(datatype, shape, data[i]) for name, (datatype, shape, data) in rows.items()}
+            lines.append(_json(line) + b"\n")
+        else:
+            line |= {name: Tensor(kind, [1, *shape], bytes(data[i])) for name, (kind, shape, data) in rows.items()}
+            lines.append(_pack(line))
     return b"".join(lines), before
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -24,6 +25,7 @@ from tests.support.servers.system import Whole, running
 APP = "honest"
 X = tiny_models.digits(500)[0]
 Y = np.maximum(X @ tiny_models.weights()[0], 0) @ tiny_models.weights()[1]
+CLASSES = ["north", "east", "south", "west"]
 # Small chunks, so that a job lasts; and a busy machine under the tests is no reason to wait.
 CONFIG = """
 [registrar]
@@ -70,7 +72,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     config = directory.parent / "infaas.toml"
     config.write_text(CONFIG)
     with running(directory, "--no-dashboard", "--no-gateway", "--config", str(config)) as whole:
-        whole.register(APP, tiny_models.exact(tiny_models.mlp()))
+        whole.register(APP, tiny_models.exact(tiny_models.mlp()), None, None, "--labels", ",".join(CLASSES))
         yield System(*whole)
 
 
@@ -133,6 +135,8 @@ async def test_commands_move_a_job_through_the_object_store_and_from_anywhere(sy
     await bus.close()
     found = offline_inputs.read(target)
     assert np.abs(found - Y).max() < 1e-4 * np.abs(Y).max()
+    with target.open("rb") as file:
+        assert [item["label"] for item in msgpack.Unpacker(file)] == [CLASSES[one] for one in Y.argmax(axis=1)]
     assert eventually(lambda: os.listdir(system.directory / "spool" / "jobs") == [])
     own = str(offline_inputs.write(system.directory.parent / "own.npy", X))
     job = system.command("submit", APP, "--input", own, "--output", str(target.with_name("back.npy"))).stdout.strip()

@@ -100,7 +100,9 @@ def test_a_shadow_acts_on_simulated_machines_only(loaded: Whole, tmp_path: Path)
     assert shadow["in_time"] > 0.5
     events = "SELECT action, count(*) FROM infaas.scaling_events WHERE time > %s GROUP BY 1"
     assert eventually(lambda: Counter(real["actions"]) <= Counter(dict(loaded.rows(events, began)))), real
-    incomparable = [note for note in found["notes"] if note.startswith("cost: ")]  # where other tests' apps are not replayed as they were
+    incomparable = [
+        note for note in found["notes"] if note.startswith("cost: ")
+    ]  # where other tests' apps are not replayed as they were
     assert (real["cost_rate"] is None) == bool(incomparable), found
     if not incomparable:
         assert shadow["cost_rate"] == pytest.approx(real["cost_rate"], rel=0.1)  # on the same machines

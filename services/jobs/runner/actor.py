@@ -12,7 +12,7 @@ from msgspec import Raw
 from bus.messages.fleet import ExecutorExited, LoadReply, WorkerHeartbeat
 from bus.messages.flow import DoneBatch, Execute, HandBack, Trying
 from bus.messages.jobs import Chunk, JobRecord, Part
-from bus.messages.public import Error, ObjectRef
+from bus.messages.public import Error
 from bus.subjects import Subjects
 from services.core.actor import (
     NOTHING,
@@ -42,7 +42,6 @@ from services.core.outcomes import answered
 from services.core.requests import Commands, Retry
 from services.core.settings import JobsSettings, Settings
 from services.jobs.runner.chunks import (
-    NO_OUTPUTS,
     ChunkAnswer,
     ChunkKey,
     DropChunk,
@@ -251,7 +250,7 @@ class Runner(TableActor):
             effects.append(self._reports.history.record(event))
         if answer.error is not None:
             return [*effects, *self._refused(chunk, answer.error, now)]
-        effects += self._store(chunk, answer.outputs, answer.outputs_ref, answer.variant, answer.cost)
+        effects += self._store(chunk, answer, answer.variant)
         return [*effects, *self._take(now)]
 
     def _refused(self, chunk: TakenChunk, error: Error, now: float) -> Iterable[Effect]:
@@ -264,24 +263,23 @@ class Runner(TableActor):
         return NOTHING
 
     def _store_failure(self, chunk: TakenChunk, error: str) -> Iterable[Effect]:
-        return self._store(chunk, NO_OUTPUTS, None, chunk.variant, 0.0, error)
+        return self._store(chunk, ChunkAnswer(), chunk.variant, error)
 
-    def _store(
-        self, chunk: TakenChunk, outputs: Raw, ref: ObjectRef | None, variant: str, cost: float, error: str = ""
-    ) -> Iterable[Effect]:
+    def _store(self, chunk: TakenChunk, answer: ChunkAnswer, variant: str, error: str = "") -> Iterable[Effect]:
         """Store the part after its outcome is on disk: a job that is done has all its rows in history, whatever fails meanwhile."""
         chunk.state = "storing"
         part = Part(
             job=chunk.chunk.job,
             number=chunk.chunk.number,
             items=chunk.chunk.items,
-            outputs=Raw(bytes(outputs)),
+            outputs=Raw(bytes(answer.outputs)),
             worker=self.worker,
             variant=variant,
-            cost=cost,
+            cost=answer.cost,
+            labels=answer.labels,
             error=error,
         )
-        store = Do(("store", chunk.key), StorePart(part, ref), STORE_S)
+        store = Do(("store", chunk.key), StorePart(part, answer.outputs_ref), STORE_S)
         self._settling.append((self._reports.history.recorded, store))
         return self._settled()
 

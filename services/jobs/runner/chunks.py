@@ -57,6 +57,7 @@ class ChunkAnswer(Struct, frozen=True):
 
     outputs: Raw = NO_OUTPUTS
     outputs_ref: ObjectRef | None = None
+    labels: list[str] | None = None
     variant: str = ""
     batch: int = 1
     cost: float = 0.0

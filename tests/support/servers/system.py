@@ -68,7 +68,9 @@ class Whole(NamedTuple):
     def pids(self, service: str, worker: str = "") -> list[int]:
         return pids_of(self.directory, service, worker)
 
-    def register(self, app: str, model: bytes, x: np.ndarray | None = None, y: np.ndarray | None = None) -> Any:
+    def register(
+        self, app: str, model: bytes, x: np.ndarray | None = None, y: np.ndarray | None = None, *how: str
+    ) -> Any:
         """As app and model of this name; without x and y with those of `tiny_models.mlp`. What the command says."""
         from tests.support.models import tiny_models
 
@@ -77,7 +79,7 @@ class Whole(NamedTuple):
         if x is None or y is None:
             x, y = tiny_models.digits()
         validation.write_bytes(tiny_models.npz(x=x, y=y))
-        return self.told("register", str(file), "--app", app, "--model", app, "--validation", str(validation))
+        return self.told("register", str(file), "--app", app, "--model", app, "--validation", str(validation), *how)
 
 
 def talk(system: Whole, work: Callable[[Any], Any]) -> Any:

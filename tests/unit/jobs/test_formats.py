@@ -227,6 +227,16 @@ def test_texts_and_several_outputs_need_lines_or_objects() -> None:
         written("npy", [{"label": chunk["label"]}])
 
 
+@pytest.mark.parametrize(("output", "label"), [("scores", "b"), ("label", 2.0)])
+def test_an_items_class_stands_beside_its_outputs(output: str, label: str | float) -> None:
+    outputs = {output: from_array(np.array([1, 2], "f4"))}
+    lines, _ = rendered("jsonl", outputs, 2, Checkpoint(), 2, ["a", "b"])
+    assert json.loads(lines.splitlines()[1])["label"] == label
+    objects, _ = rendered("msgpack", outputs, 2, Checkpoint(), 2, ["a", "b"])
+    found = list(msgpack.Unpacker(io.BytesIO(objects)))[1]["label"]
+    assert found == label or found["data"] == np.float32(label).tobytes()
+
+
 def test_outputs_that_do_not_fit_one_array_are_noticed() -> None:
     chunks = [{"y": np.zeros((2, 3), "f4")}, {"y": np.zeros((2, 4), "f4")}]
     with pytest.raises(BadItem, match="outputs changed"):
