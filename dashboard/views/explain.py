@@ -60,7 +60,7 @@ def decision(needs: dict[str, Any]) -> None:
         column_config={
             "stage": "stage",
             "variant": "variant",
-            "why": st.column_config.TextColumn("why, or why not", width=270),
+            "why": st.column_config.TextColumn("why, or why not", width=380),
             "state": widgets.state_column(charts.STATES),
             "on": st.column_config.TextColumn("on", width=60 if shown["on"].str.len().max() < 8 else 118),
             "accuracy": accuracy,

@@ -148,8 +148,9 @@ def register(
 
                 def on_progress(status: "RegistrationStatus") -> None:
                     under_way[:] = [status.registration]
-                    said = f"{status.progress:4.0%} {status.state}: {status.step}"
-                    shown(status.step, status.progress, line=said, key=status.step)
+                    if status.state != "failed":  # which the error says
+                        said = f"{status.progress:4.0%} {status.state}: {status.step}"
+                        shown(status.step, status.progress, line=said, key=status.step)
 
                 if is_mlflow(model_file):
                     found = await _folder(client, Path(model_file), validation, app, model, on_progress, options)
