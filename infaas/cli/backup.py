@@ -51,6 +51,10 @@ class LastingRecord(NamedTuple):
     body: bytes
 
 
+# What `catalog restore` tells of files that it had from nowhere.
+NOT_RESTORED = {"damaged": "damaged in SQL, too", "uncopied": "lost on NATS before they were copied to SQL"}
+
+
 class Manifest(Struct, frozen=True, kw_only=True):
     """What a backup has. schema: numbers of the changes that its database had seen. files: size in bytes and SHA-256 of each, by path."""
 
@@ -146,10 +150,10 @@ def catalog(
     """
     check_verb(verb, None, {"restore": (None, ("--missing",))}, {})
     document = _restore_catalog(missing, data_dir)
-    damaged = document["damaged"]
     show(document, json, lambda _: print("restored: {records} records, {files} files".format(**document)))
-    if damaged:
-        raise Failure(f"damaged in SQL, too, and not restored: {', '.join(damaged[:5])}: register these models again")
+    gone = [f"{why}: {', '.join(document[key][:5])}" for key, why in NOT_RESTORED.items() if document[key]]
+    if gone:
+        raise Failure(f"not restored: {'; '.join(gone)}: register these models again")
     return 0
 
 
@@ -322,8 +326,11 @@ def _restore_catalog(missing: bool, data_dir: Path | None) -> dict[str, Any]:
         if there and not missing:
             raise Failure(f"the catalogue has {there} records already: --missing writes those that are not there")
         written, files, lost = with_client(data_dir, lambda client: _write_back(client, records, copy))
-    damaged += sorted({one.key for one in records if one.bucket == "catalog" and files_of(one.key, one.body) & lost})
-    return {"records": written, "files": files, "damaged": damaged}
+        copied = {digest for (digest,) in connection.execute("SELECT DISTINCT digest FROM infaas_internal.files")}
+    named = [(one.key, files_of(one.key, one.body) & lost) for one in records if one.bucket == "catalog"]
+    damaged += sorted(key for key, files_ in named if files_ & copied)
+    uncopied = sorted(key for key, files_ in named if files_ - copied)
+    return {"records": written, "files": files, "damaged": damaged, "uncopied": uncopied}
 
 
 async def _size(client: Client) -> int:
@@ -336,7 +343,7 @@ async def _write_back(
     """Write records and files that are not there, or are damaged. If that fails, the records go again.
 
     Files come behind the records that name them, else the registrar's pruning might delete them, and apps last. copy: of a file, by its digest; None:
-    it is damaged. Returns how many records and files were written, and the digests of damaged files.
+    it cannot be had. Returns how many records and files were written, and the digests of files that are in neither place.
     """
     buckets = {name: await _bucket(client, name) for name in LASTING_BUCKETS}
     store = await client.bus.object_store(client.subjects.artifacts_bucket, create=False)
@@ -361,9 +368,11 @@ async def _write_back(
         for number, digest in enumerate(needed, 1):
             progress(f"file {number} of {len(needed)}")
             with copy(digest) as path, TemporaryDirectory(prefix="infaas-") as place:
+                if await store.exists(digest) and await fetch(store, digest, Path(place) / "there"):
+                    continue
                 if path is None:
                     lost.add(digest)
-                elif not (await store.exists(digest) and await fetch(store, digest, Path(place) / "there")):
+                else:
                     await store.put(digest, path)
                     done += 1
         await write_all(wanted[len(models) :])

@@ -3,6 +3,7 @@ dispatcher.
 """
 
 from collections import deque
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 import msgspec
@@ -176,10 +177,11 @@ class OutcomeLog:
     """Counts the events that a dispatcher records. From it, executors learn for which of their batches the outcomes are on disk.
 
     flushed: by executor queue, the highest `seq` up to which all its DoneBatches have come, and whose outcomes are all on disk. What is above it executors
-    say again, and record if this dispatcher dies.
+    say again, and record if this dispatcher dies. workers: those that are there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workers: Container[str]) -> None:
+        self._workers = workers
         self.flushed: dict[str, int] = {}
         self._came: dict[str, int] = {}  # by queue: the seq up to which all have come
         self._beyond: dict[str, tuple[float, set[int]]] = {}  # by queue: since when one is missing, and those after it
@@ -201,7 +203,10 @@ class OutcomeLog:
 
     def covers(self, batch: DoneBatch, now: float) -> None:
         """Note that all outcomes of this batch have been recorded."""
-        queue, came = batch.queue, self._came.get(batch.queue, 0)
+        queue, came = batch.queue, self._came.get(batch.queue, -1)
+        if came < 0:
+            came = self._came[queue] = 0
+            self._forget(queue.rpartition("/")[0])
         if batch.seq <= came:
             return  # it is said again
         if batch.seq == came + 1 and queue not in self._beyond:
@@ -220,6 +225,15 @@ class OutcomeLog:
         if through > came:
             self._all_came(queue, through)
 
+    def _forget(self, device: str) -> None:
+        """A new executor has come. Of this device's, named by worker and device, only the one before may still end; those of workers that are gone say
+        nothing again.
+        """
+        former = [queue for queue in self._came if queue.rpartition("/")[0] == device][:-2]
+        for queue in former + [queue for queue in self._came if queue.partition("/")[0] not in self._workers]:
+            for table in (self.flushed, self._came, self._beyond):
+                table.pop(queue, None)
+
     def _all_came(self, queue: str, through: int) -> None:
         self._came[queue] = through
         if self._recorded <= self._stored:
@@ -231,7 +245,8 @@ class OutcomeLog:
         self._stored = through
         while self._open and self._open[0][0] <= through:
             _, queue, seq = self._open.popleft()
-            self.flushed[queue] = seq
+            if queue in self._came:
+                self.flushed[queue] = seq
 
     def heartbeat(
         self, dispatcher: str, now: float, missing: str = "", *, leaving: bool, adopts: bool = False

@@ -120,6 +120,8 @@ class TakeOvers:
 
     def orphans(self, unfinished: Iterable[tuple[str, str]], now: float, since: float) -> list[str]:
         """The ids to take over now. unfinished: id and owner of work that this actor does not do. since: when it began to listen."""
+        if now - since > self._timeout_s:  # who is gone counts as never heard of
+            self._heard = {peer: at for peer, at in self._heard.items() if now - at <= self._timeout_s}
         return [
             work
             for work, owner in unfinished

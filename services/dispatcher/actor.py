@@ -87,7 +87,7 @@ class Dispatcher(TableActor):
         self.policy_failures = policy.failures  # by method, of a user's own policy
         self._subjects, self._policy, self._settings = subjects, policy, settings
         self._admission = Admission(self.apps, new_uid, settings.default_deadline_s, settings.max_inline)
-        self._outcomes = OutcomeRecorder(name, policy.name, new_uid, policy.observe, self.view.took)
+        self._outcomes = OutcomeRecorder(name, policy.name, new_uid, policy.observe, self.view)
         self._loads, self._demand = LoadsOnDemand(name, subjects), DemandCounter(name, subjects)
         self._wait, self._waiting, self._earliest = self.in_flight.wait, self.in_flight.waiting, self.in_flight.earliest
         self._retries = Retries(self.in_flight, settings.max_attempts, self._decide, self._refuse)

@@ -12,6 +12,7 @@ from bus.messages.public import Answer, Error, Refusal
 from services.core.actor import NOTHING, Effect, Envelope, Publish
 from services.core.deadlines import EarliestDeadline
 from services.core.outcomes import ECHO_LOST, PART_GRACE, SILENT, OutcomeLog, RecentAnswers, answered, joined, refused
+from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE
 from services.core.selection.instances import Instance
 from services.core.selection.refusals import NEEDS
@@ -325,17 +326,16 @@ MISSES = frozenset({"deadline", "overloaded", "model_error"})  # errors that cou
 @dataclass(slots=True, eq=False)
 class OutcomeRecorder:
     """Makes the reply, the outcome event and the span of every query that ends. log: counts the events. said: the last replies to
-    clients that may ask again.
-
-    observe: of a user's own policy, called with each outcome. took: called with the seconds that a query was away before it was computed. releases: counts queries of releases.
+    clients that may ask again. observe: of a user's own policy, called with each outcome. view: hears how long queries were away.
+    releases: counts queries of releases.
     """
 
     dispatcher: str
     policy: str
     new_uid: Callable[[], bytes]
-    observe: Callable[[OutcomeEvent], None] | None = None
-    took: Callable[[float], object] = float
-    log: OutcomeLog = field(default_factory=OutcomeLog)
+    observe: Callable[[OutcomeEvent], None] | None
+    view: ClusterView
+    log: OutcomeLog = field(init=False)
     said: RecentAnswers = field(default_factory=RecentAnswers)
     releases: Releases = field(init=False)
     # By app: items that ended since the last report, and those of them not in time.
@@ -343,6 +343,7 @@ class OutcomeRecorder:
     _record: Callable[[OutcomeEvent], Effect] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.log = OutcomeLog(self.view.workers)
         self._record = self.log.record if self.observe is None else self._observed
 
     def take_served(self) -> dict[str, tuple[int, int]]:
@@ -494,6 +495,6 @@ class OutcomeRecorder:
                 self._count(event.app, event.items, missed=event.outcome != "ok")
             if query.trace is not None:
                 effects.extend(spans_of(query, batch.finished, code))
-        self.took(way)
+        self.view.took(way)
         self.log.covers(batch, now)
         return effects

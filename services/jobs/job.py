@@ -238,6 +238,7 @@ class JobStatuses:
 
     def note(self, note: RunnerNote, now: float) -> None:
         """A worker takes nothing now, or takes something again."""
+        self._notes = {one: kept for one, kept in self._notes.items() if now - kept[0] < NOTE_S}
         self._notes[note.worker] = (now, note)
 
     def with_notes(self, status: JobStatus, now: float) -> JobStatus:

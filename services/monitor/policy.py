@@ -50,6 +50,9 @@ class Uses:
             pauses.append(at - last)
         self._of[variant] = max(at, last), pauses
 
+    def forget(self, variant: str) -> None:
+        self._of.pop(variant, None)
+
     def missed(self, instance: MonitoredInstance, share: float, now: float, *, warm: bool) -> tuple[float, float]:
         """What is missed least is least. share: of the room that is needed, what it gives. warm: its model stays in host memory."""
         if self._recent:

@@ -151,6 +151,7 @@ class RecorderEdge:
                 if late:
                     self._store.cut()
                     await asyncio.wait([working])
+                    working.exception()  # seen: where nobody waits any more, asyncio would log it with its traceback
             try:
                 return working.result()
             except psycopg.Error as error:

@@ -18,6 +18,7 @@ from bus.messages.public import (
     MOST_TASK,
     AdminDone,
     Error,
+    Refusal,
     Register,
     RegistrationAccepted,
     RegistrationCancelled,
@@ -70,7 +71,7 @@ from services.registrar.commands import (
     AlreadyTaken,
     ClaimRegistration,
     ContextsDeleted,
-    Finish,
+    ForgetStatus,
     MarkCancelled,
     Noted,
     Pruned,
@@ -82,7 +83,7 @@ from services.registrar.commands import (
 )
 from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
 from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version, place_of
-from services.registrar.registration import OVER, RegistrationStatuses
+from services.registrar.registration import KEPT, OVER, RegistrationStatuses
 from services.registrar.registration import PREFIX as STATUS
 from services.registrar.releases import KEEP, MOVE, ReleaseJudge, moved
 from services.registrar.work import COMMAND_S, Registrations
@@ -128,7 +129,7 @@ class Registrar(TableActor):
         self._takeovers = TakeOvers(name, REGISTRAR_TIMEOUT_S, COMMAND_S)
         self._records: dict[str, RegistrationRecord] = {}  # all unfinished registrations, of all registrars
         # Never to be taken over: ended, refused or unreadable. The bucket may still bring a record of them.
-        self._closed: set[str] = set()
+        self._closed: dict[str, None] = {}
         self._claims: dict[str, tuple[RegistrationRecord, str]] = {}  # under way, with the reply subject
         self._changes: dict[int, tuple[str, str]] = {}  # operators' changes under way: reply subject and app, by number
         self._change_count = 0
@@ -194,12 +195,18 @@ class Registrar(TableActor):
             if changed.value is not None and registration not in self._closed:
                 record = decode_kept(RegistrationRecord, changed.value)
                 if record is None:
-                    self._closed.add(registration)  # a registrar of another release wrote it and carries it on
+                    self._close(registration)  # a registrar of another release wrote it and carries it on
                     return NOTHING
                 self._records[registration] = record
                 if record.cancelled:
                     return self._registrations.cancel(registration, envelope.now)
         return NOTHING
+
+    def _close(self, registration: str) -> None:
+        self._records.pop(registration, None)
+        self._closed[registration] = None
+        if len(self._closed) > KEPT:  # the bucket is never so far behind
+            del self._closed[next(iter(self._closed))]
 
     # -- requests
 
@@ -260,8 +267,7 @@ class Registrar(TableActor):
         if record.extends:
             return NOTHING  # another registrar was faster
         if result.field == "version":
-            self._closed.add(registration)
-            self._records.pop(registration, None)
+            self._close(registration)
         return self._turn_away(reply, _taken(result.field, record.request), now, record.request)
 
     def _carry_on(self, record: RegistrationRecord, now: float) -> Iterable[Effect]:
@@ -269,10 +275,9 @@ class Registrar(TableActor):
         if record.version is None:
             return (self._claim(record, ""),)
         kept = self._records.get(record.registration)
-        if kept is not None and kept.cancelled:  # since the edge has read it
-            record = kept
-        self._records[record.registration] = record
-        return self._registrations.add(record, now)
+        if kept is None or not kept.cancelled:  # since the edge has read it
+            kept = self._records[record.registration] = record
+        return self._registrations.add(kept, now)
 
     def _operate(self, envelope: Envelope) -> Iterable[Effect]:
         """An operator's verb, which the subject names."""
@@ -324,8 +329,7 @@ class Registrar(TableActor):
         if status is not None and status.state == "failed":
             self._cancelling.setdefault(registration, []).append(reply)
             self._dismissing[registration] = status
-            forget = Finish(registration=registration, model=status.model, version=None, uploads=(), forget=True)
-            return (Do(("dismiss", registration), forget, COMMAND_S),)
+            return (Do(("dismiss", registration), ForgetStatus(registration), COMMAND_S),)
         if status is not None and status.state in OVER:
             return refuse(reply, error_of(f"registration: {registration} has ended already: it is {status.state}"))
         if status is None and registration not in self._records:
@@ -334,16 +338,15 @@ class Registrar(TableActor):
         return (Do(("cancel", registration), MarkCancelled(registration), COMMAND_S),)
 
     def _cancelled(self, registration: str, error: Error | None) -> list[Effect]:
-        replies = self._cancelling.pop(registration, [])
-        said = [answer(one, RegistrationCancelled()) if error is None else refuse(one, error) for one in replies]
-        return [effect for effects in said for effect in effects]
+        said = RegistrationCancelled() if error is None else Refusal(error=error)
+        return [effect for reply in self._cancelling.pop(registration, []) for effect in answer(reply, said)]
 
     def _dismissed(self, registration: str, now: float) -> Iterable[Effect]:
         """A failed registration is nobody's concern any more. The history keeps it."""
         self._statuses.forget(registration)
         status = self._dismissing.pop(registration, None)
-        event = () if status is None else (Record(filled(RegistrationEvent, status, time=now, state="dismissed")),)
-        return (*self._cancelled(registration, None), *event)
+        event = [] if status is None else [Record(filled(RegistrationEvent, status, time=now, state="dismissed"))]
+        return [*self._cancelled(registration, None), *event]
 
     # -- results of commands
 
@@ -383,8 +386,7 @@ class Registrar(TableActor):
         if kind == "status":
             return self._registrations.saved(which)
         if kind == "finish":
-            self._closed.add(which)
-            self._records.pop(which, None)
+            self._close(which)
             self._registrations.forgotten(which)
         if kind in ("finish", "prune"):
             return self._kept(result)
@@ -405,11 +407,12 @@ class Registrar(TableActor):
             self._simulated.ended()
         elif kind in (MOVE, KEEP):
             self._releases.ended(command, failed=True)
-        elif kind == "prune":
-            return NOTHING  # there is another night
+        elif kind in ("prune", "forget"):
+            return NOTHING  # there is another night, or another start
         elif kind == "takeover":
             self._takeovers.ended(which)
         elif kind in ("cancel", "dismiss"):
+            self._dismissing.pop(which, None)
             return self._cancelled(which, not_now("the registration cannot be marked", envelope.message, RETRY_S))
         elif kind in ("claim", "admin"):
             reply = self._claims.pop(which)[1] if kind == "claim" else self._changes.pop(which)[0]
@@ -435,6 +438,7 @@ class Registrar(TableActor):
             effects += self._take_over(now)
             effects += self._releases.check(now)
             effects += self._simulated.check(now)
+            effects += self._statuses.forget_oldest(self._catalog)
             unfinished = (*self._records.values(), *(record for record, _ in self._claims.values()))
             effects += [self._claim(record, "") for record in self._extensions.due(now, self._name, unfinished)]
             if self._prune_at is None:

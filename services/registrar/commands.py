@@ -186,6 +186,12 @@ class Pruned(Struct, frozen=True):
     kept: ArtifactsKept | None = None
 
 
+class ForgetStatus(Struct, frozen=True):
+    """Delete the status of an ended registration."""
+
+    registration: str
+
+
 class Finish(Struct, frozen=True, kw_only=True):
     """Delete what an ended registration leaves: its uploads, its reserved version, its `work.<id>`. forget: its status, too.
 
@@ -194,10 +200,7 @@ class Finish(Struct, frozen=True, kw_only=True):
 
     registration: str
     model: str
-    version: str | None
+    version: str
     uploads: tuple[str, ...]
     forget: bool = False
     withdraw: bool = False
-
-
-Command = ClaimRegistration | TakeOverRegistration | MarkCancelled | PutStatus | PutRecords | AddVariants | Finish

@@ -48,6 +48,7 @@ from services.registrar.commands import (
     ClaimRegistration,
     ContextsDeleted,
     Finish,
+    ForgetStatus,
     MarkCancelled,
     Noted,
     Pruned,
@@ -64,9 +65,7 @@ from services.registrar.commands import (
 from services.registrar.releases import stamped
 from services.shell.policies import try_policy
 
-TOGETHER = (
-    500  # deletions under way at a time: a server with sync_interval "always" writes those that wait with one sync
-)
+TOGETHER = 500  # deletions under way: a server with sync_interval "always" writes those that wait with one sync
 DELETED = b"deleted"  # value of a reservation that never ends: the version was deleted
 LARGE_KEPT_S = 600.0  # of inputs and outputs that are too large for a message; they are fetched soon or never
 UPLOADS_KEPT_S = 24 * 3600.0  # of uploads that nobody registered, and of those that the registrar does not remove
@@ -103,6 +102,7 @@ class RegistrarEdge:
             TakeOverRegistration: self._take_over,
             MarkCancelled: self._mark_cancelled,
             PutStatus: self._put_status,
+            ForgetStatus: self._forget_status,
             **dict.fromkeys(AMENDMENTS, self._change_app),
             SetSelection: self._set_selection,
             SetReplicas: self._set_replicas,
@@ -219,18 +219,19 @@ class RegistrarEdge:
     async def _put_status(self, command: PutStatus) -> None:
         await self._status.put(f"registration.{command.status.registration}", encode(command.status))
 
+    async def _forget_status(self, command: ForgetStatus) -> None:
+        await self._status.delete(f"registration.{command.registration}")
+
     async def _finish(self, command: Finish) -> Pruned | None:
         """The record goes last: as long as it is there, what failed is tried again."""
         for upload in command.uploads:
-            with suppress(NotFound):
-                await self._uploads.delete(upload)
-        if command.version is not None:
-            reservation = _reservation(command.model, command.version)
-            if command.withdraw:
-                await self._withdraw(command.registration, command.model, command.version)
-            with suppress(NotFound):
-                if (await self._status.get(reservation)).value == command.registration.encode():
-                    await self._status.delete(reservation)
+            await self._uploads.delete(upload)
+        reservation = _reservation(command.model, command.version)
+        if command.withdraw:
+            await self._withdraw(command.registration, command.model, command.version)
+        with suppress(NotFound):
+            if (await self._status.get(reservation)).value == command.registration.encode():
+                await self._status.delete(reservation)
         if command.forget:
             await self._status.delete(f"registration.{command.registration}")
         await self._status.delete(f"work.{command.registration}")
@@ -285,8 +286,7 @@ class RegistrarEdge:
         if command.rule is not None:
             await self._control.put(key, encode(command.rule))
         else:
-            with suppress(NotFound):
-                await self._control.delete(key)
+            await self._control.delete(key)
 
     async def _put_figures(self, command: PutFigures) -> None:
         await self._control.put(f"{KEY}{command.app}", encode(command.figures))
@@ -329,8 +329,7 @@ class RegistrarEdge:
         if isinstance(done, Error):
             return done
         await self._set_batching(SetBatching(app=command.app))
-        with suppress(NotFound):
-            await self._control.delete(f"{KEY}{command.app}")
+        await self._control.delete(f"{KEY}{command.app}")
         await _delete_all(self._payloads, command.app)
         return await self._reset_selection(ResetSelection(app=command.app))
 
@@ -416,8 +415,7 @@ class RegistrarEdge:
                     remedy = "end its release first, by infaas.admin.promote-release or infaas.admin.abort-release"
                 return error_of(f"version: app {app.app} serves {named}; {remedy}")
         await self._status.put(_reservation(model, version), DELETED)
-        with suppress(NotFound):
-            await self._catalog.delete(model_key(model, version))
+        await self._catalog.delete(model_key(model, version))
         for key in keys:
             if key.startswith(variant_key("")):
                 record = await _get(self._catalog, key, VariantRecord)
@@ -477,8 +475,7 @@ class RegistrarEdge:
             with suppress(WrongRevision):  # another registrar wrote the same
                 await self._catalog.create(key_of(record), encode(record))
         for variant in command.drop:
-            with suppress(NotFound):
-                await self._catalog.delete(variant_key(variant))
+            await self._catalog.delete(variant_key(variant))
 
 
 def _reservation(model: str, version: str) -> str:

@@ -31,7 +31,14 @@ from services.core.placement import REMOTE, container_kind
 from services.core.requests import Commands
 from services.core.settings import RegistrarSettings
 from services.registrar.checks import CONTAINER
-from services.registrar.commands import AddVariants, LinkVersion, PutRecords, PutStatus, RegistrationRecord
+from services.registrar.commands import (
+    AddVariants,
+    ForgetStatus,
+    LinkVersion,
+    PutRecords,
+    PutStatus,
+    RegistrationRecord,
+)
 from services.registrar.policy import (
     CASCADE,
     NATIVE,
@@ -401,6 +408,9 @@ PREFIX = "registration."
 SAVE_EVERY_S = 1.0
 TIMEOUT_S = 10.0
 OVER = ("done", "failed", "cancelled")
+KEPT = 1000  # of those that have ended: the latest,
+KEPT_OF_EACH = 4  # and so many for each registered version: what failed on a kind of device is not tried again
+AT_ONCE = 100  # are forgotten
 
 
 class RegistrationStatuses:
@@ -412,7 +422,7 @@ class RegistrationStatuses:
     def __init__(self, subjects: Subjects, commands: Commands) -> None:
         self._subjects = subjects
         self._commands = commands
-        self._last: dict[str, RegistrationStatus] = {}
+        self._last: dict[str, RegistrationStatus] = {}  # what changed last comes last, as in the bucket
         self._own: set[str] = set()
         self._saving: dict[str, RegistrationStatus] = {}
         self._wanted: dict[str, tuple[float, RegistrationStatus]] = {}  # when it was to be saved, and what
@@ -433,10 +443,20 @@ class RegistrationStatuses:
         self._own.discard(registration)
         self._last.pop(registration, None)
 
+    def forget_oldest(self, catalog: Catalog) -> list[Effect]:
+        """Of those that have ended only the latest are remembered."""
+        ended = [one for one, status in self._last.items() if status.state in OVER and one not in self._wanted]
+        beyond = len(ended) - KEPT - KEPT_OF_EACH * sum(1 for _ in catalog.models)
+        oldest = ended[: max(0, min(beyond, AT_ONCE))]
+        for one in oldest:
+            self.forget(one)
+        return [Do(("forget", one), ForgetStatus(one), TIMEOUT_S) for one in oldest]
+
     def publish(self, status: RegistrationStatus, now: float) -> tuple[Effect, ...]:
         """Publish a status of this registrar's, and save it when the state is new or the last save is old."""
         registration = status.registration
         self._own.add(registration)
+        self._last.pop(registration, None)
         self._last[registration] = status
         effect = Publish(self._subjects.registration(registration), status)
         wanted = self._wanted.get(registration)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.fields import filled
@@ -27,7 +28,7 @@ from services.core.placement import REMOTE, is_container
 from services.core.requests import Commands
 from services.core.settings import RegistrarSettings
 from services.registrar.changes import amend
-from services.registrar.commands import Command, Finish, RegistrationRecord
+from services.registrar.commands import AddVariants, Finish, PutRecords, RegistrationRecord
 from services.registrar.policy import ATTEMPTS, SILENCE_S, WORKER_LOST_S, WORKER_TIMEOUT_S, plans, plans_for
 from services.registrar.registration import OVER, Ended, Registration, RegistrationStatuses
 from services.registrar.releases import MIRROR
@@ -48,8 +49,11 @@ class Workers:
 
     def heard(self, heartbeat: WorkerHeartbeat, now: float) -> None:
         """Take a heartbeat."""
-        self._heartbeats[heartbeat.worker] = heartbeat
         self._heard[heartbeat.worker] = now
+        for worker in [one for one, at in self._heard.items() if now - at > SILENCE_S]:
+            del self._heartbeats[worker], self._heard[worker]
+            self._not_before.pop(worker, None)
+        self._heartbeats[heartbeat.worker] = heartbeat
 
     def hold(self, worker: str, until: float) -> None:
         """Give this worker no order before `until`."""
@@ -222,10 +226,8 @@ class Registrations:
     def announced(self, request: Register, now: float) -> list[Effect]:
         """A model will come: the worker that would get it now, if one is free, gets ready. Nobody waits for that."""
         worker = self.workers.choose(now, {one.worker for one in self.open.values() if one.worker is not None})
-        if worker is None:
-            return []
         order = filled(InspectModel, request, registration=request.registration or "")
-        return [Publish(self.subjects.workshop(worker, "inspect"), order)]
+        return [] if worker is None else [Publish(self.subjects.workshop(worker, "inspect"), order)]
 
     def _order_undelivered(self, envelope: Envelope) -> list[Effect]:
         """The worker is alive but its workshop does not listen yet: most often it starts."""
@@ -233,8 +235,7 @@ class Registrations:
         registration = self.open.get(envelope.message.reply_subject.rpartition(".")[2])
         if registration is None or registration.worker is None:
             return []
-        if registration.undelivered_since is None:
-            registration.undelivered_since = now
+        registration.undelivered_since = registration.undelivered_since or now
         if now - registration.undelivered_since > SILENCE_S:
             return self._end(registration, now, f"the workshop of worker {registration.worker} takes no orders")
         registration.attempts -= 1
@@ -400,7 +401,7 @@ class Registrations:
         return [*written, *self._assign(now)]
 
     def _write(self, registration: Registration, now: float) -> Effect:
-        command: Command
+        command: PutRecords | AddVariants
         if not registration.extends:
             registration.add_simulated(self.workers.simulated_kinds(now, WORKER_TIMEOUT_S))
         if registration.extends or registration.first == "written":
@@ -470,11 +471,10 @@ class Registrations:
         """Only uploads that are named after the registration are removed with it; their owner may use others again."""
         request = registration.record.request
         uploads = tuple(key for key in (request.object, request.validation) if key.startswith(f"{registration.id}."))
-        version = registration.record.version
         command = Finish(
             registration=registration.id,
             model=request.model,
-            version=version,
+            version=registration.version,
             uploads=uploads,
             forget=request.dry_run,
             withdraw=registration.status.state == "cancelled" and not registration.extends,
@@ -486,7 +486,7 @@ class Registrations:
         self.commands.ended(("finish", registration))
         del self.open[registration]
 
-    def _start(self, kind: str, registration: Registration, command: Command) -> Do:
+    def _start(self, kind: str, registration: Registration, command: Struct) -> Do:
         return self.commands.start(Do((kind, registration.id), command, COMMAND_S))
 
     def _publish(self, registration: Registration, now: float) -> tuple[Effect, ...]:

@@ -1,5 +1,7 @@
 """What the ledger promises: every event is written once, whatever is delivered again; nothing is lost silently."""
 
+import asyncio
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus.codec import encode
+from bus.memory import MemoryBus
 from bus.messages.events import (
     EVENTS,
     AppObjective,
@@ -29,7 +32,10 @@ from bus.natsbus import NatsBus
 from bus.subjects import Subjects
 from services.core.settings import BusSettings
 from services.recorder.__main__ import streams
-from services.recorder.edge import Counter
+from services.recorder.actor import WriteCatalog
+from services.recorder.catalog import CatalogWriter
+from services.recorder.edge import Counter, RecorderEdge
+from services.recorder.edge_copies import FileCopies
 from services.recorder.events import EventMessage, EventWriter, Maintenance
 from services.recorder.tables import TABLES
 from services.shell.store import Store
@@ -423,6 +429,26 @@ async def test_what_was_sent_and_is_in_no_row_is_found_exactly_and_told_once(
     finally:
         await bus.close()
         store.close()
+
+
+async def test_what_nobody_waits_for_any_more_leaves_no_traceback(
+    database_dsn: str, superuser_dsn: str, ask: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the process ends, or the question has taken too long, while the database does not go on."""
+    bus, store, subjects = MemoryBus(), Store(database_dsn, "test"), Subjects("t")
+    parts = CatalogWriter(store, {}, 0.99), FileCopies(bus, subjects, store), Counter(bus, "none", store)
+    edge = RecorderEdge(bus, store, {}, *parts)
+    with closing(psycopg.connect(superuser_dsn)) as other:
+        other.execute("LOCK TABLE infaas.prices")
+        working = asyncio.create_task(edge.perform(WriteCatalog({}, frozenset())))
+        waits = "SELECT FROM pg_stat_activity WHERE application_name = 'test' AND wait_event_type = 'Lock'"
+        await until(lambda: bool(ask(waits)))
+        working.cancel()
+        await asyncio.wait([working])
+    store.close()
+    del working
+    gc.collect()
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def _id(data: bytes) -> str:

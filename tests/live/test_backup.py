@@ -23,6 +23,7 @@ X, _ = tiny_models.digits(3)
 OPTIONS = ("--no-dashboard", "--no-gateway")
 PAUSE = 0.01  # s between queries
 DONE = "SELECT count(*) FROM infaas.registrations WHERE state = 'done'"
+INSERT = "INSERT INTO infaas_internal.files VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
 NOW = {"state", "instances", "reclaimable", "batching", "hop_ms", "hop_quantiles_ms", "cost_per_1000"}  # docs/backup.md
 
 
@@ -94,9 +95,13 @@ def _variants(system: Whole) -> list[dict[str, Any]]:
     )
 
 
+def _sql(system: Whole) -> psycopg.Connection[Any]:
+    return psycopg.connect(json.loads((system.directory / "endpoints.json").read_text())["writer"])
+
+
 def _mirrored(system: Whole, apps: int, variants: int) -> bool:
     """Whether SQL has so many records, and all files that they name."""
-    with psycopg.connect(json.loads((system.directory / "endpoints.json").read_text())["writer"]) as connection:
+    with _sql(system) as connection:
         records = connection.execute("SELECT key, body FROM infaas.catalog WHERE bucket = 'catalog'").fetchall()
         there = {digest for (digest,) in connection.execute("SELECT digest FROM infaas_internal.files")}
     kinds = Counter(key.partition(".")[0] for key, _ in records)
@@ -157,13 +162,27 @@ def test_a_nats_that_lost_its_disk_gets_back_all_that_was_registered(
         early = system.command("catalog", "restore")
         assert early.returncode == 1
         assert "--missing writes those that are not there" in early.stderr
+        with _sql(system) as connection:
+            copies = connection.execute("DELETE FROM infaas_internal.files RETURNING *").fetchall()
+        whole = {"records": 0, "files": 0, "damaged": [], "uncopied": []}
+        assert system.told("catalog", "restore", "--missing") == whole, "what is not copied yet is whole on NATS"
+        with _sql(system) as connection:
+            connection.cursor().executemany(INSERT, copies)
     shutil.rmtree(directory / "nats")
     refused = infaas("up", "--data-dir", str(directory), *settings)
     assert refused.returncode == 1
     assert "infaas catalog restore" in refused.stderr
     with running(directory, *settings, INFAAS_BUS__ADOPT="true") as system:
         assert system.told("models") == []
-        assert system.told("catalog", "restore")["damaged"] == []
+        with _sql(system) as connection:
+            copies = connection.execute("DELETE FROM infaas_internal.files RETURNING *").fetchall()
+        lost = system.command("catalog", "restore")
+        assert lost.returncode == 1
+        assert "lost on NATS before they were copied to SQL: model." in lost.stderr
+        assert "damaged" not in lost.stderr
+        with _sql(system) as connection:
+            connection.cursor().executemany(INSERT, copies)
+        assert system.told("catalog", "restore", "--missing")["uncopied"] == []
         assert _variants(system) == variants
         assert talk(system, _ask) == answers
 
@@ -192,7 +211,7 @@ def test_a_file_that_the_disk_changed_is_mended_from_its_copy(
         assert eventually(lambda: system.rows(told) == [(True,)])
         mended = system.command("catalog", "restore", "--missing", "--json")
         assert mended.returncode == 0, mended.stderr
-        assert json.loads(mended.stdout) == {"records": 0, "files": 0, "damaged": []}
+        assert json.loads(mended.stdout) == {"records": 0, "files": 0, "damaged": [], "uncopied": []}
 
 
 async def _one(client: Any, variant: str | None = None) -> tuple[str, Any] | None:

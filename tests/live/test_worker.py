@@ -153,6 +153,7 @@ async def test_a_draining_worker_answers_what_it_has_and_loads_nothing(
         assert reply["instances"] == list(here.states())
         await until(lambda: here.beats[-1].draining)
         assert all("outputs" in reply or reply["error"] for reply in await asyncio.gather(*asked))
+        assert list(here.states()) == reply["instances"], "they are there if it is to take work again"
         late = await here.order(here.subjects.worker("w1", "load"), EnsureLoaded(variant=record, at_least=2))
         assert late["reason"] == "this worker is draining: not needed"
         old = await here.order(drain, Drain(epoch=1, resume=True))

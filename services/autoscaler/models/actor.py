@@ -35,7 +35,7 @@ from services.core.actor import (
     Undelivered,
     Watch,
 )
-from services.core.catalog import Catalog
+from services.core.catalog import Catalog, variant_key
 from services.core.cost import HANDLING_MS, PER_CORE, UnknownPrice, cores_of, instance_price_per_s, load_seconds
 from services.core.demand import Band, band, requirement_class, variants_for
 from services.core.lifecycle import COUNTED, SERVING, needed
@@ -137,8 +137,12 @@ class ModelAutoscaler(TableActor):
         return self._react(envelope.now) if self._settings.policy == "infaas" else NOTHING
 
     def _changed(self, envelope: Envelope) -> Iterable[Effect]:
-        self._catalog.apply(envelope.message.key, envelope.message.value)
-        self._tables.changed(envelope.message.key)
+        change: Changed = envelope.message
+        self._catalog.apply(change.key, change.value)
+        self._tables.changed(change.key)
+        if change.value is None:
+            for known in (self._ordered, self._barred):
+                known.pop(change.key.removeprefix(variant_key("")), None)
         return NOTHING
 
     def _synced_all(self, _envelope: Envelope) -> Iterable[Effect]:

@@ -95,7 +95,9 @@ class FleetPlanner(Struct, eq=False):
         """A worker has answered an order; None: it has not."""
         order = self._replies.pop(subject, None)
         if order is not None and (reply is None or reply.reason):
+            self.problems.barred = {one: until for one, until in self.problems.barred.items() if until > now}
             self.problems.barred[order] = now + BARRED_S
+            self._refusals = {of: why for of, why in self._refusals.items() if self.problems.catalog.variant(of)}
             self._refusals[order[1]] = f"{order[0]}: {reply.reason if reply is not None else 'no answer'}"
             self._ordered.pop(order, None)
 

@@ -135,7 +135,7 @@ class RunnerReports:
         self._worker = worker
         self._subject = subjects.dispatcher_heartbeat(name)
         self._notes = subjects.offline("note")
-        self.history = OutcomeLog()
+        self.history = OutcomeLog((worker,))
         self._sent = self._active = float("-inf")
         self._noted = float("-inf")
         self._kept_off: tuple[Any, ...] = ()
@@ -206,6 +206,7 @@ class LoadRequests:
 
     def replied(self, reply: LoadReply, now: float) -> None:
         if reply.reason:
+            self._refused = {one: kept for one, kept in self._refused.items() if kept[0] > now}
             self._refused[reply.variant] = (now + REFUSED_S, reply.reason)
             self._used.pop(reply.variant, None)
             self._requested.pop(reply.variant, None)

@@ -58,6 +58,7 @@ from services.registrar.commands import (
     ClaimRegistration,
     ContextsDeleted,
     Finish,
+    ForgetStatus,
     MarkCancelled,
     Pruned,
     PutRecords,
@@ -244,6 +245,8 @@ class Stage:
                     self.put(SUBJECTS.catalog_bucket, key, None)
                 for prefix in ["work"] + ["registration"] * command.forget:
                     self.put(SUBJECTS.status_bucket, f"{prefix}.{command.registration}", None)
+            case ForgetStatus(registration=registration):
+                self.put(SUBJECTS.status_bucket, f"registration.{registration}", None)
             case Prune():
                 return Pruned("nothing was deleted", ArtifactsKept(artifacts=[], time=self.now))
             case _:

@@ -56,8 +56,8 @@ def test_own_work_and_that_of_peers_that_are_gone_is_taken_over() -> None:
     takeovers.heard("left", 99.0, leaving=True)
     unfinished = [("w1", "alive"), ("w2", "silent"), ("w3", "left"), ("w4", "a"), ("w5", "never heard of")]
     assert takeovers.orphans(unfinished, 100.0, since=98.0) == ["w2", "w3", "w4"]
-    assert takeovers.orphans(unfinished, 104.0, since=98.0) == ["w2", "w3", "w4", "w5"]
     assert takeovers.start("w2", "command") == Do(("takeover", "w2"), "command", 10.0)
     assert takeovers.orphans(unfinished, 100.0, since=98.0) == ["w3", "w4"]
     takeovers.ended("w2")
     assert takeovers.orphans(unfinished, 100.0, since=98.0) == ["w2", "w3", "w4"]
+    assert takeovers.orphans(unfinished, 104.0, since=98.0) == ["w2", "w3", "w4", "w5"]

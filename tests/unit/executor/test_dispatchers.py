@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.events import OutcomeEvent, SelectionEvent
@@ -285,7 +286,7 @@ def stored(log: OutcomeLog, *seqs: int, now: float = NOW) -> int:
 
 
 def test_a_batch_that_was_lost_is_not_taken_for_stored_since_later_ones_are() -> None:
-    log = OutcomeLog()
+    log = OutcomeLog(("w",))
     assert stored(log, 1, 2) == 2
     assert stored(log, 4, 5) == 2
     assert stored(log, 3) == 5, "it was said again"
@@ -294,11 +295,23 @@ def test_a_batch_that_was_lost_is_not_taken_for_stored_since_later_ones_are() ->
     assert stored(log, 10, now=NOW + MISSING) == 7, "its executor's connection broke: nobody will say it"
     assert stored(log, 11, now=NOW + MISSING) == 7
     assert stored(log, 8, 12) == 12
-    assert OutcomeLog().flushed == {} and stored(OutcomeLog(), 2) == 0, "the first one was lost"
+    assert OutcomeLog(("w",)).flushed == {} and stored(OutcomeLog(("w",)), 2) == 0, "the first one was lost"
+
+
+def test_of_executors_that_are_gone_nothing_is_told_any_more() -> None:
+    workers = {"w", "other"}
+    log = OutcomeLog(workers)
+    for incarnation in range(1, 5):
+        log.covers(replace(batch(1), queue=f"w/cpu/{incarnation}"), NOW)
+    log.covers(replace(batch(1), queue="w/gpu/1"), NOW)
+    assert log.flushed == {"w/cpu/3": 1, "w/cpu/4": 1, "w/gpu/1": 1}, "one may still end while its successor begins"
+    workers.remove("w")
+    log.covers(replace(batch(1), queue="other/cpu/1"), NOW)
+    assert log.flushed == {"other/cpu/1": 1}
 
 
 def test_what_is_not_on_disk_is_not_stored_however_many_batches_come_again() -> None:
-    log = OutcomeLog()
+    log = OutcomeLog(("w",))
     event = SelectionEvent(
         time=NOW, app="app", context=None, query=b"q" * 16, member="m", probability=1.0, loss=0.0, weight=1.0
     )

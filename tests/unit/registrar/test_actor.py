@@ -15,6 +15,7 @@ from services.core.actor import Done, Failed, Malformed, Publish, Stopping, Sync
 from services.core.catalog import selection_key
 from services.core.settings import RegistrarSettings
 from services.registrar.commands import AlreadyTaken, Finish, PutRecords, PutStatus, RegistrationRecord, error_of
+from services.registrar.registration import KEPT, KEPT_OF_EACH
 from tests.support.simulated.registrations import (
     REQUEST,
     SIGNATURE,
@@ -390,6 +391,33 @@ def test_statuses_of_others_are_answered_and_foreign_uploads_stay() -> None:
     request = replace(REQUEST, object="shared.onnx", validation="shared.npz")
     complete(stage, to_building(stage, request))
     assert stage.forgotten[0].uploads == ()
+
+
+def test_of_ended_registrations_only_the_latest_are_remembered() -> None:
+    stage = Stage()
+    for number in range(KEPT + 3):
+        name = f"r{number}"
+        status = RegistrationStatus(registration=name, state="building" if number == 1 else "done", app="a", model="m")
+        stage.put(SUBJECTS.status_bucket, f"registration.{name}", encode(status))
+    stage.put(SUBJECTS.status_bucket, "registration.r0", stage.status["registration.r0"])  # it has changed since
+    stage.tick()
+    stage.perform()
+    assert {f"r{number}" for number in range(4)} - {key.removeprefix("registration.") for key in stage.status} == {
+        "r2",
+        "r3",
+    }
+    assert len(stage.status) == KEPT + 1, "one is under way"
+    stage.tell(b"", SUBJECTS.registration("r2"), "_INBOX.2")
+    assert isinstance(stage.sent[-1][1], Refusal)
+    late = RegistrationStatus(registration="late", state="done", app="a", model="m")
+    stage.put(SUBJECTS.catalog_bucket, "model.mlp.1", encode(model_record()))
+    for number in range(KEPT_OF_EACH + 1):
+        stage.put(
+            SUBJECTS.status_bucket, f"registration.late{number}", encode(replace(late, registration=f"late{number}"))
+        )
+    stage.tick()
+    stage.perform()
+    assert len(stage.status) == KEPT + 1 + KEPT_OF_EACH, "what failed with a version is not tried again"
 
 
 def test_unreadable_entries_harm_nobody() -> None:

@@ -1,5 +1,6 @@
 """Orders and facts on a stage: workers that fail, fall silent or leave, and variants that do not work."""
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from bus.messages.work import BuildVariants, CancelWork, InspectModel, WorkProgr
 from services.core.actor import Publish, Undelivered
 from services.core.placement import container_kind
 from services.registrar.commands import AddVariants, PutRecords, RegistrationRecord
+from services.registrar.policy import SILENCE_S
 from tests.support.simulated.registrations import (
     PROFILE,
     REQUEST,
@@ -109,6 +111,14 @@ def test_registrations_queue_for_a_worker_and_share_several() -> None:
     assert [order.registration for order in stage.orders("w1")] == ["r2"]
     stage.tell(finished("inspect", "r2", "w1", "bad file"))
     assert [order.registration for order in stage.orders("w1")] == ["r2", "r3"]
+
+
+def test_workers_that_are_gone_are_forgotten() -> None:
+    stage = Stage()
+    stage.tell(heartbeat("gone"))
+    stage.now += SILENCE_S + 1.0
+    stage.tell(heartbeat("there"))
+    assert [one.worker for one in stage.registrar._registrations.workers.alive(stage.now, within=inf)] == ["there"]
 
 
 def test_leaving_draining_and_silent_workers_get_no_orders() -> None:
