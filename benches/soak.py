@@ -1,11 +1,13 @@
 """Whether a system grows while it lives: `python benches/soak.py [--minutes M] [--every S]` (`make soak`, HOURS=24).
 
-Versions, apps, pipelines and jobs come and go under a steady load. Memory, descriptors and log of each process, subjects, messages and bytes of
-NATS, and rows of the database are read every few seconds. Each has its slope an hour with a 95 % interval: of the means of eight equal parts of the
-time after the first quarter, in which caches fill; that of answered queries is filled before. A slope whose interval does not hold 0 is marked. What is kept by design grows: rows of
-history and its bytes, for a day the marks of deleted keys (some thirty with each registration here), for ever the numbers of deleted versions. What has
-a bound fills: the last 1,000 registrations and jobs that ended, and NATS' buffers, of up to 8 MB for each stream that is written. Wanted: no other
-mark, no restart, nothing refused but for what overload explains.
+Versions, apps, pipelines and jobs come and go under a steady load. Memory, descriptors and log of each process,
+subjects, messages and bytes of NATS, and rows of the database are read every few seconds. Each has its slope an hour
+with a 95 % interval: of the means of eight equal parts of the time after the first quarter, in which caches fill;
+that of answered queries is filled before. A slope whose interval does not hold 0 is marked. What is kept by design
+grows: rows of history and its bytes, for a day the marks of deleted keys (some thirty with each registration here),
+for ever the numbers of deleted versions. What has a bound fills: the last 1,000 registrations and jobs that ended,
+1,000 sets of labels of each metric, logs until they rotate, NATS' buffers, of up to 8 MB for each stream that is
+written. Wanted: no other mark, no restart, nothing refused but for what overload explains.
 """
 
 import argparse

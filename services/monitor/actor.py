@@ -254,6 +254,7 @@ class MonitorActor(TableActor):
             why, now = "the variant was removed", envelope.now
             host, warm = self._table.host, [one for one in self._table.warm(name) if one.state == "Warm"]
             _, released = self._table.release(name, 0, why, now)  # no query can be given to them
+            self._table.failures.succeeded(name)  # nothing is known of it any more
             return [*released, *(effect for one in warm for effect in host.drop(one, why, now))]
         return NOTHING
 

@@ -401,9 +401,8 @@ class InstanceTable:
         device = self._devices[instance.device]
         device.meter.vacate(instance.id, now)
         del self.instances[instance.id], device.instances[instance.id]
-        if self.catalog.variant(name := instance.record.variant) is None:
-            self.uses.forget(name)
-            self.failures.succeeded(name)  # nothing is known of it any more
+        if self.catalog.variant(instance.record.variant) is None:
+            self.uses.forget(instance.record.variant)
         self._ended[instance.id] = None
         if len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]
