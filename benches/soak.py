@@ -6,8 +6,8 @@ with a 95 % interval: of the means of eight equal parts of the time after the fi
 that of answered queries is filled before. A slope whose interval does not hold 0 is marked. What is kept by design
 grows: rows of history and its bytes, for a day the marks of deleted keys (some thirty with each registration here),
 for ever the numbers of deleted versions. What has a bound fills: the last 1,000 registrations and jobs that ended,
-1,000 sets of labels of each metric, logs until they rotate, NATS' buffers, of up to 8 MB for each stream that is
-written. Wanted: no other mark, no restart, nothing refused but for what overload explains.
+1,000 sets of labels of each metric, and logs until they rotate. NATS' memory grows ever slower, to some 150 MB in an
+hour. Wanted: no other mark, no restart, nothing refused but for what overload explains.
 """
 
 import argparse
