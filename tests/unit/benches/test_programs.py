@@ -24,7 +24,7 @@ READS = re.compile(r"ArgumentParser|compare\.main\(|from closed_loop")
 PROGRAMS = sorted(
     path for path in (ROOT / "benches").rglob("*.py") if "__main__" in (text := path.read_text()) and READS.search(text)
 )
-NEEDED = {"gateway_fuzz": "schemathesis", "mlperf": "mlperf_loadgen"}  # what only an extra brings, or nothing
+NEEDED = {"gateway_fuzz": "schemathesis"}  # what only an extra brings
 
 
 @pytest.mark.slow
