@@ -14,16 +14,14 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import rig  # noqa: F401  (this source goes before an installed one)
+import rig
 from msgspec import Struct
 from proof import network
 from proof.choices import Chosen, Policy, choose, parse
 from proof.load import Sent, send
-from proof.others import look, others
 from proof.records import Action, Records, read
 from proof.shape import FLUCTUATING, arrivals, compressed
 from proof.systems import APP, register, settings
@@ -75,9 +73,9 @@ async def serve(
         await own.start()
         async with infaas.connect(data_dir=data_dir) as client:
             await send(client, APP, arrivals([(0, 4), (options.warmup, 4)], options.seed + 1), **needs)
-            before = look(own.pid)
+            others = rig.Others()
             start, sent = await send(client, APP, arrivals(points, options.seed), **needs)
-            busy = others(before, look(own.pid))
+            busy = others.cpus()
         until = start + points[-1][0]
         await asyncio.sleep(max(0.0, until - time.time()) + SETTLE)
         return sent, read(own.urls["sql"], since=since, start=start, until=time.time()), busy
@@ -85,7 +83,7 @@ async def serve(
         own.stop()
 
 
-async def bench(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
+async def bench(options: argparse.Namespace) -> Report:
     """Every policy in turn; with --out, what there is so far is kept after each."""
     runs: list[Run] = []
     hardware: dict[str, str] = {}
@@ -107,18 +105,18 @@ async def bench(options: argparse.Namespace, say: Callable[[str], None]) -> Repo
 
     with tempfile.TemporaryDirectory(prefix="infaas-bench-", ignore_cleanup_errors=True) as directory:
         data_dir = options.data_dir or Path(directory) / "data"
-        say("making and registering the network: one to two minutes")
+        rig.say("making and registering the network: one to two minutes")
         variants = await register(data_dir, options.simulate, options.views)
         for one in variants:
             kind = f"{'simulated ' * one['simulated']}{one['hardware']}"
-            say(
+            rig.say(
                 f"  {one['variant']} ({kind}): {one['latency_ms']:.1f} ms, at most {one['saturation_qps']:.0f}/s, loads in"
                 f" {one['load_ms'] / 1000:.2f} s, accuracy {one['accuracy']:.3f}, US$ {one['price_per_hour']:.3f}/h"
             )
         choices = [choose(policy, variants, peak, **needs) for policy in options.policies]
         for policy, choice in zip(options.policies, choices, strict=True):
             chosen = f", by choice {choice.instances} x {choice.variant}" if choice else ""
-            say(f"{policy.name}{chosen}: {seconds:.0f} s of load")
+            rig.say(f"{policy.name}{chosen}: {seconds:.0f} s of load")
             sent, records, busy = await serve(data_dir, policy, choice, options)
             hardware |= records.hardware
             run = Run(
@@ -133,7 +131,7 @@ async def bench(options: argparse.Namespace, say: Callable[[str], None]) -> Repo
             runs.append(run)
             keep(made(runs), options.out)
             for action in run.actions:
-                say(
+                rig.say(
                     f"  {action.at:7.2f} s  {action.scaler:10} {action.action:9} {action.variant} x {action.count}: {action.reason}"
                 )
     return made(runs)
@@ -165,7 +163,7 @@ def devices(text: str) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = rig.parser(__doc__)
     parser.add_argument("--compress", type=float, default=3.0, help="the paper's 240 s in so many times less")
     parser.add_argument("--policies", type=policies, default=policies("infaas,static,replicate"))
     parser.add_argument(
@@ -189,7 +187,7 @@ def main() -> None:
         draw(report, options.out or options.again.parent)
         return
     try:
-        report = asyncio.run(bench(options, lambda text: print(text, file=sys.stderr, flush=True)))
+        report = asyncio.run(bench(options))
     except (InfaasError, ValueError) as error:
         sys.exit(str(error))
     if options.json:

@@ -11,19 +11,14 @@ import asyncio
 import json
 import random
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import rig
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import infaas
 from infaas.demo import digits
 from tests.live import test_gateway_fuzz as fuzz
 from tests.support.gateways.abuse import INFER, MUTANTS_MAY, Abuse, everything, heavy, mutant, tensor
@@ -52,13 +47,6 @@ class Watch:
     def end(self) -> dict[str, float]:
         self._task.cancel()
         return {"peak_mb": self.peak, "left_mb": self._gate.resident_mb() - self.before}
-
-
-async def prepare(own: Any) -> None:
-    """Register one of the digits' models and query until it answers."""
-    validation = digits.save_validation(own.data_dir.parent / "validation.npz")
-    async with infaas.connect(data_dir=own.data_dir) as client:
-        await client.register(digits.models()["logreg"], app="digits", model="logreg", validation=validation)
 
 
 async def good(gate: Gate) -> float:
@@ -174,8 +162,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with rig.system(TIMES) as own:
-        asyncio.run(own.start())
-        asyncio.run(prepare(own))
+        validation = digits.save_validation(own.data_dir.parent / "validation.npz")
+        asyncio.run(rig.prepare(own.data_dir, "digits", digits.models()["logreg"], validation))
         port = int(own.urls["gateway"].rpartition(":")[2])
         (pid,) = [pid for pid in rig.children(own.pid) if rig.kind(pid) == "gateway"]
         process: Any = SimpleNamespace(pid=pid)  # a child of `infaas up`, not ours

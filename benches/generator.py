@@ -243,6 +243,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     lost = sum(sent >= 0 for sent in generator.under_way.values())
     return {
         "answered": generator.answered,
+        "answered_all": generator.number - len(generator.under_way),
         "sent": generator.sent,
         "lost": lost,
         "rate": generator.answered / generator.took,

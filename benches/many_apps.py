@@ -7,7 +7,6 @@ refused, or answered after their objective, in the first half of the time and in
 One model is registered. The others are copies of its records under other names, with the same file and profile: a worker loads each for itself.
 """
 
-import argparse
 import asyncio
 import json
 import sys
@@ -19,7 +18,6 @@ import nats
 import numpy as np
 import rig
 from msgspec.structs import replace
-from overload import say
 
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
@@ -65,7 +63,7 @@ async def load(
     rows: list[tuple[float, float, str]] = []
     inbox = client.new_inbox()
     sent: dict[str, float] = {}
-    x = np.load(rig.VALIDATION)["x"][:1].astype("f4")
+    x = rig.stored()[0][:1]
     needs = {"latency_ms": latency_ms} if latency_ms else {}
     body = query_head(needs, encode_inputs(x)) + bytes(16)  # the field `retry_key` is the last one
     began = time.time()
@@ -93,9 +91,7 @@ async def load(
 
 
 async def measure(own: DemoSystem, apps: int, rate: float, latency_ms: float, seconds: float) -> None:
-    await own.start()
-    files = (str(rig.MODEL), "--validation", str(rig.VALIDATION))
-    say("register", *files, "--app", APP, "--model", "small", "--data-dir", str(own.data_dir))
+    await own.infaas("register", rig.MODEL, "--validation", rig.VALIDATION, "--app", APP, "--model", "small")
     client = await nats.connect(own.urls["nats"])
     try:
         await copy_apps(client, apps)
@@ -117,11 +113,10 @@ async def measure(own: DemoSystem, apps: int, rate: float, latency_ms: float, se
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rig.parser(__doc__, seconds=60.0)
     parser.add_argument("--apps", type=int, default=40)
     parser.add_argument("--rate", type=float, default=5.0, help="queries a second of each app")
     parser.add_argument("--latency-ms", type=float, default=300.0, help="0: no objective")
-    parser.add_argument("--seconds", type=float, default=60.0)
     given = parser.parse_args()
     with rig.system(SETTINGS) as own:
         asyncio.run(measure(own, given.apps, given.rate, given.latency_ms, given.seconds))

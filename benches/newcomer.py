@@ -5,7 +5,6 @@ answer within 5 s of `register` for all but the one of 200 MB, and every one as 
 extras torch, sklearn and boosting.
 """
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -312,7 +311,7 @@ async def remedied(own: rig.DemoSystem, one: Brought, directory: Path) -> str:
     """What the refusal of a function names: it serves as a container."""
     (directory / "mine.py").write_text(REMEDY)
     np.savez(directory / "validation.npz", x=one.x, y=one.expected["y"][:1].repeat(len(one.x)))
-    arguments = (
+    arguments = [
         "container",
         "mine:total",
         "--app",
@@ -323,7 +322,7 @@ async def remedied(own: rig.DemoSystem, one: Brought, directory: Path) -> str:
         "validation.npz",
         "--metric",
         "mae",
-    )
+    ]
     words = command(*arguments, "--data-dir", str(own.data_dir.absolute()))
     process = await asyncio.create_subprocess_exec(*words, cwd=directory, stderr=asyncio.subprocess.DEVNULL)
     try:
@@ -335,7 +334,6 @@ async def remedied(own: rig.DemoSystem, one: Brought, directory: Path) -> str:
 
 
 async def run(own: rig.DemoSystem, names: list[str], directory: Path) -> None:
-    await own.start()
     print(f"{'model':16} {'first answer, s':>15}  how it fared")
     for name in names:
         one = await asyncio.to_thread(MODELS[name])
@@ -346,7 +344,7 @@ async def run(own: rig.DemoSystem, names: list[str], directory: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = rig.parser(__doc__)
     parser.add_argument("--only", help=f"names with commas between them, of {', '.join(MODELS)}")
     chosen = parser.parse_args().only
     names = chosen.split(",") if chosen else list(MODELS)

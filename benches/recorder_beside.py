@@ -5,7 +5,6 @@ are published to its stream and recorded. Shown: the queries' latency, whether t
 PostgreSQL. Wanted: at least 20,000 rows/s recorded, and latency as without.
 """
 
-import argparse
 import asyncio
 import statistics
 import tempfile
@@ -14,10 +13,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import psycopg
 import rig
-from path import APP, prepare
 from recorder_ingest import BATCH, messages, outcomes
 
 from bus.natsbus import NatsBus
@@ -56,29 +53,16 @@ def recorded(dsn: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rig.parser(__doc__, seconds=10.0, rounds=3)
     parser.add_argument("--rows-per-s", type=int, default=20_000)
     parser.add_argument("--rate", type=float, default=500.0)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     rows = int(options.rows_per_s * options.seconds) // BATCH * BATCH
     with rig.system() as own, tempfile.TemporaryDirectory() as directory:
-        asyncio.run(own.start())
-        asyncio.run(prepare(own.data_dir))
-        with np.load(rig.VALIDATION) as stored:
-            x = stored["x"][:256]
-        queries = rig.bodies(Path(directory) / "queries.npz", x, np.full(len(x), -1))  # whatever the answer
+        asyncio.run(rig.prepare(own.data_dir))
+        queries = rig.bodies(Path(directory) / "queries.npz", *rig.clear_cases())
         dsn, url = own.urls["sql"], own.urls["nats"]
-        load = (
-            f"infaas.query.{APP}",
-            queries,
-            "--unchecked",
-            "--rate",
-            str(options.rate),
-            "--seconds",
-            str(options.seconds),
-        )
+        load = ("--unchecked", "--rate", str(options.rate), "--seconds", str(options.seconds))
         seen: dict[str, list[tuple[float, float]]] = {"alone": [], "beside": []}
         for number in range(options.rounds):
             sent = messages(outcomes(rows, number), f"round-{number}")
@@ -87,7 +71,7 @@ def main() -> None:
                 injector = Injector(url, sent, options.seconds, f"round-{number}") if what == "beside" else None
                 if injector is not None:
                     injector.start()
-                result = rig.generate(url, *load)
+                result = rig.generate(url, f"infaas.query.{rig.APP}", queries, *load)
                 found.append((result["p50_ms"], result["p99_ms"]))
                 line = f"{what:7} p50 {result['p50_ms']:6.2f} ms  p99 {result['p99_ms']:7.2f} ms"
                 if injector is not None:

@@ -127,8 +127,7 @@ async def bench(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = rig.parser(__doc__, rounds=5)
     parser.add_argument(
         "--data-dir", type=Path, help="the system's directory: kept, and what is registered there used again"
     )

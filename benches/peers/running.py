@@ -57,12 +57,6 @@ def cpu() -> float:
     return sum(seconds for root in roots() for _, seconds in rig.cpu(root).values())
 
 
-def others_cpu() -> float:
-    """CPU seconds of the whole machine, up to now."""
-    fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-    return (sum(fields[:8]) - fields[3] - fields[4]) / rig.TICKS  # without idle and iowait
-
-
 @contextmanager
 def serving(
     name: str, peer: Peer, python: str, model: Path, batch: int, directory: Path, more: Mapping[str, str]
@@ -152,14 +146,14 @@ class Server:
         Raises RuntimeError on errors and wrong answers.
         """
         more = ("--json",) if self._peer.as_json else ()
-        before, all_before, began = cpu(), others_cpu(), time.monotonic()
+        before, all_before, began = cpu(), rig.busy(), time.monotonic()
         result = rig.generate_http("127.0.0.1", self.port, table, *options, *more)
         time.sleep(1.0)  # what is written after the answer counts, too
         if result["errors"]:
             raise RuntimeError(f"errors under load: {result['errors']}")
         used, took = cpu() - before, time.monotonic() - began
         result["cpu_ms"] = 1000 * used / result["answered_all"]
-        result["others"] = max(0.0, (others_cpu() - all_before - used - result["generator_cpu_s"]) / took)
+        result["others"] = max(0.0, (rig.busy() - all_before - used - result["generator_cpu_s"]) / took)
         return result
 
 

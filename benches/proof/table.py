@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from benches.scoreboard.table import aligned
 from proof.timeline import Figures, ratios
 
 
@@ -36,7 +37,7 @@ def table(of: Mapping[str, Figures], hardware: Mapping[str, str]) -> str:
         ("most instances at a time", lambda f: listed({short(v, hardware.get(v, "")): n for v, n in f.most.items()})),
     ]
     rows = [["", *of], *([title, *(show(each) for each in of.values())] for title, show in lines)]
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def compared(of: Mapping[str, Figures]) -> str:
@@ -47,18 +48,10 @@ def compared(of: Mapping[str, Figures]) -> str:
     rows = [["infaas over", "cost", "SLO violations", "answers in time"]]
     for name, over in found.items():
         rows.append([name, *(_inverse(over[key]) for key in ("cost", "violations", "in_time"))])
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _inverse(ratio: float | None) -> str:
     if ratio is None:
         return "0"
     return "—" if ratio == 0 else f"{1 / ratio:.2f}"
-
-
-def _aligned(rows: list[list[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])

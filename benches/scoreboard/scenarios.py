@@ -12,6 +12,9 @@ from math import pi, sin
 from pathlib import Path
 from typing import Any, NamedTuple
 
+TRACES = (
+    Path(__file__).resolve().parents[3] / "shared" / "traces"
+)  # recorded loads, which are no part of the repository
 TWITTER = "twitter_per_second_days01-07.txt.gz"  # events of each second, seven days
 AZURE = "AzureLLMInferenceTrace_conv.csv"  # an invocation a line, an hour
 SEED = 3
