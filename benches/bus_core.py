@@ -34,7 +34,9 @@ def main() -> None:
             ):
                 runs = {
                     name: partial(
-                        rig.with_cpu, [pid, server.pid], partial(rig.generate, server.url, f"bench.{name}", *load)
+                        rig.with_cpu,
+                        [pid, server.pid],
+                        partial(rig.generate, "nats", server.url, f"bench.{name}", *load),
                     )
                     for name, pid in (("stock", stock), ("direct", direct))
                 }

@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import rig
 from peers.environments import CACHE, environment
 from peers.running import adopt, alone, serving
@@ -114,9 +113,8 @@ class Comparison:
         try:
             with serving(system, peer, python, model.file, model.batch, self._directory, more) as server:
                 run["start_s"] = server.first_answer(served, x)
-                table = self._directory / f"{system}.npz"
                 made = requests(peer, served, server.port, x)
-                np.savez(table, requests=made, expected=classes, classes=np.array(10))
+                table = rig.requests(self._directory / f"{system}.npz", made, classes)
                 time.sleep(1.0)
                 run["idle_mb"] = server.memory()
                 seconds = ("--seconds", str(self._seconds), "--closed", str(CONNECTIONS))

@@ -266,7 +266,7 @@ def cost(seconds: float, rounds: int) -> dict[str, Any]:
         x, y = rig.stored()
         queries = rig.bodies(own.data_dir.parent / "queries.npz", x[:64], y[:64])
         load = (queries, "--closed", "32", "--seconds", str(seconds))
-        ask = partial(rig.generate, own.urls["nats"])
+        ask = partial(rig.generate, "nats", own.urls["nats"])
         runs = {
             app: partial(rig.with_cpu, [own.pid], partial(ask, f"infaas.query.{app}", *load)) for app in ("one", "five")
         }

@@ -87,16 +87,12 @@ class Bench:
         self.host, _, port = own.urls["gateway"].removeprefix("http://").rpartition(":")
         self.port = int(port)
         queries = rig.bodies(directory / "queries.npz", x, classes)
-        self.ways = {"bus": partial(rig.generate, own.urls["nats"], f"infaas.query.{rig.APP}", queries)}
+        self.ways = {"bus": partial(rig.generate, "nats", own.urls["nats"], f"infaas.query.{rig.APP}", queries)}
         for way in WAYS[1:]:
             make = message if way == "grpc" else partial(request, self.host, raw=way == "raw")
-            made, table = [make(row[None]) for row in x], directory / f"{way}.npz"
-            longest = max(map(len, made))
-            expected = [one for one, each in zip(classes, made, strict=True) if len(each) == longest]
-            np.savez(table, requests=rig.rows_of(made), expected=expected, classes=np.array(10))
+            table = rig.requests(directory / f"{way}.npz", [make(row[None]) for row in x], classes)
             address = own.urls["gateway_grpc"].rpartition(":")[2] if way == "grpc" else port
-            program = "grpc_generator.py" if way == "grpc" else "http_generator.py"
-            self.ways[way] = partial(rig.generated, program, self.host, address, str(table))
+            self.ways[way] = partial(rig.generate, "grpc" if way == "grpc" else "http", self.host, address, table)
 
     def run(self, way: str, *options: str) -> dict[str, Any]:
         """One run, with the CPU milliseconds for an answer by kind of process."""

@@ -9,7 +9,7 @@ autoscaler off, so that the capacity stays what it is.
 
 `--refusals`: a system of its own with one dispatcher and then with two, 2 and 4 times saturation, objectives of 100 and 300 ms, over the bus and over
 HTTP with as many connections as that takes. Wanted: none later than 100 ms after its deadline, counted from when the query was written to the socket.
-What the generator itself may have added is told apart (`closed_loop.Refusals`). `--light`: of a network that takes microseconds, so that the way to it is
+What the generator itself may have added is told apart (`generator.Refusals`). `--light`: of a network that takes microseconds, so that the way to it is
 what is beyond saturation.
 """
 
@@ -27,7 +27,6 @@ import rig
 from gateway import request
 
 from infaas.demo.program import DemoSystem
-from infaas.queries import encode_inputs, head
 from tests.support.models import tiny_models
 
 TIMES = (0.9, 1.5, 3.0)
@@ -130,23 +129,19 @@ class Doors:
         self._host, _, self._port = own.urls["gateway"].removeprefix("http://").rpartition(":")
         for latency_ms in (0.0, *OBJECTIVES):
             needs = {"latency_ms": latency_ms} if latency_ms else {}
-            heads = rig.rows_of([head(needs, encode_inputs(row[None])) for row in x])
-            self._write("bus", latency_ms, heads, heads=heads, key=np.array(True))
-            whole = rig.rows_of([request(self._host, row[None], raw=True, app=APP, **needs) for row in x])
-            self._write("http", latency_ms, whole, requests=whole, classes=np.array(10))
+            rig.bodies(self._file("bus", latency_ms), x, **needs)
+            whole = [request(self._host, row[None], raw=True, app=APP, **needs) for row in x]
+            rig.requests(self._file("http", latency_ms), whole)
 
     def _file(self, way: str, latency_ms: float) -> Path:
         return self._place / f"{way}-{latency_ms:g}.npz"
 
-    def _write(self, way: str, latency_ms: float, rows: np.ndarray, **arrays: np.ndarray) -> None:
-        np.savez(self._file(way, latency_ms), expected=np.full(len(rows), -1), **arrays)
-
     def ask(self, way: str, latency_ms: float, *options: str) -> dict[str, Any]:
         """One run of the generator. latency_ms: 0: no objective."""
+        table = self._file(way, latency_ms)
         if way == "bus":
-            subject = f"infaas.query.{APP}"
-            return rig.generate(self._nats, subject, self._file(way, latency_ms), "--unchecked", *options)
-        return rig.generated("http_generator.py", self._host, self._port, str(self._file(way, latency_ms)), *options)
+            return rig.generate("nats", self._nats, f"infaas.query.{APP}", table, *options)
+        return rig.generate("http", self._host, self._port, table, *options)
 
 
 def refusals(own: DemoSystem, dispatchers: int, x: np.ndarray, seconds: float) -> None:

@@ -57,7 +57,7 @@ def prepare(own: rig.DemoSystem, directory: Path) -> dict[str, Path]:
 def measure(own: rig.DemoSystem, relay: int, sends: dict[str, Path], seconds: float, rounds: int) -> dict[str, Any]:
     """Medians for each size: of the system, and of the relay in turn with it."""
     load = ("--closed", str(UNDER_WAY), "--seconds", str(seconds))
-    ask = partial(rig.generate, own.urls["nats"])
+    ask = partial(rig.generate, "nats", own.urls["nats"])
     runs = {}
     for size, queries in sends.items():
         for subject, more in ((f"infaas.query.p{FLOATS[size]}", ()), ("bench.relay", ("--unchecked",))):

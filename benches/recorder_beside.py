@@ -71,7 +71,7 @@ def main() -> None:
                 injector = Injector(url, sent, options.seconds, f"round-{number}") if what == "beside" else None
                 if injector is not None:
                     injector.start()
-                result = rig.generate(url, f"infaas.query.{rig.APP}", queries, *load)
+                result = rig.generate("nats", url, f"infaas.query.{rig.APP}", queries, *load)
                 found.append((result["p50_ms"], result["p99_ms"]))
                 line = f"{what:7} p50 {result['p50_ms']:6.2f} ms  p99 {result['p99_ms']:7.2f} ms"
                 if injector is not None:

@@ -249,27 +249,32 @@ def memory(pid: int) -> dict[str, float]:
 # -- load
 
 
-def rows_of(made: Sequence[bytes]) -> NDArray[np.uint8]:
-    """As a table, of those that are as long as the longest: it needs one length."""
+def requests(
+    path: Path, made: Sequence[bytes], expected: Sequence[int] = (), *, keyed: bool = False, classes: int = 10
+) -> Path:
+    """Write what the generator sends, and the classes that answers must name; none: they are not looked at. A table needs one length: the longest are kept."""
     longest = max(map(len, made))
-    return np.stack([np.frombuffer(each, np.uint8) for each in made if len(each) == longest])
-
-
-def bodies(path: Path, x: NDArray[np.float32], expected: NDArray[np.int64], *, raw: bool = False) -> Path:
-    """Write what the generator sends: one item a query, as bare bytes (for the echo) or as queries without requirements."""
-    made = [row.tobytes() if raw else query_head({}, encode_inputs(row[None])) for row in x]
-    np.savez(path, heads=rows_of(made), expected=expected, key=np.array(not raw))
+    kept = [
+        (row, one)
+        for row, one in zip(made, expected if len(expected) else [-1] * len(made), strict=True)
+        if len(row) == longest
+    ]
+    rows = np.stack([np.frombuffer(row, np.uint8) for row, _ in kept])
+    np.savez(path, requests=rows, expected=[one for _, one in kept], keyed=keyed, classes=classes)
     return path
 
 
-def generate(url: str, subject: str, queries: Path, *options: str) -> dict[str, Any]:
-    """One run of the load generator; raises RuntimeError with what it said when it failed or an answer was wrong."""
-    return generated("generator.py", url, subject, str(queries), *options)
+def bodies(
+    path: Path, x: NDArray[np.float32], expected: Sequence[int] = (), *, raw: bool = False, **needs: Any
+) -> Path:
+    """For NATS: one item a query, as bare bytes (for the echo) or as queries with these requirements."""
+    made = [row.tobytes() if raw else query_head(needs, encode_inputs(row[None])) for row in x]
+    return requests(path, made, expected, keyed=not raw)
 
 
-def generated(*arguments: str) -> dict[str, Any]:
-    """The same of any generator, by its file's name; http_generator.py and grpc_generator.py take host, port and requests."""
-    words = [sys.executable, str(HERE / arguments[0]), *arguments[1:]]
+def generate(protocol: str, address: str, target: str, table: Path, *options: str) -> dict[str, Any]:
+    """One run of generator.py; raises RuntimeError with what it said when it failed or an answer was wrong."""
+    words = [sys.executable, str(HERE / "generator.py"), protocol, address, target, str(table), *options]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip()[-2000:])

@@ -67,7 +67,7 @@ def main() -> None:
         x, y = rig.stored()
         queries = rig.bodies(Path(own.data_dir.parent) / "queries.npz", x[:64], y[:64])
         load = ("--closed", "64", "--seconds", str(options.seconds), "--unchecked")
-        rig.generate(own.urls["nats"], f"infaas.query.{rig.APP}", queries, *load)
+        rig.generate("nats", own.urls["nats"], f"infaas.query.{rig.APP}", queries, *load)
         show_memory("memory, after a load", rig.memory(own.pid))
 
 

@@ -119,7 +119,7 @@ class Server:
 
     def first_answer(self, served: str, x: NDArray[np.float32]) -> float:
         """Seconds from the command to the first answer of status 200."""
-        body = requests(self._peer, served, self.port, x[:1])[0].tobytes()
+        body = requests(self._peer, served, self.port, x[:1])[0]
         said = b""
         while time.monotonic() < self._began + START_S:
             if self._process.poll() is not None:
@@ -147,7 +147,7 @@ class Server:
         """
         more = ("--json",) if self._peer.as_json else ()
         before, all_before, began = cpu(), rig.busy(), time.monotonic()
-        result = rig.generate_http("127.0.0.1", self.port, table, *options, *more)
+        result = rig.generate("http", "127.0.0.1", str(self.port), table, *options, *more)
         time.sleep(1.0)  # what is written after the answer counts, too
         if result["errors"]:
             raise RuntimeError(f"errors under load: {result['errors']}")

@@ -19,8 +19,7 @@ sys.path.insert(0, str(ROOT / "benches"))
 from cache import memory
 from ensemble import OBJECTIVE_MS, of_failure, of_turns, regret, stragglers
 
-# options: of its own, of the figures', of the generators'
-READS = re.compile(r"ArgumentParser|compare\.main\(|from closed_loop")
+READS = re.compile(r"ArgumentParser|rig\.parser\(|compare\.main\(")  # options
 PROGRAMS = sorted(
     path for path in (ROOT / "benches").rglob("*.py") if "__main__" in (text := path.read_text()) and READS.search(text)
 )
