@@ -107,7 +107,7 @@ def slope(times: np.ndarray, values: np.ndarray) -> tuple[float, float]:
     """Of the means of PARTS equal parts: change an hour, and half of its 95 % interval."""
     hours, means = ([part.mean() for part in np.array_split(of, PARTS)] for of in (times / 3600.0, values))
     found = stats.linregress(hours, means)
-    return found.slope, found.stderr * stats.t.ppf(0.975, PARTS - 2)
+    return found.slope, float(np.nan_to_num(found.stderr)) * stats.t.ppf(0.975, PARTS - 2)
 
 
 async def soak(own: rig.DemoSystem, seconds: float, every: float) -> None:
