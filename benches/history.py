@@ -243,7 +243,7 @@ def server(options: argparse.Namespace) -> Iterator[tuple[str, str, int | None]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rig.parser(__doc__)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--days", type=float, default=7.0)
     parser.add_argument("--hours", type=float)

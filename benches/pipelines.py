@@ -115,33 +115,29 @@ LIVE_MS, SKIPPED_S, LONGEST_LIVE_S = 400.0, 3.0, 12.0
 LIVE = "[registrar]\nthreads = [1]\nmax_batches = [8]\n[worker]\nsimulate = { inferentia = 3 }\n"
 
 
-async def live(seconds: float) -> None:
+async def live(system: rig.DemoSystem, seconds: float) -> None:
     print("\na chain of three stages, live on simulated devices\n")
     print(
         "| queries/s | batch, replicas of each | hop ms | estimated P99 | live P99 | live over estimate | … at 0.5 ms | P50 | refused |"
     )
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
-    with rig.system(LIVE) as system:
-        await system.start()
-        async with infaas.connect(data_dir=system.data_dir) as client:
-            for app in LIVE_APPS:
-                await client.register(rig.MODEL, app=app, model=app, validation=rig.VALIDATION)
-            [row] = await client.apps(app=LIVE_APPS[0])
-            record = replace(
-                chain(3),
-                vertices=[
-                    PipelineVertex(
-                        name=name, app=name, inputs={row["inputs"][0]["name"]: f"$.{row['inputs'][0]['name']}"}
-                    )
-                    for name in LIVE_APPS
-                ],
-                edges=[PipelineEdge(source=a, target=b) for a, b in pairwise(LIVE_APPS)],
-                output={"y": f"third.{row['outputs'][0]['name']}"},
-            )
-            file = PipelineFile(name="live", latency_ms=LIVE_MS, slo_target=None, pipeline=record)
-            await client.admin("set-pipeline", **change_of(file))
-            for rate in LIVE_QPS:
-                print(await live_row(client, file, rate, seconds), flush=True)
+    async with infaas.connect(data_dir=system.data_dir) as client:
+        for app in LIVE_APPS:
+            await client.register(rig.MODEL, app=app, model=app, validation=rig.VALIDATION)
+        [row] = await client.apps(app=LIVE_APPS[0])
+        record = replace(
+            chain(3),
+            vertices=[
+                PipelineVertex(name=name, app=name, inputs={row["inputs"][0]["name"]: f"$.{row['inputs'][0]['name']}"})
+                for name in LIVE_APPS
+            ],
+            edges=[PipelineEdge(source=a, target=b) for a, b in pairwise(LIVE_APPS)],
+            output={"y": f"third.{row['outputs'][0]['name']}"},
+        )
+        file = PipelineFile(name="live", latency_ms=LIVE_MS, slo_target=None, pipeline=record)
+        await client.admin("set-pipeline", **change_of(file))
+        for rate in LIVE_QPS:
+            print(await live_row(client, file, rate, seconds), flush=True)
 
 
 async def live_row(client: infaas.Client, file: PipelineFile, rate: float, seconds: float) -> str:
@@ -162,20 +158,16 @@ async def live_row(client: infaas.Client, file: PipelineFile, rate: float, secon
         if all(one["instances"] >= one["replicas"] for one in listed["vertices"]):
             break
         await asyncio.sleep(0.2)
-    x = np.load(rig.VALIDATION)["x"][:1]
+    x = rig.stored()[0][:1]
     due = gamma_arrivals(rate, 1.0, seconds + SKIPPED_S, 7)
-    sent, took = np.zeros(len(due)), np.full(len(due), np.nan)
-    start = time.monotonic()
 
-    async def ask(i: int) -> None:
-        sent[i] = time.monotonic() - start
-        if isinstance(await client.query(file.name, x, raise_refused=False, timeout=20.0), infaas.Answer):
-            took[i] = time.monotonic() - start - sent[i]
+    async def ask(_: float) -> tuple[float, float]:
+        began = time.monotonic()
+        answer = await client.query(file.name, x, raise_refused=False, timeout=20.0)
+        return began, time.monotonic() - began if isinstance(answer, infaas.Answer) else np.nan
 
-    async with asyncio.TaskGroup() as group:
-        for i, at in enumerate(due):
-            await asyncio.sleep(max(0.0, start + at - time.monotonic()))
-            group.create_task(ask(i))
+    sent, took = np.array(await rig.paced(due, ask)).T
+    sent -= sent[0] - due[0]
     hop = hop_of([row for app in LIVE_APPS for row in await client.variants(app=app)])
     tables = {one.vertex: batch_seconds(one) for one in options}
     stages = {
@@ -207,7 +199,8 @@ def main() -> None:
     if options.only in (None, "items"):
         items(options.seconds)
     if options.only == "live":
-        asyncio.run(live(min(options.seconds, LONGEST_LIVE_S)))
+        with rig.system(LIVE) as system:
+            asyncio.run(live(system, min(options.seconds, LONGEST_LIVE_S)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ dispatchers, which share the queries. Each is a system of its own with one insta
 import asyncio
 import subprocess
 import sys
-import time
 import timeit
 from collections import Counter
 from collections.abc import Iterator
@@ -33,7 +32,6 @@ LATENCY_MS = 500.0
 RATES = {1: 10.0, 9: 50.0}  # queries/s by priority
 APP = "priority"
 CLASS = """
-import time
 import timeit
 
 
@@ -98,16 +96,16 @@ async def ask(place: Path, variant: str, rates: dict[int, float], seconds: float
         for _ in range(2):
             await client.query(APP, x, variant=variant, timeout=60.0)
         due = sorted((n / rate, level) for level, rate in rates.items() for n in range(round(rate * seconds)))
+        levels = iter([level for _, level in due])
         needs: dict[str, Any] = {"variant": variant, "latency_ms": LATENCY_MS, "raise_refused": False}
-        start, tasks = time.monotonic(), []
-        for at, level in due:
-            await asyncio.sleep(max(0.0, start + at - time.monotonic()))
-            tasks.append((level, asyncio.create_task(client.query(APP, x, priority=level, **needs))))
         found: dict[int, Counter[str]] = {level: Counter() for level in rates}
-        for level, task in tasks:
-            end = await task
-            how = end.code if isinstance(end, Refused) else "late" if end.missed else "in time"
-            found[level][how] += 1
+
+        async def one(_: float) -> None:
+            level = next(levels)
+            end = await client.query(APP, x, priority=level, **needs)
+            found[level][end.code if isinstance(end, Refused) else "late" if end.missed else "in time"] += 1
+
+        await rig.paced((at for at, _ in due), one)
         return found
 
 

@@ -9,7 +9,6 @@ Ways, each writing the same rows to an embedded PostgreSQL with full durability,
 Then the whole way: batches from a nats-server's stream through a recorder process into the database.
 """
 
-import argparse
 import asyncio
 import os
 import random
@@ -17,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import rig
 
 from bus.codec import encode
 from bus.messages.events import OutcomeEvent
@@ -38,7 +38,6 @@ from services.shell.store import Store, copy, prepare
 
 BATCH = 512
 FETCH = 16
-TICK = os.sysconf("SC_CLK_TCK")
 TABLE = TABLES["outcome"]
 
 
@@ -63,17 +62,9 @@ def messages(rows: list[OutcomeEvent], name: str) -> list[EventMessage]:
     ]
 
 
-def cpu(pids: Iterable[int]) -> float:
-    """CPU seconds so far of these processes; a postmaster's children are found by `family`."""
-    total = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / TICK
-
-
-def family(pid: int) -> list[int]:
-    return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+def cpu(pid: int) -> float:
+    """CPU seconds so far of a process and its descendants."""
+    return sum(seconds for _, seconds in rig.cpu(pid).values())
 
 
 def decoded(group: list[EventMessage]) -> list[tuple[Any, ...]]:
@@ -120,13 +111,13 @@ def compare(server: EmbeddedPostgres, count: int) -> float:
         write = way(store)
         sent = messages(outcomes(count, number), name)
         write(sent[:FETCH])
-        pids = family(server.process.pid)
-        wall, client, remote = time.perf_counter(), time.process_time(), cpu(pids)
+        pid = server.process.pid
+        wall, client, remote = time.perf_counter(), time.process_time(), cpu(pid)
         for at in range(FETCH, len(sent), FETCH):
             write(sent[at : at + FETCH])
         rows = count - FETCH * BATCH
         spent_client = (time.process_time() - client) / rows * 1e6
-        spent_server = (cpu(pids) - remote) / rows * 1e6
+        spent_server = (cpu(pid) - remote) / rows * 1e6
         wall = time.perf_counter() - wall
         total = spent_client + spent_server
         floor = floor or total
@@ -165,7 +156,7 @@ def whole_way(server: EmbeddedPostgres, nats: EmbeddedNats, count: int) -> None:
             """Rows written, the time, and CPU seconds of recorder, PostgreSQL and nats-server so far."""
             row = administrator.execute("SELECT count(*) FROM infaas_internal.batches").fetchone()
             assert row is not None
-            seconds = [cpu([recorder.pid]), cpu(family(postgres)), cpu([carrier])]
+            seconds = [cpu(recorder.pid), cpu(postgres), cpu(carrier)]
             return row[0] * BATCH, time.perf_counter(), seconds
 
         try:
@@ -184,7 +175,7 @@ def whole_way(server: EmbeddedPostgres, nats: EmbeddedNats, count: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rig.parser(__doc__)
     parser.add_argument("--rows", type=int, default=200_000)
     count = parser.parse_args().rows // (BATCH * FETCH) * BATCH * FETCH
     with tempfile.TemporaryDirectory() as directory:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -125,6 +125,15 @@ def beside(*words: str) -> Iterator[int]:
             yield one.pid
         finally:
             one.terminate()
+
+
+async def paced(times: Iterable[float], ask: Callable[[float], Coroutine[Any, Any, T]]) -> list[T]:
+    """One task at each of these times (s from now, ascending), however slow the others are; ask: is told when it is due, by the monotonic clock."""
+    began, tasks = time.monotonic(), []
+    for at in times:
+        await asyncio.sleep(max(0.0, began + at - time.monotonic()))
+        tasks.append(asyncio.create_task(ask(began + at)))
+    return list(await asyncio.gather(*tasks))
 
 
 # -- runs
