@@ -170,20 +170,17 @@ def detector() -> Brought:
     return Brought(model, x, None, one, {"selected": expected[None]})
 
 
-def outliers() -> Brought:
-    from sklearn.ensemble import IsolationForest
+def _unlabelled(name: str) -> Callable[[], Brought]:
+    def make() -> Brought:
+        from sklearn.cluster import KMeans
+        from sklearn.ensemble import IsolationForest
 
-    x, _ = _numbers(classes=False)
-    model = IsolationForest(random_state=0).fit(x)
-    return Brought(model, x, None, x[:ITEMS], {"label": model.predict(x[:ITEMS])})
+        x, _ = _numbers(classes=False)
+        made = {"IsolationForest": IsolationForest(random_state=0), "KMeans": KMeans(5, random_state=0, n_init=2)}
+        model = made[name].fit(x)
+        return Brought(model, x, None, x[:ITEMS], {"label": model.predict(x[:ITEMS])})
 
-
-def clusters() -> Brought:
-    from sklearn.cluster import KMeans
-
-    x, _ = _numbers(classes=False)
-    model = KMeans(5, random_state=0, n_init=2).fit(x)
-    return Brought(model, x, None, x[:ITEMS], {"label": model.predict(x[:ITEMS])})
+    return make
 
 
 def texts() -> Brought:
@@ -239,8 +236,8 @@ MODELS: dict[str, Callable[[], Brought]] = {
     "embedding": embedding,
     "two-outputs": two_outputs,
     "detector": detector,
-    "IsolationForest": outliers,
-    "KMeans": clusters,
+    "IsolationForest": _unlabelled("IsolationForest"),
+    "KMeans": _unlabelled("KMeans"),
     "tf-idf": texts,
     "fp16-int64": half_and_whole,
     "200MB": large,
