@@ -73,13 +73,12 @@ def miss_us(floats: int) -> tuple[float, float]:
 
 
 FILL = """
-import gc, os, sys
+import gc, os, psutil, sys
 from bus.messages.public import Tensor
 from services.dispatcher.cache import PartSource, PredictionCache
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
 size, bound = int(sys.argv[1]), int(sys.argv[2])
 gc.collect()
+resident = lambda: psutil.Process().memory_info().rss
 before, cache, n, full = resident(), PredictionCache(bound), 0, 0
 while not full or n < 2 * full:
     source = PartSource("m", "1", "v", "cpu", "w1", 0.9, False)

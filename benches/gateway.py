@@ -1,4 +1,4 @@
-"""What HTTP and gRPC add to a query: `python benches/gateway.py [--seconds S] [--rounds N] [--gateways N] [--json]`.
+"""What HTTP and gRPC add to a query: `python benches/gateway.py [--seconds S] [--rounds N] [--gateways N]`.
 
 Starts a system, registers the benches' model (64 numbers in, 10 scores out), and asks the same queries over the bus and over HTTP in turn: with
 raw tensors as tritonclient sends them, as JSON numbers, and over gRPC. 8 under way all the time, then one at a time. CPU is the kernel's, by process; what HTTP adds is the difference of
@@ -14,12 +14,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import rig
 from numpy.typing import NDArray
 
@@ -60,22 +61,13 @@ def another_gateway(own: Any, port: int) -> Iterator[int]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        while not any(f":{port:04X} " in line for line in listening(process.pid)):
+        own_sockets = psutil.Process(process.pid).net_connections
+        while not any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in own_sockets("tcp")):
             time.sleep(0.05)
         yield process.pid
     finally:
         process.terminate()
         process.wait()
-
-
-def listening(pid: int) -> list[str]:
-    """Sockets on which a process takes connections, as the kernel lists them."""
-    inodes = set()
-    for each in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            inodes.add(os.readlink(each).removeprefix("socket:[").removesuffix("]"))
-    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
-    return [line for line in lines if line.split()[3] == "0A" and line.split()[9] in inodes]
 
 
 class Bench:
@@ -122,7 +114,7 @@ def compare(bench: Bench, clients: int, seconds: float, rounds: int) -> dict[str
 
 def large(bench: Bench, own: Any) -> dict[str, float]:
     """A tensor of as many items as a query may have: its time, and the peak of the gateway's memory over what it was."""
-    (pid,) = [pid for pid in rig.children(own.pid) if rig.kind(pid) == "gateway"]
+    pid = rig.part_of(own, "gateway").pid
     data = request(bench.host, np.zeros((ITEMS, 64), np.float32), raw=True)
 
     def held(name: str) -> float:
@@ -176,7 +168,6 @@ def report(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = rig.parser(__doc__, seconds=4.0, rounds=3)
     parser.add_argument("--gateways", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--fused", action="store_true", help="a system whose queries stay in one process")
     options = parser.parse_args()
     settings = "[gateway]\nreuse_port = true\n" if options.gateways > 1 else ""
@@ -190,10 +181,7 @@ def main() -> None:
         }
         found["large"] = large(bench, own)
         found["memory"] = rig.memory(own.pid)
-    if options.json:
-        print(json.dumps(found))
-    else:
-        report(found)
+    report(found)
 
 
 if __name__ == "__main__":

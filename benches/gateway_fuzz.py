@@ -10,7 +10,6 @@ import random
 import time
 from collections.abc import Iterable
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import rig
@@ -75,8 +74,7 @@ def main() -> None:
         validation = digits.save_validation(own.data_dir.parent / "validation.npz")
         asyncio.run(rig.prepare(own.data_dir, "digits", digits.models()["logreg"], validation))
         port = int(own.urls["gateway"].rpartition(":")[2])
-        (pid,) = [pid for pid in rig.children(own.pid) if rig.kind(pid) == "gateway"]
-        process: Any = SimpleNamespace(pid=pid)  # a child of `infaas up`, not ours
+        process: Any = rig.part_of(own, "gateway")
         asyncio.run(fire(Gate(port, 0, process, own.data_dir / "up.err"), options.mutants))
 
 

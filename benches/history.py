@@ -231,7 +231,7 @@ def server(options: argparse.Namespace) -> Iterator[tuple[str, str, int | None]]
     with tempfile.TemporaryDirectory() as directory:
         if options.wasm:
             with WasmTimescale(Path(directory)) as wasm:
-                yield wasm.dsn, wasm.dsn, next(pid for pid in rig.children(os.getpid()))
+                yield wasm.dsn, wasm.dsn, rig.tree(os.getpid())[1].pid
         else:
             with EmbeddedPostgres(Path(directory)) as own:
                 reader = role_dsn(own.superuser_dsn, READER, "r")

@@ -60,34 +60,27 @@ async def load(
     client: nats.NATS, apps: int, rate: float, latency_ms: float, seconds: float
 ) -> list[tuple[float, float, str]]:
     """(second in which it was sent, seconds until its reply, why it was refused) of each query."""
-    rows: list[tuple[float, float, str]] = []
-    inbox = client.new_inbox()
-    sent: dict[str, float] = {}
-    x = rig.stored()[0][:1]
     needs = {"latency_ms": latency_ms} if latency_ms else {}
-    body = query_head(needs, encode_inputs(x)) + bytes(16)  # the field `retry_key` is the last one
-    began = time.time()
-
-    async def replied(message: nats.aio.msg.Msg) -> None:
-        at = sent.pop(message.subject, None)
-        if at is not None:
-            error = msgspec.msgpack.decode(message.data).get("error")
-            rows.append((at - began, time.time() - at, f"{error['code']}: {error['message']}" if error else ""))
-
-    await client.subscribe(f"{inbox}.*", cb=replied)
+    body = query_head(needs, encode_inputs(rig.stored()[0][:1]))  # the field `retry_key` is the last one
     rng = np.random.default_rng(1)
     due = sorted(
         (float(first) + n / rate, app)
         for app, first in enumerate(rng.uniform(0.0, 1.0 / rate, apps))
         for n in range(int(rate * seconds))
     )
-    for number, (at, app) in enumerate(due):
-        await asyncio.sleep(max(0.0, began + at - time.time()))
-        reply = f"{inbox}.{number}"
-        sent[reply] = time.time()
-        await client.publish(Subjects().query(f"app{app}"), body[:-16] + rng.bytes(16), reply=reply)
-    await asyncio.sleep(LAST_S)
-    return rows + [(at - began, float("inf"), "no reply") for at in sent.values()]
+    which, began = iter([app for _, app in due]), time.monotonic()
+
+    async def ask(_: float) -> tuple[float, float, str]:
+        sent, subject = time.monotonic(), Subjects().query(f"app{next(which)}")
+        try:
+            reply = await client.request(subject, body + rng.bytes(16), timeout=LAST_S)
+        except nats.errors.Error:
+            return sent - began, float("inf"), "no reply"
+        error = msgspec.msgpack.decode(reply.data).get("error")
+        why = f"{error['code']}: {error['message']}" if error else ""
+        return sent - began, time.monotonic() - sent, why
+
+    return await rig.paced((at for at, _ in due), ask)
 
 
 async def measure(own: DemoSystem, apps: int, rate: float, latency_ms: float, seconds: float) -> None:

@@ -12,26 +12,29 @@ one that is measured meanwhile (beside it: 0.5 ms). Not in the default run.
 
 import argparse
 import asyncio
+import sys
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import rig
+
+sys.path.insert(0, str(rig.HERE / "paper"))
+
+from inferline_replay import decisions
 from msgspec.structs import replace
 
 import infaas
 from bus.messages.catalog import PipelineEdge, PipelinePlan, PipelineVertex
 from infaas.cli.pipeline import change_of, hop_of, options_of
-from services.core.pipelines.envelope import BIN_S
 from services.core.pipelines.estimator import LatencyEstimator, MeasuredHop, at_percentile
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.planners import plan_pipeline
 from services.core.pipelines.problem import PipelineProblem, StageOption, batch_seconds
 from services.core.pipelines.queueing import Floats, StageConfiguration
-from services.core.pipelines.tuner import PipelineTuner, TunerDecision
+from services.core.pipelines.tuner import PipelineTuner
 from services.simulation.run import simulate_all
 from services.simulation.scenario.pipelines import PipelineFile
 from services.simulation.scenario.read import read_scenario
@@ -50,7 +53,7 @@ def tuner() -> None:
         alarms, reports = 0, 0.0
         for seed in range(10):
             began = time.process_time()
-            found = list(told(plan, gamma_arrivals(150, cv, 3600, 50 + seed), 3600.0))
+            found = list(decisions(PipelineTuner(plan, 0.0), gamma_arrivals(150, cv, 3600, 50 + seed), 3600.0))
             reports += (time.process_time() - began) / 36_000 / 10
             alarms += sum(decision.action == "up" for _, decision in found)
         jumps = [reaction(plan, cv, 250.0, cv, seed) for seed in range(5)]
@@ -70,20 +73,12 @@ def plan_for(sample: Floats) -> PipelinePlan:
     )
 
 
-def told(plan: PipelinePlan, arrivals: Floats, seconds: float) -> Iterator[tuple[float, TunerDecision]]:
-    tuner = PipelineTuner(plan, 0.0)
-    counts = np.bincount((arrivals / BIN_S).astype(int), minlength=round(seconds / BIN_S) + 20)
-    for i in range(round(seconds / 0.1)):
-        decision = tuner.told(0.1 * i, counts[10 * i : 10 * i + 10].tolist(), 0.1 * (i + 1))
-        if decision is not None:
-            yield 0.1 * (i + 1), decision
-
-
 def reaction(plan: PipelinePlan, usual: float, rate: float, cv: float, seed: int) -> float:
     """Seconds from a change of rate and cv, after a minute, to the first decision; infinite without one in two minutes."""
     before = gamma_arrivals(150, usual, 60, seed)
     after = 60 + gamma_arrivals(rate, cv, 120, seed + 20)
-    return next((at - 60 for at, _ in told(plan, np.concatenate([before, after]), 180.0)), float("inf"))
+    found = decisions(PipelineTuner(plan, 0.0), np.concatenate([before, after]), 180.0)
+    return next((at - 60 for at, _ in found), float("inf"))
 
 
 ITEMS = ((2.6, 1.0, 30.0), (2.6, 2.0, 30.0), (18.9, 1.0, 8.0), (18.9, 2.0, 8.0))  # mean, dispersion, queries/s

@@ -8,11 +8,14 @@ PostgreSQL. Wanted: at least 20,000 rows/s recorded, and latency as without.
 import asyncio
 import statistics
 import tempfile
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import count
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psycopg
 import rig
 from recorder_ingest import BATCH, messages, outcomes
@@ -23,26 +26,18 @@ from services.recorder.events import EventMessage
 COUNT = "SELECT count(*) FROM infaas.query_outcomes WHERE app = 'digits'"  # what `outcomes` makes
 
 
-class Injector(threading.Thread):
-    """Publishes the messages evenly over so many seconds. took: seconds until all were stored."""
+async def inject(url: str, sent: list[EventMessage], seconds: float, name: str) -> float:
+    """Publish the messages evenly over so many seconds; returns the seconds until all were stored."""
+    bus = await NatsBus.connect(url, name="bench")
+    began, left = time.monotonic(), enumerate(sent)
 
-    def __init__(self, url: str, sent: list[EventMessage], seconds: float, name: str) -> None:
-        super().__init__()
-        self.took = 0.0
-        self._url, self._sent, self._seconds, self._name = url, sent, seconds, name
+    async def one(_: float) -> None:
+        number, message = next(left)
+        await bus.publish_durable(message.subject, message.data, f"{name}-{number}")
 
-    def run(self) -> None:
-        asyncio.run(self._publish())
-
-    async def _publish(self) -> None:
-        bus = await NatsBus.connect(self._url, name="bench")
-        began = time.monotonic()
-        async with asyncio.TaskGroup() as under_way:
-            for number, message in enumerate(self._sent):
-                await asyncio.sleep(began + self._seconds * number / len(self._sent) - time.monotonic())
-                under_way.create_task(bus.publish_durable(message.subject, message.data, f"{self._name}-{number}"))
-        self.took = time.monotonic() - began
-        await bus.close()
+    await rig.paced(np.linspace(0.0, seconds, len(sent), endpoint=False), one)
+    await bus.close()
+    return time.monotonic() - began
 
 
 def recorded(dsn: str) -> int:
@@ -63,31 +58,35 @@ def main() -> None:
         queries = rig.bodies(Path(directory) / "queries.npz", *rig.clear_cases())
         dsn, url = own.urls["sql"], own.urls["nats"]
         load = ("--unchecked", "--rate", str(options.rate), "--seconds", str(options.seconds))
-        seen: dict[str, list[tuple[float, float]]] = {"alone": [], "beside": []}
-        for number in range(options.rounds):
-            sent = messages(outcomes(rows, number), f"round-{number}")
-            for what, found in seen.items():
-                before, at = rig.cpu(own.pid), recorded(dsn)
-                injector = Injector(url, sent, options.seconds, f"round-{number}") if what == "beside" else None
-                if injector is not None:
-                    injector.start()
-                result = rig.generate("nats", url, f"infaas.query.{rig.APP}", queries, *load)
-                found.append((result["p50_ms"], result["p99_ms"]))
-                line = f"{what:7} p50 {result['p50_ms']:6.2f} ms  p99 {result['p99_ms']:7.2f} ms"
-                if injector is not None:
-                    injector.join()
-                    published = time.monotonic()
-                    while recorded(dsn) < at + rows:
-                        time.sleep(0.05)
-                    after = time.monotonic() - published
-                    used = rig.spent(before, rig.cpu(own.pid))
-                    cpu = [1e6 * used.get(name, 0.0) / rows for name in ("registrar", "postgres")]
-                    line += f"  {rows / injector.took:,.0f} rows/s, all in SQL {after:.1f} s after the last;"
-                    line += f" CPU {cpu[0]:.1f} + PostgreSQL {cpu[1]:.1f} us a row"
-                print(line, flush=True)
-        for part, name in ((0, "p50"), (1, "p99")):
-            alone, beside = (statistics.median(pair[part] for pair in seen[what]) for what in ("alone", "beside"))
-            print(f"{name}: {beside:.2f} ms beside, {alone:.2f} ms alone: {beside / alone:.2f} times")
+        numbers = count()
+
+        def alone() -> dict[str, Any]:
+            return rig.generate("nats", url, f"infaas.query.{rig.APP}", queries, *load)
+
+        def beside() -> dict[str, Any]:
+            number = next(numbers)
+            name = f"round-{number}"
+            sent = messages(outcomes(rows, number), name)
+            before, there = rig.cpu(own.pid), recorded(dsn)
+            with ThreadPoolExecutor(1) as pool:
+                injected = pool.submit(asyncio.run, inject(url, sent, options.seconds, name))
+                result = alone()
+                took = injected.result()
+            published = time.monotonic()
+            while recorded(dsn) < there + rows:
+                time.sleep(0.05)
+            used = rig.spent(before, rig.cpu(own.pid))
+            cpu = " + PostgreSQL ".join(f"{1e6 * used.get(name, 0.0) / rows:.1f}" for name in ("registrar", "postgres"))
+            after = f"all in SQL {time.monotonic() - published:.1f} s after the last; CPU {cpu} us a row"
+            return result | {"rows": f"  {rows / took:,.0f} rows/s, {after}"}
+
+        def told(what: str, one: dict[str, Any]) -> None:
+            print(f"{what:7} p50 {one['p50_ms']:6.2f} ms  p99 {one['p99_ms']:7.2f} ms{one.get('rows', '')}", flush=True)
+
+        found = rig.in_turn({"alone": alone, "beside": beside}, options.rounds, told)
+    for key in ("p50_ms", "p99_ms"):
+        without, with_it = (statistics.median(one[key] for one in runs) for runs in found.values())
+        print(f"{key[:3]}: {with_it:.2f} ms beside, {without:.2f} ms alone: {with_it / without:.2f} times")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime
+import psutil
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -33,7 +34,6 @@ T = TypeVar("T")
 HERE = Path(__file__).parent
 MODEL, VALIDATION = HERE / "models" / "mlp64.onnx", HERE / "models" / "mlp64.npz"
 APP = "bench"
-TICKS = os.sysconf("SC_CLK_TCK")
 SERVING = ("dispatcher", "executor", "monitor", "nats-server")  # what a query's way costs
 # a process is named by its first service: recorder and controller are beside the registrar
 BESIDE = ("registrar", "postgres", "up")
@@ -171,49 +171,40 @@ def median_of(a: Sequence[T], b: Sequence[T], value: Callable[[T, T], float]) ->
 # -- processes
 
 
-def children(pid: int) -> list[int]:
-    """All descendants of a process."""
-    parents: dict[int, list[int]] = defaultdict(list)
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(fields[1])].append(int(entry.name))
-    found, todo = [], [pid]
-    while todo:
-        for child in parents[todo.pop()]:
-            found.append(child)
-            todo.append(child)
+def tree(*pids: int) -> list[psutil.Process]:
+    """Processes and all their descendants."""
+    found = []
+    for pid in pids:
+        with suppress(psutil.Error):
+            root = psutil.Process(pid)
+            found += [root, *root.children(recursive=True)]
     return found
 
 
-def kind(pid: int) -> str:
-    """Which of our processes this is, by its command line; "" when it has ended."""
-    try:
-        words = (Path("/proc") / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return ""
-    line = " ".join(words)
+def kind(process: psutil.Process) -> str:
+    """Which of our processes this is, by its command line."""
+    words = process.cmdline()
     if "infaas.cli.run" in words:
         return words[words.index("infaas.cli.run") + 1]
-    if "nats-server" in words[0]:
-        return "nats-server"
-    if "postgres" in words[0]:
-        return "postgres"
-    return "up" if "infaas.cli" in line and "up" in words else "other"
+    for name in ("nats-server", "postgres"):
+        if name in (words[0] if words else process.name()):
+            return name
+    return "up" if "infaas.cli" in " ".join(words) and "up" in words else "other"
 
 
-def cpu(pid: int) -> dict[int, tuple[str, float]]:
-    """CPU seconds (user and system, all threads) of a process and its descendants: by pid, with its kind."""
+def part_of(own: DemoSystem, name: str) -> psutil.Process:
+    """The one process of this kind of a system."""
+    (found,) = (each for each in tree(own.pid) if kind(each) == name)
+    return found
+
+
+def cpu(*pids: int) -> dict[int, tuple[str, float]]:
+    """CPU seconds (user and system, all threads) of processes and their descendants: by pid, with its kind."""
     found = {}
-    for each in [pid, *children(pid)]:
-        try:
-            fields = (Path("/proc") / str(each) / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        found[each] = (kind(each), (int(fields[11]) + int(fields[12])) / TICKS)
+    for each in tree(*pids):
+        with suppress(psutil.Error):
+            times = each.cpu_times()
+            found[each.pid] = (kind(each), times.user + times.system)
     return found
 
 
@@ -227,8 +218,8 @@ def spent(before: Mapping[int, tuple[str, float]], after: Mapping[int, tuple[str
 
 def busy() -> float:
     """CPU seconds that the whole machine has taken, what a hypervisor took away included, without idle and waiting for a disk."""
-    fields = [int(word) / TICKS for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return sum(fields) - fields[3] - fields[4]
+    times = psutil.cpu_times()
+    return float(sum(times[:8]) - times.idle - times.iowait)  # those of guests are in the first ones
 
 
 class Others:
@@ -243,15 +234,12 @@ class Others:
         return max(0.0, busy() - self._busy - ours) / (time.monotonic() - self._began)
 
 
-def memory(pid: int) -> dict[str, float]:
-    """Proportional set size in MB of a process and its descendants, by kind."""
+def memory(*pids: int) -> dict[str, float]:
+    """Proportional set size in MB of processes and their descendants, by kind."""
     total: dict[str, float] = defaultdict(float)
-    for each in [pid, *children(pid)]:
-        try:
-            lines = (Path("/proc") / str(each) / "smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total[kind(each)] += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    for each in tree(*pids):
+        with suppress(psutil.Error):
+            total[kind(each)] += each.memory_full_info().pss / 2**20
     return dict(total)
 
 
@@ -295,9 +283,9 @@ def generate(protocol: str, address: str, target: str, table: Path, *options: st
 
 def with_cpu(pids: Sequence[int], run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """A run of a generator with `cpu_ms`: CPU milliseconds an answer of these processes and their descendants, by kind. All of its time counts, and all of its answers."""
-    before = {pid: one for root in pids for pid, one in cpu(root).items()}
+    before = cpu(*pids)
     result = run()
-    used = spent(before, {pid: one for root in pids for pid, one in cpu(root).items()})
+    used = spent(before, cpu(*pids))
     return result | {"cpu_ms": {name: 1000 * seconds / result["answered_all"] for name, seconds in used.items()}}
 
 

@@ -9,10 +9,10 @@ import argparse
 import json
 import subprocess
 import sys
-from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
+import psutil
 import rig
 
 MARKS = (0.1, 0.5, 1.0)  # of the queries
@@ -24,10 +24,7 @@ GROWTH: dict[str, list[dict[str, Any]]] = {
 
 
 def resident_mb() -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) / 1024
-    return float("nan")
+    return psutil.Process().memory_info().rss / 2**20
 
 
 def one(options: argparse.Namespace) -> dict[str, Any]:

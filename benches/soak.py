@@ -13,9 +13,9 @@ import urllib.request
 from collections import Counter, defaultdict
 from contextlib import suppress
 from itertools import count
-from pathlib import Path
 
 import numpy as np
+import psutil
 import psycopg
 import rig
 from scipy import stats
@@ -36,14 +36,12 @@ async def look(client: Client, own: rig.DemoSystem, dsn: str) -> dict[str, float
     """Every figure now."""
     found: dict[str, float] = defaultdict(float)
     parts: dict[str, int] = json.loads((own.data_dir / "parts.json").read_text())
-    supervisor = json.loads((own.data_dir / "endpoints.json").read_text())["pid"]
-    others = {pid: rig.kind(pid) for pid in rig.children(supervisor)}
-    named = {pid: name for name, pid in parts.items()} | {supervisor: "up"}
-    for pid, name in {**others, **named}.items():
-        with suppress(OSError):
-            rss = int((Path("/proc") / str(pid) / "statm").read_text().split()[1]) * 4096
-            found[f"{name}: memory, MB"] += rss / 2**20
-            found[f"{name}: descriptors"] += len(list((Path("/proc") / str(pid) / "fd").iterdir()))
+    named = {pid: name for name, pid in parts.items()}
+    for each in rig.tree(own.pid):
+        with suppress(psutil.Error):
+            name = named.get(each.pid) or rig.kind(each)
+            found[f"{name}: memory, MB"] += each.memory_info().rss / 2**20
+            found[f"{name}: descriptors"] += each.num_fds()
     for log in (own.data_dir / "logs").glob("*.log*"):
         found[f"{log.name.partition('.')[0]}: log, kB"] += log.stat().st_size / 1024
     reply = await client.bus.request("$JS.API.STREAM.LIST", b"", 10.0)

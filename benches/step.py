@@ -9,7 +9,6 @@ those of replies.
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 from collections import Counter
@@ -128,12 +127,8 @@ def main() -> None:
     parser.add_argument(
         "--data-dir", type=Path, help="the system's directory: kept, and what is registered there used again"
     )
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found = asyncio.run(bench(options))
-    if options.json:
-        print(json.dumps(found))
-        return
     each = ", ".join(f"{ms:.0f}" for ms in found["loaded_ms"])
     print(f"loaded beside:  {statistics.median(found['loaded_ms']):6.0f} ms   wanted: at most 250   (each: {each})")
     each = ", ".join(f"{s:.2f}" for s in found["new_over_load_s"])

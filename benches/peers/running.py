@@ -3,7 +3,6 @@
 import ctypes
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import rig
 from numpy.typing import NDArray
 
@@ -43,18 +43,9 @@ def free_port() -> int:
             return port
 
 
-def roots() -> list[int]:
-    """Children of this process: the server, and what it left behind."""
-    found = []
-    for each in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):
-            found += [int(word) for word in each.read_text().split()]
-    return found
-
-
 def cpu() -> float:
-    """CPU seconds of all processes of the server that is running, up to now."""
-    return sum(seconds for root in roots() for _, seconds in rig.cpu(root).values())
+    """CPU seconds of all processes of the server that is running, and of what it left behind, up to now."""
+    return sum(seconds for pid, (_, seconds) in rig.cpu(os.getpid()).items() if pid != os.getpid())
 
 
 @contextmanager
@@ -99,10 +90,10 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_S)
-    while left := [pid for root in roots() for pid in (root, *rig.children(root))]:
-        for pid in left:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+    while left := rig.tree(os.getpid())[1:]:
+        for one in left:
+            with suppress(psutil.Error):
+                one.kill()
         time.sleep(0.05)
         process.poll()
         with suppress(ChildProcessError):
@@ -138,7 +129,7 @@ class Server:
 
     def memory(self) -> float:
         """Proportional set size of its processes in MB (2^20)."""
-        return sum(sum(rig.memory(root).values()) for root in roots())
+        return sum(rig.memory(*(one.pid for one in psutil.Process().children())).values())
 
     def load(self, table: Path, *options: str) -> dict[str, Any]:
         """A run of the generator, with `cpu_ms` of the server for an answer and `others`, the cores that other programs took.
