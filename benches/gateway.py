@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +126,10 @@ def large(bench: Bench, own: Any) -> dict[str, float]:
         began = time.monotonic()
         with socket.create_connection((bench.host, bench.port), 60) as connection:
             connection.sendall(data)
-            head = connection.recv(65536)
-            if not head.startswith(b"HTTP/1.1 200"):
-                raise RuntimeError(head.decode(errors="replace")[:500])
-            end = head.index(b"\r\n\r\n") + 4
-            left = int(head[:end].lower().partition(b"\ncontent-length:")[2].split()[0]) - (len(head) - end)
-            while left > 0:
-                left -= len(connection.recv(65536))
+            reply = HTTPResponse(connection)
+            reply.begin()
+            assert reply.status == 200, reply.read(500)
+            reply.read()
         return 1000 * (time.monotonic() - began)
 
     ask()

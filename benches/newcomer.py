@@ -18,9 +18,7 @@ import rig
 
 import infaas
 from infaas.demo.program import command
-from infaas.errors import InfaasError
 
-PATIENCE = 240.0  # s for the first answer
 ITEMS = 8  # of a query whose answer is compared
 rng = np.random.default_rng(0)
 
@@ -266,18 +264,10 @@ def differs(answer: infaas.Answer, expected: Any) -> str:
     return ""
 
 
-async def first_answer(own: rig.DemoSystem, app: str, ask: Any, began: float) -> tuple[float, infaas.Answer]:
+async def first_answer(client: infaas.Client, app: str, ask: Any, began: float) -> tuple[float, infaas.Answer]:
     """Seconds to the first answer of someone who asks all the time, and the answer."""
-    async with infaas.connect(data_dir=own.data_dir) as client:
-        while True:
-            try:
-                found = await client.query(app, ask, accuracy=0.0, latency_ms=2000)
-            except InfaasError:
-                if time.monotonic() - began > PATIENCE:
-                    raise
-                await asyncio.sleep(0.05)
-            else:
-                return time.monotonic() - began, found
+    found = await rig.until_answered(client, app, ask, accuracy=0.0, latency_ms=2000)
+    return time.monotonic() - began, found
 
 
 async def brought(own: rig.DemoSystem, name: str, one: Brought) -> tuple[str, str]:
@@ -286,7 +276,7 @@ async def brought(own: rig.DemoSystem, name: str, one: Brought) -> tuple[str, st
     async with infaas.connect(data_dir=own.data_dir) as client:
         began = time.monotonic()
         registering = asyncio.create_task(client.register(one.model, one.x, one.y, app=app, **one.options))
-        asking = asyncio.create_task(first_answer(own, app, one.ask, began))
+        asking = asyncio.create_task(first_answer(client, app, one.ask, began))
         await asyncio.wait({registering, asking}, return_when=asyncio.FIRST_EXCEPTION)
         if registering.done() and (error := registering.exception()) is not None:
             asking.cancel()
@@ -323,7 +313,8 @@ async def remedied(own: rig.DemoSystem, one: Brought, directory: Path) -> str:
     words = command(*arguments, "--data-dir", str(own.data_dir.absolute()))
     process = await asyncio.create_subprocess_exec(*words, cwd=directory, stderr=asyncio.subprocess.DEVNULL)
     try:
-        took, answer = await first_answer(own, "function", one.ask, time.monotonic())
+        async with infaas.connect(data_dir=own.data_dir) as client:
+            took, answer = await first_answer(client, "function", one.ask, time.monotonic())
         return f"; as a container: {differs(answer, one.expected) or 'right'} after {took:.1f} s"
     finally:
         process.terminate()

@@ -38,7 +38,7 @@ SERVING = ("dispatcher", "executor", "monitor", "nats-server")  # what a query's
 # a process is named by its first service: recorder and controller are beside the registrar
 BESIDE = ("registrar", "postgres", "up")
 LEAD = 0.8  # by which the best score leads where every variant of a model answers the same
-TRIES, AGAIN_S = 300, 0.2  # queries until there is an answer
+PATIENCE_S, AGAIN_S = 240.0, 0.05  # for an answer, and between queries until there is one
 
 say = partial(print, file=sys.stderr, flush=True)  # of progress
 
@@ -97,13 +97,15 @@ def clear_cases(
 
 
 async def until_answered(
-    client: infaas.Client, app: str, x: NDArray[Any], fits: Callable[[Answer], bool] = lambda _: True
-) -> None:
-    """Ask until there is an answer, and one that fits. Raises InfaasError with the last reply."""
-    for _ in range(TRIES):
-        reply = await client.query(app, x, raise_refused=False)
+    client: infaas.Client, app: str, x: Any, fits: Callable[[Answer], bool] = lambda _: True, **needs: Any
+) -> Answer:
+    """Ask until there is an answer, and one that fits. Raises InfaasError with the last refusal."""
+    began, reply = time.monotonic(), None
+    while time.monotonic() - began < PATIENCE_S:
+        with suppress(InfaasError):
+            reply = await client.query(app, x, raise_refused=False, **needs)
         if isinstance(reply, Answer) and fits(reply):
-            return
+            return reply
         await asyncio.sleep(AGAIN_S)
     raise InfaasError(f"no answer from {app}: {reply}")
 
@@ -158,7 +160,7 @@ def medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         values = [run.get(key) for run in runs]
         if any(isinstance(value, Mapping) for value in values):
             found[key] = medians([value or {} for value in values])
-        else:
+        elif not any(isinstance(value, str) for value in values):
             found[key] = statistics.median(value or 0.0 for value in values)
     return found
 
