@@ -15,7 +15,7 @@ import onnxruntime
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import AppRecord, Profile, ProfileRow, VariantRecord
 from bus.messages.fleet import InstanceLoaded, InstanceMoved, WorkerHeartbeat
 from bus.messages.public import ListRequest
 from bus.natsbus import NatsBus
@@ -29,7 +29,7 @@ from services.executor.__main__ import wire as wire_executor
 from services.monitor.__main__ import wire as wire_monitor
 from services.recorder.__main__ import streams
 from services.shell.runtime.runtime import Runtime
-from tests.support.data.events import model_record, variant_record
+from tests.support.data.events import floats, model_record, variant_record
 
 APP = "app"
 
@@ -57,10 +57,7 @@ def measured(model: bytes, x: np.ndarray, outputs: list[int], name: str = "m", t
         artifact=hashlib.sha256(model).hexdigest(),
         accuracy=1.0,
         profile=Profile(rows=rows, load_ms=100.0, memory_mb=50.0, saturation_qps=saturation),
-        signature=Signature(
-            inputs=[TensorSpec(name="x", datatype="FP32", shape=list(x.shape[1:]))],
-            outputs=[TensorSpec(name="scores", datatype="FP32", shape=outputs)],
-        ),
+        signature=floats({"x": list(x.shape[1:])}, {"scores": outputs}),
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import AppRecord, Profile, ProfileRow, VariantRecord
 from bus.messages.fleet import EnsureLoaded, ExecutorExited
 from bus.messages.flow import Execute, Payload, Route
 from bus.messages.jobs import SYSTEM
@@ -52,14 +52,11 @@ from services.executor.commands import (
 )
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
-from tests.support.data.events import change_of, model_record, variant_record
+from tests.support.data.events import change_of, floats, model_record, variant_record
 from tests.support.simulated.virtual_time import Stage
 
 M = TypeVar("M")
-SIGNATURE = Signature(
-    inputs=[TensorSpec(name="x", datatype="FP32", shape=[2])],
-    outputs=[TensorSpec(name="y", datatype="FP32", shape=[1])],
-)
+SIGNATURE = floats({"x": [2]}, {"y": [1]})
 CPU = placement.Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0)
 _named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905, "remote": 0.0}
