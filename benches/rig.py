@@ -99,11 +99,13 @@ def clear_cases(
 async def until_answered(
     client: infaas.Client, app: str, x: Any, fits: Callable[[Answer], bool] = lambda _: True, **needs: Any
 ) -> Answer:
-    """Ask until there is an answer, and one that fits. Raises InfaasError with the last refusal."""
-    began, reply = time.monotonic(), None
+    """Ask until there is an answer, and one that fits. Raises InfaasError with what came last."""
+    began, reply = time.monotonic(), object()
     while time.monotonic() - began < PATIENCE_S:
-        with suppress(InfaasError):
-            reply = await client.query(app, x, raise_refused=False, **needs)
+        try:
+            reply = await client.query(app, x, **needs)
+        except InfaasError as error:
+            reply = error
         if isinstance(reply, Answer) and fits(reply):
             return reply
         await asyncio.sleep(AGAIN_S)
