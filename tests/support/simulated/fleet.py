@@ -71,8 +71,8 @@ def variant(name: str = "m-v1-ort-fp32-t1-b8", **changes: Any) -> VariantRecord:
         for b in (1, 2, 4, 8)
     ]
     profile = Profile(rows=rows, load_ms=load_ms, memory_mb=50.0, saturation_qps=8000.0 / (base + 8 * per_item))
-    given = {"model": "m", "max_batch": 8, "artifact": "a" * 64, "accuracy": 0.9, "profile": profile}
-    return variant_record(variant=name, **(given | {"signature": SIGNATURE} | changes))
+    given = {"variant": name, "model": "m", "max_batch": 8, "artifact": "a" * 64, "accuracy": 0.9, "profile": profile}
+    return variant_record(**(given | {"signature": SIGNATURE} | changes))
 
 
 def catalogue(*variants: VariantRecord, app: str = "app") -> list[Any]:
