@@ -6,15 +6,13 @@ device slows down to half its speed, without a new profile: time until the objec
 waiting for more queries brings (Fig. 5). Everything runs in virtual time, on the services' own actors; the same seed gives the same figures.
 """
 
-import argparse
-import sys
 from collections import defaultdict
 from math import isfinite
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import rig
 
 from services.simulation.kernel import NETWORK
 from services.simulation.report import RunReport
@@ -173,7 +171,7 @@ def answers(base_ms: float, item_ms: float, wait_ms: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rig.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="coarser and shorter")
     options = parser.parse_args()
     learnt()

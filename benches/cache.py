@@ -5,19 +5,18 @@ closed loop send pictures of which every second one was sent before: without a c
 part that is not kept costs a dispatcher, and how much memory a process grows by when it fills a cache.
 """
 
-import argparse
 import asyncio
 import os
-import statistics
 import subprocess
 import sys
 import timeit
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import rig
 from msgspec import Raw
-from overload import register, say
+from overload import APP, own_system
 
 import infaas
 from bus.codec import encode
@@ -25,8 +24,6 @@ from bus.messages.public import Tensor
 from services.dispatcher.cache import MB, PartSource, PredictionCache
 from services.dispatcher.predictions import digest_of
 
-SETTINGS = '[autoscaler]\npolicy = "off"\n[registrar]\nthreads = [1]\nmax_batches = [1]\n'
-APP = "overload"
 CLIENTS = 32
 REPEATED = 0.5  # share of the queries
 KEPT_MB = 64
@@ -76,13 +73,12 @@ def miss_us(floats: int) -> tuple[float, float]:
 
 
 FILL = """
-import gc, os, sys
+import gc, os, psutil, sys
 from bus.messages.public import Tensor
 from services.dispatcher.cache import PartSource, PredictionCache
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
 size, bound = int(sys.argv[1]), int(sys.argv[2])
 gc.collect()
+resident = lambda: psutil.Process().memory_info().rss
 before, cache, n, full = resident(), PredictionCache(bound), 0, 0
 while not full or n < 2 * full:
     source = PartSource("m", "1", "v", "cpu", "w1", 0.9, False)
@@ -104,25 +100,22 @@ def memory(size: int, bound: int) -> tuple[float, float, int]:
 
 def measure(data_dir: Path, seconds: float, rounds: int) -> None:
     asyncio.run(throughput(data_dir, 1.0, 999, kept_mb=0))  # loads what serves
-    for item in say("variants", "--app", APP, "--data-dir", str(data_dir))["items"]:
+    for item in rig.cli(data_dir, "variants", "--app", APP):
         if item["instances"]:
             print(f"{item['variant']}: {item['latency_ms']:.2f} ms an item, {item['saturation_qps']:.0f}/s at most")
-    ratios = []
-    for number in range(rounds):
-        without, _ = asyncio.run(throughput(data_dir, seconds, 2 * number, kept_mb=0))
-        with_it, kept = asyncio.run(throughput(data_dir, seconds, 2 * number + 1, kept_mb=KEPT_MB))
-        ratios.append(with_it / without)
-        print(
-            f"{without:6.0f}/s without, {with_it:6.0f}/s with a cache ({kept:.0%} kept): {ratios[-1]:.2f} ×", flush=True
-        )
-    print(f"half of the queries repeated: {statistics.median(ratios):.2f} × the throughput")
+    seeds = count()
+    runs = {
+        mb: lambda mb=mb: asyncio.run(throughput(data_dir, seconds, next(seeds), kept_mb=mb)) for mb in (0, KEPT_MB)
+    }
+    found = rig.in_turn(
+        runs, rounds, lambda mb, one: print(f"{one[0]:6.0f}/s with {mb} MB ({one[1]:.0%} kept)", flush=True)
+    )
+    ratio = rig.median_of(found[KEPT_MB], found[0], lambda with_it, without: with_it[0] / without[0])
+    print(f"half of the queries repeated: {ratio:.2f} × the throughput")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
+    given = rig.parser(__doc__, seconds=4.0, rounds=3).parse_args()
     for floats in (64, 784):
         digest, look_up = miss_us(floats)
         print(f"a miss, {floats} floats: digest {digest:.2f} µs, look-up {look_up:.2f} µs")
@@ -131,9 +124,7 @@ def main() -> None:
         print(
             f"{KEPT_MB} MB of answers of {size} bytes: {answers:,}; grew by {grown:.1%} of the bound, counted {counted:.1%}"
         )
-    with rig.system(SETTINGS) as own:
-        asyncio.run(own.start())
-        register(own.data_dir)
+    with own_system(batch=1) as own:
         measure(own.data_dir, given.seconds, given.rounds)
 
 

@@ -4,7 +4,6 @@ Both are registered with a system of its own. The figure is items a second of a 
 of one model that is as accurate, within 0.001; where none is, over those of the most accurate one.
 """
 
-import asyncio
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import rig
-from overload import say
 from skl2onnx import to_onnx
 from sklearn import datasets
 from sklearn.exceptions import ConvergenceWarning
@@ -45,7 +43,6 @@ def main() -> None:
     warnings.simplefilter("ignore", ConvergenceWarning)
     print("| data set | small | large | cascade | times cheaper | goes on |\n|---|---|---|---|---|---|")
     with rig.system(SETTINGS) as own:
-        asyncio.run(own.start())
         for name, (x, y), small in sets():
             data = StandardScaler().fit_transform(x).astype("f4")
             mixed = np.random.default_rng(0).permutation(len(data))
@@ -57,8 +54,8 @@ def main() -> None:
                 path = place / f"{name}-{model}.onnx"
                 path.write_bytes(to_onnx(made, data[:1], options={"zipmap": False}).SerializeToString())
                 about = ("--app", name, "--model", f"{name}-{model}", "--validation", str(place / f"{name}.npz"))
-                say("register", str(path), *about, "--data-dir", str(own.data_dir))
-            _row(name, say("variants", "--app", name, "--data-dir", str(own.data_dir))["items"])
+                rig.cli(own.data_dir, "register", str(path), *about)
+            _row(name, rig.cli(own.data_dir, "variants", "--app", name))
 
 
 def _row(name: str, variants: list[dict[str, Any]]) -> None:

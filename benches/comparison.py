@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import platform
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,10 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnxruntime
 import rig
-from numpy.typing import NDArray
 from peers.environments import CACHE, environment
 from peers.running import adopt, alone, serving
 from peers.systems import PEERS, RUNTIME, requests
@@ -31,11 +27,10 @@ from peers.table import tables, written
 from proof import network
 
 import infaas
-from infaas.demo.program import DemoSystem
 
 CONNECTIONS = 32
 REGISTERED = {"infaas", "infaas-fused"}  # start with registered models
-SURE = 0.2  # by which the best score leads where answers are compared
+LEAD, MOST = 0.2, 128  # by which the best score leads where answers are compared, and how many are
 SETTINGS = """
 [autoscaler]
 policy = "off"  # one instance, as the others have one worker
@@ -65,31 +60,15 @@ def models(names: list[str]) -> dict[str, Model]:
     all_of_them = {
         "mlp": Model("64 numbers, three dense layers, 0.3 MB", 64, 100.0, rig.MODEL, rig.VALIDATION),
         "cnn": Model(
-            "784 numbers (a picture), two convolutions, 0.7 million weights",
-            8,
-            20.0,
-            made,
-            made.with_suffix(".npz"),
+            "784 numbers (a picture), two convolutions, 0.7 million weights", 8, 20.0, made, made.with_suffix(".npz")
         ),
     }
     return {name: all_of_them[name] for name in names}
 
 
-def clear_cases(model: Model) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Inputs that are decided clearly, and their classes: any correct run of the model gives the same."""
-    with np.load(model.validation) as stored:
-        x = stored["x"].astype(np.float32)
-    (scores,) = onnxruntime.InferenceSession(str(model.file), providers=["CPUExecutionProvider"]).run(
-        ["scores"], {"x": x}
-    )
-    best = np.sort(scores, axis=1)
-    clear = best[:, -1] - best[:, -2] > SURE
-    return x[clear][:128], scores[clear][:128].argmax(1)
-
-
 async def register(data_dir: Path, chosen: dict[str, Model]) -> dict[str, str]:
     """Register the models, which also measures their variants; returns the full name of each one's fp32 variant."""
-    own = DemoSystem(data_dir, settings=SETTINGS)
+    own = rig.DemoSystem(data_dir, settings=SETTINGS)
     served = {}
     try:
         await own.start()
@@ -109,7 +88,9 @@ class Comparison:
 
     def __init__(self, chosen: dict[str, Model], directory: Path, seconds: float) -> None:
         self._models, self._directory, self._seconds = chosen, directory, seconds
-        self._cases = {name: clear_cases(model) for name, model in chosen.items()}
+        self._cases = {
+            name: rig.clear_cases(one.file, one.validation, lead=LEAD, most=MOST) for name, one in chosen.items()
+        }
         self._served: dict[str, str] = {}
         self.runs: list[dict[str, Any]] = []
         self.alone: list[dict[str, Any]] = []
@@ -132,9 +113,8 @@ class Comparison:
         try:
             with serving(system, peer, python, model.file, model.batch, self._directory, more) as server:
                 run["start_s"] = server.first_answer(served, x)
-                table = self._directory / f"{system}.npz"
                 made = requests(peer, served, server.port, x)
-                np.savez(table, requests=made, expected=classes, classes=np.array(10))
+                table = rig.requests(self._directory / f"{system}.npz", made, classes)
                 time.sleep(1.0)
                 run["idle_mb"] = server.memory()
                 seconds = ("--seconds", str(self._seconds), "--closed", str(CONNECTIONS))
@@ -149,12 +129,12 @@ class Comparison:
         return run
 
 
-def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Make the environments and do all rounds; returns the figures, which --json keeps after each round."""
     environments = {}
     for name in options.peers:
         environments[name] = environment(PEERS[name].like or name, install=not options.no_install)
-        say(f"{PEERS[name].title}: {environments[name].reason or 'installed'}")
+        rig.say(f"{PEERS[name].title}: {environments[name].reason or 'installed'}")
     ready = [name for name, of in environments.items() if not of.reason]
     chosen = models(options.models)
     found: dict[str, Any] = {
@@ -168,14 +148,14 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str
         comparison = Comparison(chosen, Path(directory), options.seconds)
         found |= {"runs": comparison.runs, "alone": comparison.alone}
         if REGISTERED & set(ready):
-            say("INFaaS registers the models, which measures their variants")
+            rig.say("INFaaS registers the models, which measures their variants")
             found["registered_s"] = comparison.prepare()
         for number in range(options.rounds):
             for model in chosen:
                 comparison.by_itself(model)
                 for name in ready if number % 2 == 0 else ready[::-1]:
                     run = comparison.run(name, environments[name].python, model)
-                    say(f"round {number + 1} {model} {name}: {run.get('failed') or _line(run)}")
+                    rig.say(f"round {number + 1} {model} {name}: {run.get('failed') or _line(run)}")
             if options.json:  # a long run that is ended keeps its rounds
                 options.json.write_text(json.dumps(found, indent=1))
     return found
@@ -201,9 +181,7 @@ def names(known: list[str]) -> Callable[[str], list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="INFaaS beside other servers of models.")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = rig.parser(__doc__, seconds=4.0, rounds=3)
     parser.add_argument("--peers", type=names(list(PEERS)), default=list(PEERS), help=f"of {','.join(PEERS)}")
     parser.add_argument("--models", type=names(["mlp", "cnn"]), default=["mlp", "cnn"], help="of mlp,cnn")
     parser.add_argument("--no-install", action="store_true", help="only what is installed")
@@ -211,10 +189,7 @@ def main() -> None:
     parser.add_argument("--show", type=Path, help="print the tables of such a file, and run nothing")
     parser.add_argument("--write", type=Path, help="put the tables into this page, between its marks")
     options = parser.parse_args()
-    if options.show:
-        found = json.loads(options.show.read_text())
-    else:
-        found = measure(options, lambda text: print(text, file=sys.stderr, flush=True))
+    found = json.loads(options.show.read_text()) if options.show else measure(options)
     print(tables(found))
     if options.write:
         options.write.write_text(written(options.write.read_text(), tables(found)))

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from benches.scoreboard.accuracy import accuracy_cases
 from benches.scoreboard.resnets import resnet_cases
-from benches.scoreboard.scenarios import Built, Case, cost_cases, write
+from benches.scoreboard.scenarios import TRACES, Built, Case, cost_cases, write
 from benches.scoreboard.table import by_scenario, cells, detail, table
 from services.core.toml import TomlError
 from services.simulation.kernel import ActorHalted
@@ -41,7 +41,6 @@ STATIC = "clipper+"
 POLICIES = ("infaas", "sm+", STATIC)
 ORACLE = "oracle"  # among the policies: who knows the demand (services/simulation/oracle.py)
 QUICK_S = 480.0
-TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 Row = dict[str, Any]
 
 

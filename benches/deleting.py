@@ -93,7 +93,6 @@ async def once(own: rig.DemoSystem, writer: str, mb: float, seconds: float, numb
 
 
 async def measure(own: rig.DemoSystem, options: argparse.Namespace) -> None:
-    await own.start()
     writer = json.loads((own.data_dir / "endpoints.json").read_text())["writer"]
     print(f"{'MB':16}" + "".join(f"{place:>10}" for place in PLACES))
     for number in range(options.times):
@@ -101,9 +100,8 @@ async def measure(own: rig.DemoSystem, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rig.parser(__doc__, seconds=120.0)
     parser.add_argument("--mb", type=float, default=100.0)
-    parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--times", type=int, default=2)
     options = parser.parse_args()
     with rig.system() as own:

@@ -6,11 +6,11 @@ A quarter of a data set trains a model, half is the validation set, shifted item
 validation set and the queries are independent draws from the whole, as the promise supposes. Nothing is served; the counts go through what the leader does with them (services/core/drift.py).
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import rig
 from numpy.typing import NDArray
 
 from bus.messages.catalog import Signature, TensorSpec
@@ -132,7 +132,7 @@ def false_alarms(case: Case, days: int, daily: int, random: Any) -> int:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
+    options = rig.parser(__doc__)
     options.add_argument("--days", type=int, default=300)
     options.add_argument("--daily", type=int, default=5000, help="sampled queries a day")
     options.add_argument("--seeds", type=int, default=5)

@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 import infaas
 from bus.messages.public import Requirements
 from infaas.demo import digits
-from infaas.errors import InfaasError, Refused
 from services.core.ensemble.base import Member
 from services.core.ensemble.policies import Exp3, Exp4
 from services.simulation.run import simulate_all
@@ -70,12 +69,10 @@ class Stream(NamedTuple):
 
 def demo_scores() -> tuple[list[str], NDArray[np.float32], NDArray[np.int64]]:
     """The demo's models, their scores of the unseen digits, and the digits' labels."""
-    import onnxruntime
-
     unseen = digits.load(digits.UNSEEN)
     scores = []
     for path in digits.models().values():
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        session = rig.session(path)
         scores.append(session.run(None, {session.get_inputs()[0].name: unseen.x})[0])
     return list(digits.models()), np.array(scores, np.float32), unseen.y
 
@@ -264,31 +261,21 @@ def show_stragglers(found: dict[str, dict[str, float]]) -> None:
 
 def cost(seconds: float, rounds: int) -> dict[str, Any]:
     """Server CPU of a query through an ensemble of five against a plain query, on a real system. ms an answer, medians."""
-    import path as whole
-
-    found: dict[str, list[dict[str, float]]] = {"one": [], "five": []}
     with rig.system() as own:
-        asyncio.run(own.start())
         asyncio.run(_prepare(own.data_dir))
-        with np.load(rig.VALIDATION) as stored:
-            x, y = stored["x"][:64], stored["y"][:64]
-        queries = rig.bodies(own.data_dir.parent / "queries.npz", x, y)
-        for number in range(rounds):
-            for app in ("one", "five") if number % 2 == 0 else ("five", "one"):
-                before = rig.cpu(own.pid)
-                options = ("--closed", "32", "--seconds", str(seconds))
-                result = rig.generate(own.urls["nats"], f"infaas.query.{app}", queries, *options)
-                result["cpu_s"] = rig.spent(before, rig.cpu(own.pid))
-                if result["errors"]:
-                    print(f"{app}: {result['errors']}")
-                found[app].append(whole.per_answer(result, seconds + 1.0) | {"rate": result["rate"]})
-    names = (*rig.SERVING, "rate")
-    medians = {
-        app: {name: float(np.median([one.get(name, 0.0) for one in runs])) for name in names}
-        for app, runs in found.items()
-    }
-    serving = {app: sum(one[name] for name in rig.SERVING) for app, one in medians.items()}
-    return {"ms": serving, "ratio": serving["five"] / serving["one"], "of it": medians}
+        x, y = rig.stored()
+        queries = rig.bodies(own.data_dir.parent / "queries.npz", x[:64], y[:64])
+        load = (queries, "--closed", "32", "--seconds", str(seconds))
+        ask = partial(rig.generate, "nats", own.urls["nats"])
+        runs = {
+            app: partial(rig.with_cpu, [own.pid], partial(ask, f"infaas.query.{app}", *load)) for app in ("one", "five")
+        }
+        found = rig.in_turn(
+            runs, rounds, lambda app, one: rig.say(f"  {app}: {one['rate']:.0f}/s {one['errors'] or ''}")
+        )
+    of = {app: rig.medians(results) for app, results in found.items()}
+    serving = {app: rig.serving_ms(one) for app, one in of.items()}
+    return {"ms": serving, "ratio": serving["five"] / serving["one"], "of it": of}
 
 
 async def _prepare(data_dir: Path) -> None:
@@ -299,22 +286,15 @@ async def _prepare(data_dir: Path) -> None:
         await client.admin("add-app", app="one")
         await client.admin("link-model", app="one", model="m0")
         await client.admin("set-selection", app="five", policy="exp4")
-        with np.load(rig.VALIDATION) as stored:
-            x = stored["x"][:1]
-        for app, wanted in (("one", None), ("five", 5)):
-            for _ in range(300):
-                reply = await client.query(app, x, raise_refused=False)
-                if not isinstance(reply, Refused) and (wanted is None or len(reply.members or ()) == wanted):
-                    break
-                await asyncio.sleep(0.2)
-            else:
-                raise InfaasError(f"{app}: {reply}")
+        x = rig.stored()[0][:1]
+        await rig.until_answered(client, "one", x)
+        await rig.until_answered(client, "five", x, lambda answer: len(answer.members or ()) == 5)
 
 
 def show_cost(found: dict[str, Any]) -> None:
     print("server CPU, ms an answer")
     for app, one in found["of it"].items():
-        parts = ", ".join(f"{name} {one[name]:.4f}" for name in rig.SERVING)
+        parts = ", ".join(f"{name} {one['cpu_ms'].get(name, 0.0):.4f}" for name in rig.SERVING)
         print(f"  {app:6}{found['ms'][app]:9.4f}  ({parts}; {one['rate']:.0f} answers/s)")
     print(f"  ratio {found['ratio']:.2f}   <= 5.5")
 

@@ -12,7 +12,6 @@ after a kill and a stop for good, when each door told it and when all was well a
 import argparse
 import asyncio
 import itertools
-import json
 import os
 import re
 import signal
@@ -25,14 +24,13 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-import psycopg
-import rig  # noqa: F401  (puts the repository on the path)
+import rig
 
 from tests.support.clients.as_told import Told, astray, compared, rows_of
 from tests.support.clients.constant_load import APP, LibraryLoad, StockLoad
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
-from tests.support.servers.processes import alive, infaas, pids_of
+from tests.support.servers.processes import alive
 from tests.support.servers.system import Whole, running
 
 SETTINGS = "[registrar]\nthreads = [1]\nmax_batches = [8]\n"
@@ -56,7 +54,7 @@ class Doors:
         self.well: float | None = None
         self._struck: float | None = None
         self._ended = False
-        page, ready = pages(system)
+        page, ready = system.metrics, system.metrics.replace("/metrics", "/readyz")
         looks: dict[str, Callable[[], str]] = {
             "/readyz": lambda: _get(ready),
             "gateway": lambda: _get(f"{system.gateway}/v2/health/ready"),
@@ -64,8 +62,8 @@ class Doors:
         }
         if commands:
             looks |= {
-                "status": lambda: infaas("status", "--json", "--data-dir", str(system.directory)).stdout,
-                "doctor": lambda: infaas("doctor", "--json", "--data-dir", str(system.directory)).stdout,
+                "status": lambda: system.command("status", "--json").stdout,
+                "doctor": lambda: system.command("doctor", "--json").stdout,
             }
         self._named = re.compile(rf"{process}(-[\w-]+)?: (silent|does not)")
         self._threads = [threading.Thread(target=self._ask, args=each, daemon=True) for each in looks.items()]
@@ -98,15 +96,9 @@ class Doors:
         return f"  told: {told or 'nowhere'}; /readyz well again: {well}"
 
 
-def pages(system: Whole) -> tuple[str, str]:
-    """The system's pages /metrics and /readyz."""
-    metrics = json.loads((system.directory / "endpoints.json").read_text())["metrics"]
-    return metrics, metrics.replace("/metrics", "/readyz")
-
-
 async def whole(system: Whole) -> None:
     """Until nothing is missing."""
-    _, ready = pages(system)
+    ready = system.metrics.replace("/metrics", "/readyz")
     give_up = time.time() + WELL_S
     while not (await asyncio.to_thread(_get, ready)).startswith("200") and time.time() < give_up:  # noqa: ASYNC110  nothing would set an event
         await asyncio.sleep(0.1)
@@ -126,7 +118,7 @@ def _get(url: str) -> str:
 def victim(system: Whole, process: str, load: StockLoad) -> int:
     """The process of this service; of the worker that answered last."""
     worker = list(load.answers.values())[-1]["worker"] if process in ("executor", "monitor") else ""
-    return pids_of(system.directory, process, worker)[0]
+    return system.pids(process, worker)[0]
 
 
 def _signal(pid: int, signum: signal.Signals) -> None:
@@ -212,9 +204,7 @@ def recorded(system: Whole, load: StockLoad) -> Told:
 def serving(system: Whole) -> int:
     """How many workers have a serving instance."""
     query = "SELECT count(DISTINCT worker) FROM infaas.variant_states WHERE state IN ('Active', 'Overloaded')"
-    with psycopg.connect(system.sql) as connection:
-        row = connection.execute(query).fetchone()
-    return 0 if row is None else row[0]
+    return int(system.rows(query)[0][0])
 
 
 async def measure(system: Whole, given: argparse.Namespace) -> None:
@@ -238,7 +228,7 @@ async def measure(system: Whole, given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rig.parser(__doc__)
     parser.add_argument("--processes", nargs="+", default=PROCESSES, choices=PROCESSES)
     parser.add_argument("--faults", nargs="+", default=FAULTS, help="seconds of a stop, `kill`, `good` or `again`")
     parser.add_argument("--rate", type=float, default=300.0, help="queries a second")
@@ -265,18 +255,8 @@ def main() -> None:
         options = ("--config", str(place / "infaas.toml"), "--no-dashboard")
         counts = ("--workers", str(given.workers), "--dispatchers", str(given.dispatchers))
         with running(place / "data", *options, *counts) as system:
-            (place / "model.onnx").write_bytes(tiny_models.exact(tiny_models.mlp()))
-            x, y = tiny_models.digits()
-            (place / "validation.npz").write_bytes(tiny_models.npz(x=x, y=y))
-            files = (str(place / "model.onnx"), "--validation", str(place / "validation.npz"))
-            done = infaas("register", *files, "--app", APP, "--model", APP, "--data-dir", str(system.directory))
-            if done.returncode == 0:  # each worker has an instance
-                done = infaas(
-                    *("admin", "set-app", APP, "--min-instances", str(given.workers)),
-                    *("--data-dir", str(system.directory)),
-                )
-            if done.returncode != 0:
-                raise SystemExit(done.stderr)
+            system.register(APP, tiny_models.exact(tiny_models.mlp()))
+            system.done("admin", "set-app", APP, "--min-instances", str(given.workers))  # each worker has an instance
             asyncio.run(measure(system, given))
 
 

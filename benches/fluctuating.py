@@ -10,148 +10,104 @@ who knows profiles and peak would have chosen; `static@gpu` and `replicate@gpu` 
 
 import argparse
 import asyncio
+import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import msgspec
-import rig  # noqa: F401  (this source goes before an installed one)
-from msgspec import Struct
+import numpy as np
+import rig
+from numpy.typing import NDArray
 from proof import network
-from proof.choices import Chosen, Policy, choose, parse
-from proof.load import Sent, send
-from proof.others import look, others
-from proof.records import Action, Records, read
-from proof.shape import FLUCTUATING, arrivals, compressed
+from proof.choices import Chosen, choose
+from proof.load import send
+from proof.records import compared, read, result, table
 from proof.systems import APP, register, settings
-from proof.table import compared, table
-from proof.timeline import Figures, Line, figures, line
 
 import infaas
-from infaas.demo.program import DemoSystem
 from infaas.errors import InfaasError
 
 SETTLE = 6.0  # s after the load until everything is in SQL
-STEPS = 120  # of the time line
+SIMULATED = "GPU and Inferentia: times by a synthetic profile, prices of the paper; the CPU is real"
+# INFaaS (Romero et al.), Figure 6c: (second, queries/s), straight lines between them; a rise and a fall take a second.
+FLUCTUATING = ((0, 4), (60, 4), (61, 80), (90, 80), (91, 4), (150, 4), (151, 80), (180, 80), (181, 4), (240, 4))
+Points = Sequence[tuple[float, float]]
 
 
-class Run(Struct, frozen=True, kw_only=True):
-    """What became of one policy. outcomes: of its queries, by SQL. others_cpus: CPUs that other programs kept busy meanwhile."""
-
-    policy: str
-    choice: Chosen | None
-    figures: Figures
-    line: Line
-    actions: list[Action]
-    outcomes: dict[str, int]
-    others_cpus: float
+def arrivals(points: Points, seed: int) -> NDArray[np.float64]:
+    """Seconds at which queries set out: Poisson with the rate of the moment (by thinning); the same for a seed."""
+    rng = np.random.default_rng(seed)
+    seconds, rates = zip(*points, strict=True)
+    count = rng.poisson(max(rates) * seconds[-1])
+    times = np.sort(rng.random(count)) * seconds[-1]
+    return times[rng.random(count) * max(rates) < np.interp(times, seconds, rates)]
 
 
-class Report(Struct, frozen=True, kw_only=True):
-    """One invocation. seconds: of each load; hardware: of each variant."""
-
-    simulated: str
-    seconds: float
-    compress: float
-    seed: int
-    latency_ms: float
-    accuracy: float
-    hardware: dict[str, str]
-    runs: list[Run]
-
-
-async def serve(
-    data_dir: Path, policy: Policy, choice: Chosen | None, options: argparse.Namespace
-) -> tuple[list[Sent], Records, float]:
-    """One policy: warm up at the valley's rate, then the load; returns every query's end, what SQL holds, and how many CPUs others used."""
-    own = DemoSystem(data_dir, settings=settings(policy.base, options.simulate, choice))
+async def serve(data_dir: Path, policy: str, choice: Chosen | None, options: argparse.Namespace) -> dict[str, Any]:
+    """One policy: warm up at the valley's rate, then the load; returns what became of it, by its queries and by SQL."""
+    own = rig.DemoSystem(data_dir, settings=settings(policy.partition("@")[0], options.simulate, choice))
     since = time.time()
     needs = {"latency_ms": options.latency_ms, "accuracy": options.accuracy}
-    points = compressed(FLUCTUATING, options.compress)
+    points = [(second / options.compress, rate) for second, rate in FLUCTUATING]
+    seconds = points[-1][0]
     try:
         await own.start()
         async with infaas.connect(data_dir=data_dir) as client:
             await send(client, APP, arrivals([(0, 4), (options.warmup, 4)], options.seed + 1), **needs)
-            before = look(own.pid)
+            others = rig.Others()
             start, sent = await send(client, APP, arrivals(points, options.seed), **needs)
-            busy = others(before, look(own.pid))
-        until = start + points[-1][0]
-        await asyncio.sleep(max(0.0, until - time.time()) + SETTLE)
-        return sent, read(own.urls["sql"], since=since, start=start, until=time.time()), busy
+            busy = others.cpus()
+        await asyncio.sleep(max(0.0, start + seconds - time.time()) + SETTLE)
+        records = read(own.urls["sql"], since=since, start=start, until=time.time())
     finally:
         own.stop()
+    for one in records.actions.itertuples():
+        rig.say(f"  {one.at:7.2f} s  {one.scaler:10} {one.action:9} {one.variant} x {one.count}: {one.reason}")
+    found = result(policy, sent, records, seconds, options.latency_ms / 1000)
+    return found | {"others_cpus": busy, "choice": choice}
 
 
-async def bench(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
+async def bench(options: argparse.Namespace) -> dict[str, Any]:
     """Every policy in turn; with --out, what there is so far is kept after each."""
-    runs: list[Run] = []
-    hardware: dict[str, str] = {}
-    seconds, slo_s = FLUCTUATING[-1][0] / options.compress, options.latency_ms / 1000
-    peak = max(rate for _, rate in FLUCTUATING)
+    title = (
+        f"Fluctuating load, 4 to 80 queries/s, within {options.latency_ms:g} ms and accuracy ≥ {options.accuracy:g}; "
+        "real CPU, simulated GPU and Inferentia"
+    )
+    report: dict[str, Any] = {
+        "title": title,
+        "simulated": SIMULATED,
+        "compress": options.compress,
+        "seed": options.seed,
+    }
+    report["policies"] = []
     needs = {"latency_ms": options.latency_ms, "accuracy": options.accuracy, "cores": os.cpu_count() or 1}
-
-    def made(runs: list[Run]) -> Report:
-        return Report(
-            simulated="GPU and Inferentia: times by a synthetic profile, prices of the paper; the CPU is real",
-            seconds=seconds,
-            compress=options.compress,
-            seed=options.seed,
-            latency_ms=options.latency_ms,
-            accuracy=options.accuracy,
-            hardware=hardware,
-            runs=runs,
-        )
-
     with tempfile.TemporaryDirectory(prefix="infaas-bench-", ignore_cleanup_errors=True) as directory:
         data_dir = options.data_dir or Path(directory) / "data"
-        say("making and registering the network: one to two minutes")
+        rig.say("making and registering the network: one to two minutes")
         variants = await register(data_dir, options.simulate, options.views)
         for one in variants:
             kind = f"{'simulated ' * one['simulated']}{one['hardware']}"
-            say(
+            rig.say(
                 f"  {one['variant']} ({kind}): {one['latency_ms']:.1f} ms, at most {one['saturation_qps']:.0f}/s, loads in"
                 f" {one['load_ms'] / 1000:.2f} s, accuracy {one['accuracy']:.3f}, US$ {one['price_per_hour']:.3f}/h"
             )
-        choices = [choose(policy, variants, peak, **needs) for policy in options.policies]
-        for policy, choice in zip(options.policies, choices, strict=True):
-            chosen = f", by choice {choice.instances} x {choice.variant}" if choice else ""
-            say(f"{policy.name}{chosen}: {seconds:.0f} s of load")
-            sent, records, busy = await serve(data_dir, policy, choice, options)
-            hardware |= records.hardware
-            run = Run(
-                policy=policy.name,
-                choice=choice,
-                figures=figures(sent, records, seconds, slo_s),
-                line=line(sent, records, seconds, slo_s, seconds / STEPS),
-                actions=records.actions,
-                outcomes=records.outcomes,
-                others_cpus=busy,
-            )
-            runs.append(run)
-            keep(made(runs), options.out)
-            for action in run.actions:
-                say(
-                    f"  {action.at:7.2f} s  {action.scaler:10} {action.action:9} {action.variant} x {action.count}: {action.reason}"
-                )
-    return made(runs)
+        peak = max(rate for _, rate in FLUCTUATING)
+        choices = {policy: choose(policy, variants, peak, **needs) for policy in options.policies.split(",")}
+        for policy, choice in choices.items():
+            rig.say(f"{policy}{f', by choice {choice.instances} x {choice.variant}' if choice else ''}")
+            report["policies"].append(await serve(data_dir, policy, choice, options))
+            if options.out is not None:
+                options.out.mkdir(parents=True, exist_ok=True)
+                (options.out / "fluctuating.json").write_text(json.dumps(report))
+    return report
 
 
-def show(report: Report) -> None:
-    of = {run.policy: run.figures for run in report.runs}
-    busy = ", ".join(f"{run.others_cpus:.2f} ({run.policy})" for run in report.runs)
-    print(
-        f"\n{report.simulated}.\n\n{table(of, report.hardware)}\n\n{compared(of)}\n\nCPUs that other programs used: {busy}"
-    )
-
-
-def policies(text: str) -> list[Policy]:
-    try:
-        return [parse(name.strip()) for name in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+def show(report: dict[str, Any]) -> None:
+    print(f"\n{report['simulated']}.\n\n{table(report['policies'])}\n\n{compared(report['policies'])}")
 
 
 def devices(text: str) -> dict[str, int]:
@@ -165,9 +121,9 @@ def devices(text: str) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = rig.parser(__doc__)
     parser.add_argument("--compress", type=float, default=3.0, help="the paper's 240 s in so many times less")
-    parser.add_argument("--policies", type=policies, default=policies("infaas,static,replicate"))
+    parser.add_argument("--policies", default="infaas,static,replicate")
     parser.add_argument(
         "--out", type=Path, help="directory for fluctuating.png (needs matplotlib) and fluctuating.json"
     )
@@ -184,38 +140,30 @@ def main() -> None:
     parser.add_argument("--from", dest="again", type=Path, help="a fluctuating.json: show and draw that run again")
     options = parser.parse_args()
     if options.again is not None:
-        report = msgspec.json.decode(options.again.read_bytes(), type=Report)
-        show(report)
-        draw(report, options.out or options.again.parent)
-        return
-    try:
-        report = asyncio.run(bench(options, lambda text: print(text, file=sys.stderr, flush=True)))
-    except (InfaasError, ValueError) as error:
-        sys.exit(str(error))
+        report = json.loads(options.again.read_text())
+        options.out = options.out or options.again.parent
+    else:
+        try:
+            report = asyncio.run(bench(options))
+        except (InfaasError, ValueError) as error:
+            sys.exit(str(error))
     if options.json:
-        print(msgspec.json.encode(report).decode())
+        print(json.dumps(report))
     else:
         show(report)
     if options.out is not None:
-        draw(report, options.out)
+        draw(report, options.out / "fluctuating.png")
 
 
-def keep(report: Report, directory: Path | None) -> None:
-    if directory is not None:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "fluctuating.json").write_bytes(msgspec.json.encode(report))
-
-
-def draw(report: Report, directory: Path) -> None:
+def draw(report: dict[str, Any], path: Path) -> None:
     """The picture, where matplotlib is installed."""
     try:
-        from proof.plot import picture
+        from services.simulation import plot
     except ModuleNotFoundError as error:
-        print(f"no picture: {error.name} is not installed (pip install 'infaas[plot]', or matplotlib)", file=sys.stderr)
+        rig.say(f"no picture: {error.name} is not installed (pip install 'infaas[plot]', or matplotlib)")
         return
-    path = directory / "fluctuating.png"
-    picture(report, path)
-    print(f"picture: {path}", file=sys.stderr)
+    plot.draw(report, path)
+    rig.say(f"picture: {path}")
 
 
 if __name__ == "__main__":

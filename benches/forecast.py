@@ -6,18 +6,16 @@ Loads: days of Twitter events with a minute as a second (Poisson arrivals of 2 t
 days before it as history; an hour of Azure's LLM invocations; a step, a drift, and MMPP. Constants were set on the days 1 to 4.
 """
 
-import argparse
-import csv
-import gzip
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import rig  # noqa: F401  (makes the packages importable)
+import rig
 from numpy.typing import NDArray
 
+from benches.scoreboard.scenarios import AZURE, DAY_S, REAL, TRACES, TWITTER, azure, seconds
 from services.core.forecast.forecasters import FORECASTERS, make_forecaster
 
 Floats = NDArray[np.float64]
@@ -27,9 +25,7 @@ HORIZONS = (2, 5, 10, 30, 60)  # s
 EVERY = 2  # s between two questions
 WARM = 60  # s before the first
 KINDS = ("quantile", "peak")
-TWITTER, AZURE = "twitter_per_second_days01-07.txt.gz", "AzureLLMInferenceTrace_conv.csv"
 MINUTES = 1440  # in a day
-REAL = slice(36_000, 43_200)  # the seconds of a day in real time
 
 
 class Load:
@@ -49,9 +45,8 @@ def compressed(day: Floats, share: float, seed: int) -> Floats:
     return np.random.default_rng(seed).poisson(share * rates).astype(float)
 
 
-def of_twitter(file: Path, numbers: Sequence[int]) -> Iterator[Load]:
-    with gzip.open(file, "rt") as text:
-        days = np.array(text.read().split(), dtype=float).reshape(-1, 86_400)
+def of_twitter(folder: Path, numbers: Sequence[int]) -> Iterator[Load]:
+    days = np.array(seconds(folder), dtype=float).reshape(-1, DAY_S)
     for number in numbers:
         day, earlier = days[number - 1], days[: number - 1]
         for share in (0.45, 0.07, 0.03):
@@ -64,10 +59,8 @@ def of_twitter(file: Path, numbers: Sequence[int]) -> Iterator[Load]:
             yield Load("real, history", day[REAL], minutes)
 
 
-def of_azure(file: Path) -> Iterator[Load]:
-    with open(file, newline="") as text:
-        times = [datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in csv.DictReader(text)]
-    yield Load("azure", np.bincount((np.array(times) - min(times)).astype(int)).astype(float))
+def of_azure(folder: Path) -> Iterator[Load]:
+    yield Load("azure", np.bincount(np.array(azure(folder)).astype(int)).astype(float))
 
 
 def synthetic() -> Iterator[Load]:
@@ -82,9 +75,9 @@ def synthetic() -> Iterator[Load]:
 
 
 def loads(folder: Path, days: Sequence[int]) -> Iterator[Load]:
-    for name, make in ((TWITTER, lambda file: of_twitter(file, days)), (AZURE, of_azure)):
+    for name, make in ((TWITTER, partial(of_twitter, numbers=days)), (AZURE, of_azure)):
         if (folder / name).exists():
-            yield from make(folder / name)
+            yield from make(folder)
         else:
             print(f"left out: there is no {folder / name}; --traces names the folder that has it")
     yield from synthetic()
@@ -123,8 +116,8 @@ def judged(load: Load, name: str) -> tuple[Floats, Floats, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--traces", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "traces")
+    parser = rig.parser(__doc__)
+    parser.add_argument("--traces", type=Path, default=TRACES)
     parser.add_argument("--days", type=int, nargs="+", default=[5, 6, 7], help="of the Twitter trace")
     parser.add_argument("--only", nargs="+", default=[], help="groups of loads, such as real")
     parser.add_argument("--forecasters", nargs="+", default=[name for name in FORECASTERS if name != "last"])

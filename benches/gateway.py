@@ -1,4 +1,4 @@
-"""What HTTP and gRPC add to a query: `python benches/gateway.py [--seconds S] [--rounds N] [--gateways N] [--json]`.
+"""What HTTP and gRPC add to a query: `python benches/gateway.py [--seconds S] [--rounds N] [--gateways N]`.
 
 Starts a system, registers the benches' model (64 numbers in, 10 scores out), and asks the same queries over the bus and over HTTP in turn: with
 raw tensors as tritonclient sends them, as JSON numbers, and over gRPC. 8 under way all the time, then one at a time. CPU is the kernel's, by process; what HTTP adds is the difference of
@@ -6,39 +6,35 @@ all processes' CPU for an answer, the gateway's included. Then a large tensor, w
 `--gateways 2`: so many gateways at one address (reuse_port).
 """
 
-import argparse
 import asyncio
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import rig
-from echo import session
 from numpy.typing import NDArray
 
-import infaas
 from infaas.demo.program import environment
-from infaas.errors import InfaasError, Refused
 from services.gateway.rpc.infer import INFERENCE
 
-APP = "bench"
-SURE = 0.9  # probability above which a picture is a clear case
 MOST_MS = 0.25  # CPU that HTTP may add to a small query
 ITEMS = 65_536  # most that a query may have
 WAYS = ("bus", "raw", "json", "grpc")
 HEAD = "POST /v2/models/{app}/infer HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n{more}\r\n"
 
 
-def request(host: str, x: NDArray[np.float32], *, raw: bool, app: str = APP, **needs: float) -> bytes:
+def request(host: str, x: NDArray[np.float32], *, raw: bool, app: str = rig.APP, **needs: float) -> bytes:
     """A whole request for one query, raw as tritonclient would send it, or with the numbers in JSON; the reply is raw."""
     tensor: dict[str, Any] = {"name": "x", "shape": list(x.shape), "datatype": "FP32"}
     data = x.tobytes() if raw else b""
@@ -50,24 +46,10 @@ def request(host: str, x: NDArray[np.float32], *, raw: bool, app: str = APP, **n
 
 def message(x: NDArray[np.float32]) -> bytes:
     """The same as gRPC's message."""
-    found = INFERENCE.ModelInferRequest(model_name=APP, raw_input_contents=[x.tobytes()])
+    found = INFERENCE.ModelInferRequest(model_name=rig.APP, raw_input_contents=[x.tobytes()])
     found.inputs.add(name="x", datatype="FP32", shape=x.shape)
     written: bytes = found.SerializeToString()
     return written
-
-
-async def prepare(data_dir: Path) -> None:
-    """Register the model and query until it answers."""
-    with np.load(rig.VALIDATION) as stored:
-        x = stored["x"]
-    async with infaas.connect(data_dir=data_dir) as client:
-        await client.register(rig.MODEL, app=APP, model="mlp64", validation=rig.VALIDATION)
-        for _ in range(100):
-            reply = await client.query(APP, x[:1], raise_refused=False)
-            if not isinstance(reply, Refused):
-                return
-            await asyncio.sleep(0.2)
-    raise InfaasError(f"no answer: {reply}")
 
 
 @contextmanager
@@ -80,7 +62,8 @@ def another_gateway(own: Any, port: int) -> Iterator[int]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        while not any(f":{port:04X} " in line for line in listening(process.pid)):
+        own_sockets = psutil.Process(process.pid).net_connections
+        while not any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in own_sockets("tcp")):
             time.sleep(0.05)
         yield process.pid
     finally:
@@ -88,95 +71,51 @@ def another_gateway(own: Any, port: int) -> Iterator[int]:
         process.wait()
 
 
-def listening(pid: int) -> list[str]:
-    """Sockets on which a process takes connections, as the kernel lists them."""
-    inodes = set()
-    for each in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            inodes.add(os.readlink(each).removeprefix("socket:[").removesuffix("]"))
-    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
-    return [line for line in lines if line.split()[3] == "0A" and line.split()[9] in inodes]
-
-
 class Bench:
     """One system, asked over the bus and over HTTP in turn."""
 
     def __init__(self, own: Any, directory: Path, others: list[int]) -> None:
-        with np.load(rig.VALIDATION) as stored:
-            x = stored["x"].astype(np.float32)
-        (scores,) = session().run(["scores"], {"x": x})
-        clear = np.sort(scores, axis=1)[:, -1] > SURE  # every variant of the model decides these alike
-        x, classes = x[clear][:256], scores[clear][:256].argmax(1)
-        self.url = own.urls["nats"]
+        x, classes = rig.clear_cases()
         self.pids = [own.pid, *others]
         self.host, _, port = own.urls["gateway"].removeprefix("http://").rpartition(":")
         self.port = int(port)
-        self.queries = rig.bodies(directory / "queries.npz", x, classes)
-        self.requests = {}
-        self.ports = dict.fromkeys(("raw", "json"), self.port)
-        self.ports["grpc"] = int(own.urls["gateway_grpc"].rpartition(":")[2])
+        queries = rig.bodies(directory / "queries.npz", x, classes)
+        self.ways = {"bus": partial(rig.generate, "nats", own.urls["nats"], f"infaas.query.{rig.APP}", queries)}
         for way in WAYS[1:]:
-            made = [
-                message(row[None]) if way == "grpc" else request(self.host, row[None], raw=way == "raw") for row in x
-            ]
-            longest = max(map(len, made))
-            same = [i for i, one in enumerate(made) if len(one) == longest]  # a table needs rows of one length
-            self.requests[way] = directory / f"{way}.npz"
-            np.savez(
-                self.requests[way],
-                requests=np.stack([np.frombuffer(made[i], np.uint8) for i in same]),
-                expected=classes[same],
-                classes=np.array(10),
-            )
+            make = message if way == "grpc" else partial(request, self.host, raw=way == "raw")
+            table = rig.requests(directory / f"{way}.npz", [make(row[None]) for row in x], classes)
+            address = own.urls["gateway_grpc"].rpartition(":")[2] if way == "grpc" else port
+            self.ways[way] = partial(rig.generate, "grpc" if way == "grpc" else "http", self.host, address, table)
 
-    def cpu(self) -> dict[int, tuple[str, float]]:
-        found: dict[int, tuple[str, float]] = {}
-        for pid in self.pids:
-            found |= rig.cpu(pid)
-        return found
-
-    def run(self, way: str, clients: int, seconds: float) -> dict[str, Any]:
+    def run(self, way: str, *options: str) -> dict[str, Any]:
         """One run, with the CPU milliseconds for an answer by kind of process."""
-        options = ("--closed", str(clients), "--seconds", str(seconds))
-        before = self.cpu()
-        if way == "bus":
-            result = rig.generate(self.url, f"infaas.query.{APP}", self.queries, *options)
-        else:
-            generate = rig.generate_grpc if way == "grpc" else rig.generate_http
-            result = generate(self.host, self.ports[way], self.requests[way], *options)
-        spent = rig.spent(before, self.cpu())
-        answers = result["rate"] * (seconds + 1.0)  # the warm-up second's, too
-        result["cpu_ms"] = {name: 1000 * used / answers for name, used in spent.items()}
-        result["server_ms"] = sum(result["cpu_ms"].get(name, 0.0) for name in (*rig.SERVING, "gateway"))
-        return result
+        result = rig.with_cpu(self.pids, partial(self.ways[way], *options))
+        return result | {"server_ms": rig.serving_ms(result, "gateway")}
 
 
-def compare(bench: Bench, clients: int, seconds: float, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+def compare(bench: Bench, clients: int, seconds: float, rounds: int) -> dict[str, Any]:
     """All ways in turn; medians over the rounds, and of what HTTP adds in each."""
-    found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
-    for number in range(rounds):
-        for way in WAYS if number % 2 == 0 else WAYS[::-1]:
-            result = bench.run(way, clients, seconds)
-            found[way].append(result)
-            say(
-                f"  {way:5} {clients:2} under way {result['rate']:7.0f}/s  p50 {result['p50_ms']:7.3f} ms  p99 {result['p99_ms']:7.3f} ms"
-                f"  CPU {result['server_ms']:.3f} ms, gateway {result['cpu_ms'].get('gateway', 0.0):.3f} {result['errors'] or ''}"
-            )
-    summary: dict[str, Any] = {
-        way: {key: statistics.median(r[key] for r in results) for key in ("rate", "p50_ms", "p99_ms", "server_ms")}
-        | {"gateway_ms": statistics.median(r["cpu_ms"].get("gateway", 0.0) for r in results)}
-        for way, results in found.items()
-    }
-    for way in WAYS[1:]:
-        pairs = list(zip(found[way], found["bus"], strict=True))
-        summary[way]["adds_ms"] = statistics.median(a["server_ms"] - b["server_ms"] for a, b in pairs)
-        summary[way]["p50_ratio"] = statistics.median(a["p50_ms"] / b["p50_ms"] for a, b in pairs)
+
+    def told(way: str, one: dict[str, Any]) -> None:
+        rig.say(
+            f"  {way:5} {clients:2} under way {one['rate']:7.0f}/s  p50 {one['p50_ms']:7.3f} ms  p99 {one['p99_ms']:7.3f} ms"
+            f"  CPU {one['server_ms']:.3f} ms, gateway {one['cpu_ms'].get('gateway', 0.0):.3f} {one['errors'] or ''}"
+        )
+
+    load = ("--closed", str(clients), "--seconds", str(seconds))
+    found = rig.in_turn({way: partial(bench.run, way, *load) for way in WAYS}, rounds, told)
+    summary = {way: rig.medians(results) for way, results in found.items()}
+    for way, one in summary.items():
+        ratio = partial(rig.median_of, found[way], found["bus"])
+        one["gateway_ms"] = one["cpu_ms"].get("gateway", 0.0)
+        one["adds_ms"] = ratio(lambda a, b: a["server_ms"] - b["server_ms"])
+        one["p50_ratio"] = ratio(lambda a, b: a["p50_ms"] / b["p50_ms"])
     return summary
 
 
 def large(bench: Bench, own: Any) -> dict[str, float]:
     """A tensor of as many items as a query may have: its time, and the peak of the gateway's memory over what it was."""
-    (pid,) = [pid for pid in rig.children(own.pid) if rig.kind(pid) == "gateway"]
+    pid = rig.part_of(own, "gateway").pid
     data = request(bench.host, np.zeros((ITEMS, 64), np.float32), raw=True)
 
     def held(name: str) -> float:
@@ -187,13 +126,10 @@ def large(bench: Bench, own: Any) -> dict[str, float]:
         began = time.monotonic()
         with socket.create_connection((bench.host, bench.port), 60) as connection:
             connection.sendall(data)
-            head = connection.recv(65536)
-            if not head.startswith(b"HTTP/1.1 200"):
-                raise RuntimeError(head.decode(errors="replace")[:500])
-            end = head.index(b"\r\n\r\n") + 4
-            left = int(head[:end].lower().partition(b"\ncontent-length:")[2].split()[0]) - (len(head) - end)
-            while left > 0:
-                left -= len(connection.recv(65536))
+            reply = HTTPResponse(connection)
+            reply.begin()
+            assert reply.status == 200, reply.read(500)
+            reply.read()
         return 1000 * (time.monotonic() - began)
 
     ask()
@@ -228,33 +164,22 @@ def report(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What HTTP adds to a query.")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = rig.parser(__doc__, seconds=4.0, rounds=3)
     parser.add_argument("--gateways", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--fused", action="store_true", help="a system whose queries stay in one process")
     options = parser.parse_args()
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     settings = "[gateway]\nreuse_port = true\n" if options.gateways > 1 else ""
     with rig.system(settings, fused=options.fused) as own, ExitStack() as more:
-        asyncio.run(own.start())
-        asyncio.run(prepare(own.data_dir))
+        asyncio.run(rig.prepare(own.data_dir))
         port = int(own.urls["gateway"].rpartition(":")[2])
         others = [more.enter_context(another_gateway(own, port)) for _ in range(options.gateways - 1)]
         bench = Bench(own, own.data_dir.parent, others)
         found: dict[str, Any] = {
-            f"closed {clients}": compare(bench, clients, options.seconds, options.rounds, say) for clients in (8, 1)
+            f"closed {clients}": compare(bench, clients, options.seconds, options.rounds) for clients in (8, 1)
         }
         found["large"] = large(bench, own)
         found["memory"] = rig.memory(own.pid)
-    if options.json:
-        print(json.dumps(found))
-    else:
-        report(found)
+    report(found)
 
 
 if __name__ == "__main__":

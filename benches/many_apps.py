@@ -7,7 +7,6 @@ refused, or answered after their objective, in the first half of the time and in
 One model is registered. The others are copies of its records under other names, with the same file and profile: a worker loads each for itself.
 """
 
-import argparse
 import asyncio
 import json
 import sys
@@ -19,7 +18,6 @@ import nats
 import numpy as np
 import rig
 from msgspec.structs import replace
-from overload import say
 
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
@@ -62,40 +60,31 @@ async def load(
     client: nats.NATS, apps: int, rate: float, latency_ms: float, seconds: float
 ) -> list[tuple[float, float, str]]:
     """(second in which it was sent, seconds until its reply, why it was refused) of each query."""
-    rows: list[tuple[float, float, str]] = []
-    inbox = client.new_inbox()
-    sent: dict[str, float] = {}
-    x = np.load(rig.VALIDATION)["x"][:1].astype("f4")
     needs = {"latency_ms": latency_ms} if latency_ms else {}
-    body = query_head(needs, encode_inputs(x)) + bytes(16)  # the field `retry_key` is the last one
-    began = time.time()
-
-    async def replied(message: nats.aio.msg.Msg) -> None:
-        at = sent.pop(message.subject, None)
-        if at is not None:
-            error = msgspec.msgpack.decode(message.data).get("error")
-            rows.append((at - began, time.time() - at, f"{error['code']}: {error['message']}" if error else ""))
-
-    await client.subscribe(f"{inbox}.*", cb=replied)
+    body = query_head(needs, encode_inputs(rig.stored()[0][:1]))  # the field `retry_key` is the last one
     rng = np.random.default_rng(1)
     due = sorted(
         (float(first) + n / rate, app)
         for app, first in enumerate(rng.uniform(0.0, 1.0 / rate, apps))
         for n in range(int(rate * seconds))
     )
-    for number, (at, app) in enumerate(due):
-        await asyncio.sleep(max(0.0, began + at - time.time()))
-        reply = f"{inbox}.{number}"
-        sent[reply] = time.time()
-        await client.publish(Subjects().query(f"app{app}"), body[:-16] + rng.bytes(16), reply=reply)
-    await asyncio.sleep(LAST_S)
-    return rows + [(at - began, float("inf"), "no reply") for at in sent.values()]
+    which, began = iter([app for _, app in due]), time.monotonic()
+
+    async def ask(_: float) -> tuple[float, float, str]:
+        sent, subject = time.monotonic(), Subjects().query(f"app{next(which)}")
+        try:
+            reply = await client.request(subject, body + rng.bytes(16), timeout=LAST_S)
+        except nats.errors.Error:
+            return sent - began, float("inf"), "no reply"
+        error = msgspec.msgpack.decode(reply.data).get("error")
+        why = f"{error['code']}: {error['message']}" if error else ""
+        return sent - began, time.monotonic() - sent, why
+
+    return await rig.paced((at for at, _ in due), ask)
 
 
 async def measure(own: DemoSystem, apps: int, rate: float, latency_ms: float, seconds: float) -> None:
-    await own.start()
-    files = (str(rig.MODEL), "--validation", str(rig.VALIDATION))
-    say("register", *files, "--app", APP, "--model", "small", "--data-dir", str(own.data_dir))
+    await own.infaas("register", rig.MODEL, "--validation", rig.VALIDATION, "--app", APP, "--model", "small")
     client = await nats.connect(own.urls["nats"])
     try:
         await copy_apps(client, apps)
@@ -117,11 +106,10 @@ async def measure(own: DemoSystem, apps: int, rate: float, latency_ms: float, se
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rig.parser(__doc__, seconds=60.0)
     parser.add_argument("--apps", type=int, default=40)
     parser.add_argument("--rate", type=float, default=5.0, help="queries a second of each app")
     parser.add_argument("--latency-ms", type=float, default=300.0, help="0: no objective")
-    parser.add_argument("--seconds", type=float, default=60.0)
     given = parser.parse_args()
     with rig.system(SETTINGS) as own:
         asyncio.run(measure(own, given.apps, given.rate, given.latency_ms, given.seconds))

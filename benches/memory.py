@@ -8,10 +8,7 @@ queries by the length of their context. `alike`: models of one size and load tim
 times a factor. Who knows the future throws out what is used last again (Belady's bound where all are alike), over load time and size.
 """
 
-import argparse
 import csv
-import gzip
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -19,13 +16,11 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+import rig
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from benches.scoreboard.scenarios import AZURE, TWITTER
+from benches.scoreboard.scenarios import AZURE, TRACES, TWITTER, seconds
 from services.core.cost import load_seconds
 from services.core.placement import Amount
 from services.monitor.instances import MonitoredInstance
@@ -36,7 +31,6 @@ HOURS_S = 6 * 3600.0
 MODELS = 40
 MOST = 25_000  # queries of a load
 Times = NDArray[np.float64]
-TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 
 
 def shares(count: int = MODELS) -> Times:
@@ -83,8 +77,7 @@ def scanned(rng: np.random.Generator) -> Iterator[Times]:
 
 
 def twitter(rng: np.random.Generator, traces: Path) -> Iterator[Times]:
-    with gzip.open(traces / TWITTER, "rt") as lines:
-        days = np.array([float(line) for line in lines])[: 7 * 86_400].reshape(7, 1440, 60).sum(axis=2)
+    days = np.array(seconds(traces), float).reshape(7, 1440, 60).sum(axis=2)
     for n, share in enumerate(shares()):
         day = np.roll(days[n % 7] / days[n % 7].mean(), rng.integers(1440))
         yield np.concatenate([poisson(rng, 0.6 * share * rate, 60.0 * m, 60.0 * (m + 1)) for m, rate in enumerate(day)])
@@ -166,7 +159,7 @@ def compared(name: str, times: Sequence[Times], *, alike: bool) -> tuple[float, 
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = rig.parser(__doc__)
     options.add_argument("--traces", type=Path, default=TRACES, help="folder with recorded loads")
     given = options.parse_args()
     loads = {name: list(make(np.random.default_rng(1))) for name, make in LOADS.items()}

@@ -1,16 +1,14 @@
-"""What metrics cost a query: counting its messages, folding its outcome, its share of its batch: `python benches/metrics.py [--json]`.
+"""What metrics cost a query: counting its messages, folding its outcome, its share of its batch: `python benches/metrics.py`.
 
 Best of several rounds of each part's CPU time, beside the 0.045 ms of CPU that a whole query takes (benches/path.py). Everything else
 is done when somebody asks: the last lines are a page of a process with many series, and one of a system that has as many.
 """
 
-import argparse
-import json
 import os
 import time
 from collections.abc import Callable
 
-import rig  # noqa: F401  (makes the packages importable)
+import rig
 
 from bus.messages.events import OutcomeEvent
 from services.core.metric import MetricFamily
@@ -53,9 +51,7 @@ def many(series: int) -> MetricFamily:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    as_json = parser.parse_args().json
+    rig.parser(__doc__).parse_args()
     rows, tally, taken, batches = outcomes(1024), EventTotals(time.monotonic), [0], BatchTally()
 
     def fold() -> None:
@@ -84,13 +80,6 @@ def main() -> None:
     }
     total = sum(parts.values())
     page_ms, whole_ms = nanoseconds(page, 1) / 1e6, nanoseconds(whole, 1) / 1e6
-    if as_json:
-        print(
-            json.dumps(
-                {"ns": parts, "total_ns": total, "share": total / QUERY_NS, "page_ms": page_ms, "whole_ms": whole_ms}
-            )
-        )
-        return
     for name, value in parts.items():
         print(f"{name:24} {value:7.0f} ns")
     print(f"{'a query':24} {total:7.0f} ns, {total / QUERY_NS:.2%} of its CPU")

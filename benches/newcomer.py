@@ -5,7 +5,6 @@ answer within 5 s of `register` for all but the one of 200 MB, and every one as 
 extras torch, sklearn and boosting.
 """
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -19,9 +18,7 @@ import rig
 
 import infaas
 from infaas.demo.program import command
-from infaas.errors import InfaasError
 
-PATIENCE = 240.0  # s for the first answer
 ITEMS = 8  # of a query whose answer is compared
 rng = np.random.default_rng(0)
 
@@ -171,20 +168,17 @@ def detector() -> Brought:
     return Brought(model, x, None, one, {"selected": expected[None]})
 
 
-def outliers() -> Brought:
-    from sklearn.ensemble import IsolationForest
+def _unlabelled(name: str) -> Callable[[], Brought]:
+    def make() -> Brought:
+        from sklearn.cluster import KMeans
+        from sklearn.ensemble import IsolationForest
 
-    x, _ = _numbers(classes=False)
-    model = IsolationForest(random_state=0).fit(x)
-    return Brought(model, x, None, x[:ITEMS], {"label": model.predict(x[:ITEMS])})
+        x, _ = _numbers(classes=False)
+        made = {"IsolationForest": IsolationForest(random_state=0), "KMeans": KMeans(5, random_state=0, n_init=2)}
+        model = made[name].fit(x)
+        return Brought(model, x, None, x[:ITEMS], {"label": model.predict(x[:ITEMS])})
 
-
-def clusters() -> Brought:
-    from sklearn.cluster import KMeans
-
-    x, _ = _numbers(classes=False)
-    model = KMeans(5, random_state=0, n_init=2).fit(x)
-    return Brought(model, x, None, x[:ITEMS], {"label": model.predict(x[:ITEMS])})
+    return make
 
 
 def texts() -> Brought:
@@ -240,8 +234,8 @@ MODELS: dict[str, Callable[[], Brought]] = {
     "embedding": embedding,
     "two-outputs": two_outputs,
     "detector": detector,
-    "IsolationForest": outliers,
-    "KMeans": clusters,
+    "IsolationForest": _unlabelled("IsolationForest"),
+    "KMeans": _unlabelled("KMeans"),
     "tf-idf": texts,
     "fp16-int64": half_and_whole,
     "200MB": large,
@@ -270,18 +264,10 @@ def differs(answer: infaas.Answer, expected: Any) -> str:
     return ""
 
 
-async def first_answer(own: rig.DemoSystem, app: str, ask: Any, began: float) -> tuple[float, infaas.Answer]:
+async def first_answer(client: infaas.Client, app: str, ask: Any, began: float) -> tuple[float, infaas.Answer]:
     """Seconds to the first answer of someone who asks all the time, and the answer."""
-    async with infaas.connect(data_dir=own.data_dir) as client:
-        while True:
-            try:
-                found = await client.query(app, ask, accuracy=0.0, latency_ms=2000)
-            except InfaasError:
-                if time.monotonic() - began > PATIENCE:
-                    raise
-                await asyncio.sleep(0.05)
-            else:
-                return time.monotonic() - began, found
+    found = await rig.until_answered(client, app, ask, accuracy=0.0, latency_ms=2000)
+    return time.monotonic() - began, found
 
 
 async def brought(own: rig.DemoSystem, name: str, one: Brought) -> tuple[str, str]:
@@ -290,7 +276,7 @@ async def brought(own: rig.DemoSystem, name: str, one: Brought) -> tuple[str, st
     async with infaas.connect(data_dir=own.data_dir) as client:
         began = time.monotonic()
         registering = asyncio.create_task(client.register(one.model, one.x, one.y, app=app, **one.options))
-        asking = asyncio.create_task(first_answer(own, app, one.ask, began))
+        asking = asyncio.create_task(first_answer(client, app, one.ask, began))
         await asyncio.wait({registering, asking}, return_when=asyncio.FIRST_EXCEPTION)
         if registering.done() and (error := registering.exception()) is not None:
             asking.cancel()
@@ -312,7 +298,7 @@ async def remedied(own: rig.DemoSystem, one: Brought, directory: Path) -> str:
     """What the refusal of a function names: it serves as a container."""
     (directory / "mine.py").write_text(REMEDY)
     np.savez(directory / "validation.npz", x=one.x, y=one.expected["y"][:1].repeat(len(one.x)))
-    arguments = (
+    arguments = [
         "container",
         "mine:total",
         "--app",
@@ -323,11 +309,12 @@ async def remedied(own: rig.DemoSystem, one: Brought, directory: Path) -> str:
         "validation.npz",
         "--metric",
         "mae",
-    )
+    ]
     words = command(*arguments, "--data-dir", str(own.data_dir.absolute()))
     process = await asyncio.create_subprocess_exec(*words, cwd=directory, stderr=asyncio.subprocess.DEVNULL)
     try:
-        took, answer = await first_answer(own, "function", one.ask, time.monotonic())
+        async with infaas.connect(data_dir=own.data_dir) as client:
+            took, answer = await first_answer(client, "function", one.ask, time.monotonic())
         return f"; as a container: {differs(answer, one.expected) or 'right'} after {took:.1f} s"
     finally:
         process.terminate()
@@ -335,7 +322,6 @@ async def remedied(own: rig.DemoSystem, one: Brought, directory: Path) -> str:
 
 
 async def run(own: rig.DemoSystem, names: list[str], directory: Path) -> None:
-    await own.start()
     print(f"{'model':16} {'first answer, s':>15}  how it fared")
     for name in names:
         one = await asyncio.to_thread(MODELS[name])
@@ -346,7 +332,7 @@ async def run(own: rig.DemoSystem, names: list[str], directory: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = rig.parser(__doc__)
     parser.add_argument("--only", help=f"names with commas between them, of {', '.join(MODELS)}")
     chosen = parser.parse_args().only
     names = chosen.split(",") if chosen else list(MODELS)

@@ -9,17 +9,13 @@ autoscaler off, so that the capacity stays what it is.
 
 `--refusals`: a system of its own with one dispatcher and then with two, 2 and 4 times saturation, objectives of 100 and 300 ms, over the bus and over
 HTTP with as many connections as that takes. Wanted: none later than 100 ms after its deadline, counted from when the query was written to the socket.
-What the generator itself may have added is told apart (`closed_loop.Refusals`). `--light`: of a network that takes microseconds, so that the way to it is
+What the generator itself may have added is told apart (`generator.Refusals`). `--light`: of a network that takes microseconds, so that the way to it is
 what is beyond saturation.
 """
 
-import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,20 +26,18 @@ import numpy as np
 import rig
 from gateway import request
 
-from infaas.demo.program import command, environment
-from infaas.queries import encode_inputs, head
+from infaas.demo.program import DemoSystem
 from tests.support.models import tiny_models
-from tests.support.servers.system import Whole, running
 
 TIMES = (0.9, 1.5, 3.0)
 LEVELS = {1: 0.35, 9: 0.65}  # share of the rate by priority
 LEVEL_TIMES = (0.9, 2.0)
-SETTINGS = '[autoscaler]\npolicy = "off"\n[registrar]\nthreads = [1]\nmax_batches = [8]\n'
+SETTINGS = '[autoscaler]\npolicy = "off"\n[registrar]\nthreads = [1]\nmax_batches = [{batch}]\n[dispatcher]\ncount = {dispatchers}\n'
 APP = "overload"
 OBJECTIVES = (100.0, 300.0)  # ms
 BEYOND = (2.0, 4.0)  # times saturation
 MOST_CONNECTIONS = 950  # the gateway takes 1,000
-COLUMNS = (
+COLUMNS = [
     "dispatchers",
     "over",
     "times",
@@ -56,45 +50,26 @@ COLUMNS = (
     "worst",
     "worst outside",
     "own",
-)
+]
 
 
-def say(*arguments: str) -> Any:
-    """What a command prints as JSON."""
-    done = subprocess.run(
-        command(*arguments, "--json"), capture_output=True, text=True, check=False, env=environment(os.environ)
-    )
-    if done.returncode != 0:
-        raise SystemExit(done.stderr.strip())
-    return json.loads(done.stdout)
-
-
-def register(data_dir: Path, light: bool = False) -> None:
+def register(own: DemoSystem, light: bool = False) -> None:
     """A network that takes some milliseconds an item, or microseconds, one variant of it."""
-    import onnxruntime
-
-    if light:
-        files = (str(rig.MODEL), "--validation", str(rig.VALIDATION))
-        say("register", *files, "--app", APP, "--model", APP, "--data-dir", str(data_dir))
-        return
-    x = np.random.default_rng(0).normal(size=(64, 1, 28, 28)).astype("f4")
-    model = tiny_models.convnet()
-    scores = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
-    (data_dir / "convnet.onnx").write_bytes(model)
-    np.savez(data_dir / "validation.npz", x=x, y=scores.argmax(axis=1))
-    files = (str(data_dir / "convnet.onnx"), "--validation", str(data_dir / "validation.npz"))
-    say("register", *files, "--app", APP, "--model", APP, "--data-dir", str(data_dir))
+    model, validation = rig.MODEL, rig.VALIDATION
+    if not light:
+        x = np.random.default_rng(0).normal(size=(64, 1, 28, 28)).astype("f4")
+        model, validation = own.data_dir / "convnet.onnx", own.data_dir / "validation.npz"
+        model.write_bytes(tiny_models.convnet())
+        np.savez(validation, x=x, y=rig.session(model).run(None, {"x": x})[0].argmax(axis=1))
+    rig.cli(own.data_dir, "register", str(model), "--validation", str(validation), "--app", APP, "--model", APP)
 
 
 def measure(data_dir: Path, app: str, seconds: float, rounds: int, latency_ms: float) -> None:
-    items = say("variants", "--app", app, "--data-dir", str(data_dir))
-    items = items if isinstance(items, list) else items["items"]
-    best = max(items, key=lambda item: item["saturation_qps"])["variant"]
+    best = max(rig.cli(data_dir, "variants", "--app", app), key=lambda item: item["saturation_qps"])["variant"]
     print(f"{app} on {best}", flush=True)
 
     def bench(*options: str) -> Any:
-        shared = ("--app", app, "--variant", best, "--data-dir", str(data_dir), "--seconds", str(seconds))
-        return say("bench", *shared, *options)
+        return rig.cli(data_dir, "bench", "--app", app, "--variant", best, "--seconds", str(seconds), *options)
 
     def saturate() -> float:
         found: float = bench("--closed", "32")["throughput_qps"]
@@ -148,37 +123,29 @@ def measure(data_dir: Path, app: str, seconds: float, rounds: int, latency_ms: f
 class Doors:
     """Both ways to a system, and what the generators send there: one item a query, by way and objective."""
 
-    def __init__(self, system: Whole, x: np.ndarray) -> None:
-        self._nats = system.nats
-        self._place = system.directory.parent
-        self._host, _, self._port = system.gateway.removeprefix("http://").rpartition(":")
+    def __init__(self, own: DemoSystem, x: np.ndarray) -> None:
+        self._nats = own.urls["nats"]
+        self._place = own.data_dir.parent
+        self._host, _, self._port = own.urls["gateway"].removeprefix("http://").rpartition(":")
         for latency_ms in (0.0, *OBJECTIVES):
             needs = {"latency_ms": latency_ms} if latency_ms else {}
-            made = [head(needs, encode_inputs(row[None])) for row in x]
-            self._write("bus", latency_ms, heads=made, key=np.array(True))
-            made = [request(self._host, row[None], raw=True, app=APP, **needs) for row in x]
-            self._write("http", latency_ms, requests=made, classes=np.array(10))
+            rig.bodies(self._file("bus", latency_ms), x, **needs)
+            whole = [request(self._host, row[None], raw=True, app=APP, **needs) for row in x]
+            rig.requests(self._file("http", latency_ms), whole)
 
     def _file(self, way: str, latency_ms: float) -> Path:
         return self._place / f"{way}-{latency_ms:g}.npz"
 
-    def _write(self, way: str, latency_ms: float, **arrays: Any) -> None:
-        name, made = next(iter(arrays.items()))
-        longest = max(map(len, made))
-        # a table needs one length
-        rows = np.stack([np.frombuffer(one, np.uint8) for one in made if len(one) == longest])
-        np.savez(self._file(way, latency_ms), expected=np.full(len(rows), -1), **(arrays | {name: rows}))
-
     def ask(self, way: str, latency_ms: float, *options: str) -> dict[str, Any]:
         """One run of the generator. latency_ms: 0: no objective."""
+        table = self._file(way, latency_ms)
         if way == "bus":
-            subject = f"infaas.query.{APP}"
-            return rig.generate(self._nats, subject, self._file(way, latency_ms), "--unchecked", *options)
-        return rig.generate_http(self._host, int(self._port), self._file(way, latency_ms), *options)
+            return rig.generate("nats", self._nats, f"infaas.query.{APP}", table, *options)
+        return rig.generate("http", self._host, self._port, table, *options)
 
 
-def refusals(system: Whole, dispatchers: int, x: np.ndarray, seconds: float) -> None:
-    doors = Doors(system, x)
+def refusals(own: DemoSystem, dispatchers: int, x: np.ndarray, seconds: float) -> None:
+    doors = Doors(own, x)
     for way in ("bus", "http"):
         for times in BEYOND:
             for latency_ms in OBJECTIVES:
@@ -196,20 +163,15 @@ def refusals(system: Whole, dispatchers: int, x: np.ndarray, seconds: float) -> 
 
 
 @contextmanager
-def own_system(*options: str, light: bool = False) -> Iterator[Whole]:
+def own_system(*, batch: int = 8, dispatchers: int = 1, light: bool = False) -> Iterator[DemoSystem]:
     """A system with the app."""
-    with tempfile.TemporaryDirectory(prefix="infaas-bench-", ignore_cleanup_errors=True) as folder:
-        place = Path(folder)
-        (place / "infaas.toml").write_text(SETTINGS)
-        with running(place / "data", "--config", str(place / "infaas.toml"), "--no-dashboard", *options) as system:
-            register(system.directory, light)
-            yield system
+    with rig.system(SETTINGS.format(batch=batch, dispatchers=dispatchers)) as own:
+        register(own, light)
+        yield own
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = rig.parser(__doc__, seconds=4.0, rounds=3)
     parser.add_argument("--latency-ms", type=float, default=250.0)
     parser.add_argument("--data-dir", type=Path, help="a running system, instead of one of its own")
     parser.add_argument("--app", default=APP)
@@ -221,15 +183,15 @@ def main() -> None:
         measure(given.data_dir, given.app, given.seconds, given.rounds, given.latency_ms)
         return
     if not given.refusals:
-        with own_system() as system:
-            measure(system.directory, APP, given.seconds, given.rounds, given.latency_ms)
+        with own_system() as own:
+            measure(own.data_dir, APP, given.seconds, given.rounds, given.latency_ms)
         return
     shape = (64, 64) if given.light else (16, 1, 28, 28)
     x = np.random.default_rng(0).normal(size=shape).astype("f4")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     for dispatchers in given.dispatchers:
-        with own_system("--dispatchers", str(dispatchers), light=given.light) as system:
-            refusals(system, dispatchers, x, given.seconds)
+        with own_system(dispatchers=dispatchers, light=given.light) as own:
+            refusals(own, dispatchers, x, given.seconds)
 
 
 if __name__ == "__main__":

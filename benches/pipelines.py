@@ -1,94 +1,46 @@
-"""The estimator, the planners and the tuner of pipelines: `python benches/pipelines.py [--seconds N] [--only estimator|planner|tuner|kernel|items|live]`.
+"""The tuner of pipelines, and stages that are asked for items: `python benches/pipelines.py [--seconds N] [--only tuner|items|live]`.
 
-The pipelines and profiles are those of benches/paper/inferline_pipelines.py. cv is σ/μ of the gaps; the paper's CV is its square, so that 2
-here is 4 there. Seconds are of one core's processor time.
+cv is σ/μ of the gaps; the paper's CV is its square. Plans, and the estimator beside the simulator, are in benches/paper/inferline_*.py.
 
-estimator: an hour at 300 queries/s through four stages in a row, in several configurations. Bar: 1 s.
-planner: cost and run time of each policy, and the share of late queries on traffic of another seed. effort 0: the paper's steps alone, on
-the sample as it is.
-kernel: P99 as planned beside what the real dispatchers and executors have on virtual time, where queries wait however long it takes; and the share
-that misses the objective where they do not. The run's seed is another than the plan's.
-items: the same of a stage that is asked for each item of an answer, and of one behind it, beside the estimate for the same arrivals.
+tuner: false alarms in a stationary hour, seconds until a jump 150 -> 250 queries/s and a burst at the same mean are seen, time of a report.
+items: P99 as estimated beside what the real dispatchers and executors have on virtual time, of a stage that is asked for each item of an answer, and
+of one behind it, for the same arrivals.
 live: P99 of a chain of three stages on a running system over what the estimator says of the queries as they were sent, at three loads (--seconds each, at most 12).
 Devices are simulated, so that a batch takes what its profile says; dispatcher, executors, NATS and client are real. The way between stages is the
 one that is measured meanwhile (beside it: 0.5 ms). Not in the default run.
-tuner: false alarms in a stationary hour, seconds until a jump 150 -> 250 queries/s and a burst at the same mean are seen, time of a report.
 """
 
 import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
 
 import numpy as np
 import rig
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "paper"))
+sys.path.insert(0, str(rig.HERE / "paper"))
 
-from inferline_estimator import STAGES, hour
-from inferline_pipelines import GRAPHS, missed, problem_of
+from inferline_replay import decisions
 from msgspec.structs import replace
 
 import infaas
 from bus.messages.catalog import PipelineEdge, PipelinePlan, PipelineVertex
 from infaas.cli.pipeline import change_of, hop_of, options_of
-from services.core.pipelines.envelope import BIN_S
 from services.core.pipelines.estimator import LatencyEstimator, MeasuredHop, at_percentile
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.planners import plan_pipeline
 from services.core.pipelines.problem import PipelineProblem, StageOption, batch_seconds
 from services.core.pipelines.queueing import Floats, StageConfiguration
-from services.core.pipelines.tuner import PipelineTuner, TunerDecision
+from services.core.pipelines.tuner import PipelineTuner
 from services.simulation.run import simulate_all
 from services.simulation.scenario.pipelines import PipelineFile
 from services.simulation.scenario.read import read_scenario
 from tests.simulation.test_pipelines import estimated, handing_on
 from tests.support.data.pipeline_scenarios import write_scenario
 from tests.support.data.pipelines import chain, gamma_arrivals
-
-T = TypeVar("T")
-
-
-def timed(work: Callable[[], T]) -> tuple[T, float]:
-    began = time.process_time()
-    result = work()
-    return result, time.process_time() - began
-
-
-def estimator() -> None:
-    print("\nan hour at 300 queries/s through four stages\n")
-    print("| each stage | s, cv 1 | p99 ms | s, cv 2 | p99 ms |\n|---|---|---|---|---|")
-    for name, stage in STAGES.items():
-        row = []
-        for cv in (1.0, 2.0):
-            seconds, p99 = hour(stage, cv * cv)
-            row += [f"{seconds:.2f}", f"{1000 * p99:.0f}"]
-        print(f"| {name} | {' | '.join(row)} |", flush=True)
-
-
-def planner(seconds: float) -> None:
-    print("\nplans: US$/h (late on another seed, planner's seconds)\n")
-    print(
-        "| pipeline | rate | cv | objective | inferline | effort 0 | cg-mean | cg-peak |\n|---|---|---|---|---|---|---|---|"
-    )
-    for name in GRAPHS:
-        for rate, cv, latency_ms in ((150, 1.0, 350.0), (150, 2.0, 350.0), (300, 2.0, 500.0), (150, 1.0, 150.0)):
-            sample, other = (gamma_arrivals(rate, cv, seconds, seed) for seed in (1, 2))
-            problem = problem_of(name, sample, latency_ms / 1000.0)
-            cells = []
-            for policy, effort in (("inferline", None), ("inferline", 0), ("cg-mean", 0), ("cg-peak", 0)):
-                more = {} if effort is None else {"effort": effort, "rounds": 1}
-                plan, took = timed(lambda: plan_pipeline(problem, policy, **more))  # noqa: B023
-                late = missed(problem, plan, other)
-                cells.append(
-                    f"{3600 * plan.cost_per_s:.2f} ({100 * late:.1f} %, {took:.1f}){'' if plan.status != 'infeasible' else ' -'}"
-                )
-            print(f"| {name} | {rate} | {cv:g} | {latency_ms:g} | {' | '.join(cells)} |", flush=True)
 
 
 def tuner() -> None:
@@ -100,9 +52,10 @@ def tuner() -> None:
         plan = plan_for(gamma_arrivals(150, cv, 600, seed=1))
         alarms, reports = 0, 0.0
         for seed in range(10):
-            (found, took) = timed(lambda: list(told(plan, gamma_arrivals(150, cv, 3600, 50 + seed), 3600.0)))  # noqa: B023
+            began = time.process_time()
+            found = list(decisions(PipelineTuner(plan, 0.0), gamma_arrivals(150, cv, 3600, 50 + seed), 3600.0))
+            reports += (time.process_time() - began) / 36_000 / 10
             alarms += sum(decision.action == "up" for _, decision in found)
-            reports += took / 36_000 / 10
         jumps = [reaction(plan, cv, 250.0, cv, seed) for seed in range(5)]
         bursts = [reaction(plan, cv, 150.0, 2.0, seed) for seed in range(5)] if cv < 2 else []
         print(
@@ -120,45 +73,12 @@ def plan_for(sample: Floats) -> PipelinePlan:
     )
 
 
-def told(plan: PipelinePlan, arrivals: Floats, seconds: float) -> Iterator[tuple[float, TunerDecision]]:
-    tuner = PipelineTuner(plan, 0.0)
-    counts = np.bincount((arrivals / BIN_S).astype(int), minlength=round(seconds / BIN_S) + 20)
-    for i in range(round(seconds / 0.1)):
-        decision = tuner.told(0.1 * i, counts[10 * i : 10 * i + 10].tolist(), 0.1 * (i + 1))
-        if decision is not None:
-            yield 0.1 * (i + 1), decision
-
-
 def reaction(plan: PipelinePlan, usual: float, rate: float, cv: float, seed: int) -> float:
     """Seconds from a change of rate and cv, after a minute, to the first decision; infinite without one in two minutes."""
     before = gamma_arrivals(150, usual, 60, seed)
     after = 60 + gamma_arrivals(rate, cv, 120, seed + 20)
-    return next((at - 60 for at, _ in told(plan, np.concatenate([before, after]), 180.0)), float("inf"))
-
-
-def kernel(seconds: float) -> None:
-    print("\nplans in the simulator, 100 queries/s\n")
-    print(
-        "| pipeline | cv | objective | policy | p99 planned | p99 | error | missed |\n|---|---|---|---|---|---|---|---|"
-    )
-    for name in GRAPHS:
-        for cv, latency_ms in ((1.0, 500.0), (2.0, 500.0)):
-            problem = replace(problem_of(name, np.zeros(0), latency_ms / 1000.0), name="p")
-            workers = {option.hardware: 24 for option in problem.options}
-            load = {"arrivals": "gamma", "rate": 100, "cv": cv}
-            for policy in ("inferline", "model-less"):
-                runs = []
-                for patient in (True, False):
-                    with TemporaryDirectory() as folder:
-                        file = write_scenario(Path(folder), problem, load, workers, duration_s=seconds, patient=patient)
-                        [run] = simulate_all(read_scenario(file, policies=[policy], seed=2))["policies"]
-                    runs.append(run["apps"]["p"])
-                planned, found = runs[0]["pipeline"]["plan"]["p99_ms"], runs[0]["p99_ms"]
-                print(
-                    f"| {name} | {cv:g} | {latency_ms:g} | {policy} | {planned:.0f} | {found:.0f} |"
-                    f" {100 * (planned / found - 1):+.1f} % | {100 * (1 - runs[1]['attainment']):.2f} % |",
-                    flush=True,
-                )
+    found = decisions(PipelineTuner(plan, 0.0), np.concatenate([before, after]), 180.0)
+    return next((at - 60 for at, _ in found), float("inf"))
 
 
 ITEMS = ((2.6, 1.0, 30.0), (2.6, 2.0, 30.0), (18.9, 1.0, 8.0), (18.9, 2.0, 8.0))  # mean, dispersion, queries/s
@@ -190,33 +110,29 @@ LIVE_MS, SKIPPED_S, LONGEST_LIVE_S = 400.0, 3.0, 12.0
 LIVE = "[registrar]\nthreads = [1]\nmax_batches = [8]\n[worker]\nsimulate = { inferentia = 3 }\n"
 
 
-async def live(seconds: float) -> None:
+async def live(system: rig.DemoSystem, seconds: float) -> None:
     print("\na chain of three stages, live on simulated devices\n")
     print(
         "| queries/s | batch, replicas of each | hop ms | estimated P99 | live P99 | live over estimate | … at 0.5 ms | P50 | refused |"
     )
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
-    with rig.system(LIVE) as system:
-        await system.start()
-        async with infaas.connect(data_dir=system.data_dir) as client:
-            for app in LIVE_APPS:
-                await client.register(rig.MODEL, app=app, model=app, validation=rig.VALIDATION)
-            [row] = await client.apps(app=LIVE_APPS[0])
-            record = replace(
-                chain(3),
-                vertices=[
-                    PipelineVertex(
-                        name=name, app=name, inputs={row["inputs"][0]["name"]: f"$.{row['inputs'][0]['name']}"}
-                    )
-                    for name in LIVE_APPS
-                ],
-                edges=[PipelineEdge(source=a, target=b) for a, b in pairwise(LIVE_APPS)],
-                output={"y": f"third.{row['outputs'][0]['name']}"},
-            )
-            file = PipelineFile(name="live", latency_ms=LIVE_MS, slo_target=None, pipeline=record)
-            await client.admin("set-pipeline", **change_of(file))
-            for rate in LIVE_QPS:
-                print(await live_row(client, file, rate, seconds), flush=True)
+    async with infaas.connect(data_dir=system.data_dir) as client:
+        for app in LIVE_APPS:
+            await client.register(rig.MODEL, app=app, model=app, validation=rig.VALIDATION)
+        [row] = await client.apps(app=LIVE_APPS[0])
+        record = replace(
+            chain(3),
+            vertices=[
+                PipelineVertex(name=name, app=name, inputs={row["inputs"][0]["name"]: f"$.{row['inputs'][0]['name']}"})
+                for name in LIVE_APPS
+            ],
+            edges=[PipelineEdge(source=a, target=b) for a, b in pairwise(LIVE_APPS)],
+            output={"y": f"third.{row['outputs'][0]['name']}"},
+        )
+        file = PipelineFile(name="live", latency_ms=LIVE_MS, slo_target=None, pipeline=record)
+        await client.admin("set-pipeline", **change_of(file))
+        for rate in LIVE_QPS:
+            print(await live_row(client, file, rate, seconds), flush=True)
 
 
 async def live_row(client: infaas.Client, file: PipelineFile, rate: float, seconds: float) -> str:
@@ -237,20 +153,16 @@ async def live_row(client: infaas.Client, file: PipelineFile, rate: float, secon
         if all(one["instances"] >= one["replicas"] for one in listed["vertices"]):
             break
         await asyncio.sleep(0.2)
-    x = np.load(rig.VALIDATION)["x"][:1]
+    x = rig.stored()[0][:1]
     due = gamma_arrivals(rate, 1.0, seconds + SKIPPED_S, 7)
-    sent, took = np.zeros(len(due)), np.full(len(due), np.nan)
-    start = time.monotonic()
 
-    async def ask(i: int) -> None:
-        sent[i] = time.monotonic() - start
-        if isinstance(await client.query(file.name, x, raise_refused=False, timeout=20.0), infaas.Answer):
-            took[i] = time.monotonic() - start - sent[i]
+    async def ask(_: float) -> tuple[float, float]:
+        began = time.monotonic()
+        answer = await client.query(file.name, x, raise_refused=False, timeout=20.0)
+        return began, time.monotonic() - began if isinstance(answer, infaas.Answer) else np.nan
 
-    async with asyncio.TaskGroup() as group:
-        for i, at in enumerate(due):
-            await asyncio.sleep(max(0.0, start + at - time.monotonic()))
-            group.create_task(ask(i))
+    sent, took = np.array(await rig.paced(due, ask)).T
+    sent -= sent[0] - due[0]
     hop = hop_of([row for app in LIVE_APPS for row in await client.variants(app=app)])
     tables = {one.vertex: batch_seconds(one) for one in options}
     stages = {
@@ -274,21 +186,16 @@ async def live_row(client: infaas.Client, file: PipelineFile, rate: float, secon
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=600.0, help="of the planners' sample traces")
-    parser.add_argument("--only", choices=("estimator", "planner", "tuner", "kernel", "items", "live"))
+    parser.add_argument("--seconds", type=float, default=600.0, help="simulated, of items; of live at most 12 a load")
+    parser.add_argument("--only", choices=("tuner", "items", "live"))
     options = parser.parse_args()
-    if options.only in (None, "estimator"):
-        estimator()
-    if options.only in (None, "planner"):
-        planner(options.seconds)
     if options.only in (None, "tuner"):
         tuner()
-    if options.only == "kernel":
-        kernel(options.seconds)
-    if options.only == "items":
+    if options.only in (None, "items"):
         items(options.seconds)
     if options.only == "live":
-        asyncio.run(live(min(options.seconds, LONGEST_LIVE_S)))
+        with rig.system(LIVE) as system:
+            asyncio.run(live(system, min(options.seconds, LONGEST_LIVE_S)))
 
 
 if __name__ == "__main__":

@@ -6,21 +6,21 @@ priority 1. In turn for a user's own process (`infaas container`), which waits, 
 dispatchers, which share the queries. Each is a system of its own with one instance and the autoscaler off.
 """
 
-import argparse
 import asyncio
 import subprocess
 import sys
-import time
+import timeit
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import rig
-from overload import say
+from overload import SETTINGS
 
 import infaas
 from infaas.demo.program import command
@@ -30,12 +30,9 @@ from tests.support.models import tiny_models
 ITEM_S = 0.040
 LATENCY_MS = 500.0
 RATES = {1: 10.0, 9: 50.0}  # queries/s by priority
-SETTINGS = (
-    '[autoscaler]\npolicy = "off"\n[registrar]\nthreads = [1]\nmax_batches = [64]\n[dispatcher]\ncount = {count}\n'
-)
 APP = "priority"
 CLASS = """
-import time
+import timeit
 
 
 class Each:
@@ -62,7 +59,7 @@ def container(place: Path) -> Iterator[str]:
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            yield say("variants", "--app", APP, "--data-dir", str(place))["items"][0]["variant"]
+            yield rig.cli(place, "variants", "--app", APP)[0]["variant"]
         finally:
             process.terminate()
 
@@ -70,27 +67,23 @@ def container(place: Path) -> Iterator[str]:
 @contextmanager
 def network(place: Path) -> Iterator[str]:
     """An ONNX model serves the app, as many layers as take the time. Yields the variant."""
+    file = place / "network.onnx"
+
+    def session(layers: int) -> Any:
+        file.write_bytes(tiny_models.convnet(layers))
+        return rig.session(file)
 
     def seconds_of(layers: int) -> float:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        session = onnxruntime.InferenceSession(tiny_models.convnet(layers), options, providers=["CPUExecutionProvider"])
-        took = []
-        for _ in range(9):
-            began = time.perf_counter()
-            session.run(None, {"x": np.zeros((1, 1, 28, 28), "f4")})
-            took.append(time.perf_counter() - began)
-        return float(np.median(took))
+        run = partial(session(layers).run, None, {"x": np.zeros((1, 1, 28, 28), "f4")})
+        return median(timeit.repeat(run, number=1, repeat=9))
 
     few, many = seconds_of(5), seconds_of(15)
-    model = tiny_models.convnet(5 + max(0, round(10 * (ITEM_S - few) / (many - few))))
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    (place / "network.onnx").write_bytes(model)
-    np.savez(place / "validation.npz", **pictures(lambda x: session.run(None, {"x": x})[0].argmax(axis=1)))
-    files = (str(place / "network.onnx"), "--validation", str(place / "validation.npz"))
-    say("register", *files, "--app", APP, "--model", "network", "--data-dir", str(place))
-    rows = say("variants", "--app", APP, "--data-dir", str(place))["items"]
-    yield next(row["variant"] for row in rows if row["precision"] == "fp32")
+    made = session(5 + max(0, round(10 * (ITEM_S - few) / (many - few))))
+    np.savez(place / "validation.npz", **pictures(lambda x: made.run(None, {"x": x})[0].argmax(axis=1)))
+    rig.cli(
+        place, "register", str(file), "--validation", str(place / "validation.npz"), "--app", APP, "--model", "network"
+    )
+    yield next(row["variant"] for row in rig.cli(place, "variants", "--app", APP) if row["precision"] == "fp32")
 
 
 KINDS = {"container": container, "onnx": network}
@@ -103,45 +96,38 @@ async def ask(place: Path, variant: str, rates: dict[int, float], seconds: float
         for _ in range(2):
             await client.query(APP, x, variant=variant, timeout=60.0)
         due = sorted((n / rate, level) for level, rate in rates.items() for n in range(round(rate * seconds)))
+        levels = iter([level for _, level in due])
         needs: dict[str, Any] = {"variant": variant, "latency_ms": LATENCY_MS, "raise_refused": False}
-        start, tasks = time.monotonic(), []
-        for at, level in due:
-            await asyncio.sleep(max(0.0, start + at - time.monotonic()))
-            tasks.append((level, asyncio.create_task(client.query(APP, x, priority=level, **needs))))
         found: dict[int, Counter[str]] = {level: Counter() for level in rates}
-        for level, task in tasks:
-            end = await task
-            how = end.code if isinstance(end, Refused) else "late" if end.missed else "in time"
-            found[level][how] += 1
+
+        async def one(_: float) -> None:
+            level = next(levels)
+            end = await client.query(APP, x, priority=level, **needs)
+            found[level][end.code if isinstance(end, Refused) else "late" if end.missed else "in time"] += 1
+
+        await rig.paced((at for at, _ in due), one)
         return found
 
 
 def measure(kind: str, dispatchers: int, seconds: float) -> None:
-    with rig.system(SETTINGS.format(count=dispatchers)) as own:
-        asyncio.run(own.start())
-        with KINDS[kind](own.data_dir) as variant:
-            [row] = [
-                one
-                for one in say("variants", "--app", APP, "--data-dir", str(own.data_dir))["items"]
-                if one["variant"] == variant
-            ]
-            print(f"{kind}, {dispatchers} dispatchers: an item takes {row['latency_ms']} ms", flush=True)
-            for rates in ({1: RATES[1]}, RATES):
-                found = asyncio.run(ask(own.data_dir, variant, rates, seconds))
-                for level, ends in found.items():
-                    others = ", ".join(f"{count} {how}" for how, count in ends.items() if how != "in time")
-                    beside = "alone" if len(rates) == 1 else f"{rates[level]:g}/s beside the other"
-                    print(
-                        f"  priority {level}, {beside}: {ends['in time']} of {ends.total()} in time{', ' if others else ''}{others}",
-                        flush=True,
-                    )
+    with rig.system(SETTINGS.format(batch=64, dispatchers=dispatchers)) as own, KINDS[kind](own.data_dir) as variant:
+        row = next(one for one in rig.cli(own.data_dir, "variants", "--app", APP) if one["variant"] == variant)
+        print(f"{kind}, {dispatchers} dispatchers: an item takes {row['latency_ms']} ms", flush=True)
+        for rates in ({1: RATES[1]}, RATES):
+            found = asyncio.run(ask(own.data_dir, variant, rates, seconds))
+            for level, ends in found.items():
+                others = ", ".join(f"{count} {how}" for how, count in ends.items() if how != "in time")
+                beside = "alone" if len(rates) == 1 else f"{rates[level]:g}/s beside the other"
+                print(
+                    f"  priority {level}, {beside}: {ends['in time']} of {ends.total()} in time{', ' if others else ''}{others}",
+                    flush=True,
+                )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rig.parser(__doc__, seconds=8.0)
     parser.add_argument("--only", choices=tuple(KINDS))
     parser.add_argument("--dispatchers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--seconds", type=float, default=8.0)
     given = parser.parse_args()
     for kind in KINDS if given.only is None else (given.only,):
         for count in given.dispatchers:

@@ -8,13 +8,13 @@ served: scikit-learn's digits, shifted by one pixel, in a system within this pro
 not on shifted pictures. Each query's label is sent back.
 """
 
-import argparse
 import random
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import rig
 
 from services.core.quality import CLOSER, Pace, Score, by_reference, least_agreement
 from tests.support.simulated.fleet import variant
@@ -167,7 +167,7 @@ def served(seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rig.parser(__doc__)
     parser.add_argument("what", choices=["statistics", "served"])
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=10.0)

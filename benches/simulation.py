@@ -1,4 +1,4 @@
-"""How fast the simulator is, and how its time and memory grow: `python benches/simulation.py [--full] [--plot FILE]`.
+"""How fast the simulator is, and how its time and memory grow: `python benches/simulation.py [--full]`.
 
 Without options it measures (1) messages a second of the dispatcher-executor loop at small scale, on one core; (2) CPU time and memory
 against workers, variants and load, a simulated minute each. --full: 1,000 workers with 10,000 instances, ten minutes at 20,000 queries/s
@@ -9,11 +9,11 @@ import argparse
 import json
 import subprocess
 import sys
-from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import psutil
+import rig
 
 MARKS = (0.1, 0.5, 1.0)  # of the queries
 GROWTH: dict[str, list[dict[str, Any]]] = {
@@ -24,10 +24,7 @@ GROWTH: dict[str, list[dict[str, Any]]] = {
 
 
 def resident_mb() -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) / 1024
-    return float("nan")
+    return psutil.Process().memory_info().rss / 2**20
 
 
 def one(options: argparse.Namespace) -> dict[str, Any]:
@@ -104,52 +101,26 @@ def table(rows: list[tuple[str, dict[str, Any]]]) -> None:
         )
 
 
-def growth(seconds: float, policy: str, scale: float) -> dict[str, list[tuple[float, dict[str, Any]]]]:
-    found: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+def growth(seconds: float, policy: str, scale: float) -> None:
     for axis, runs in GROWTH.items():
-        found[axis] = []
         rows = []
         for run in runs:
             what = run | {"workers": max(1, round(run["workers"] * scale)), "seconds": seconds, "policy": policy}
-            result = apart(what)
             at = {
                 "workers": what["workers"],
                 "variants": 4 * run.get("apps", 10),
                 "load": what["workers"] * run.get("per_worker", 20.0),
             }[axis]
-            found[axis].append((at, result))
-            rows.append((f"{axis} {at:,.0f}", result))
+            rows.append((f"{axis} {at:,.0f}", apart(what)))
         table(rows)
-    return found
-
-
-def plot(found: dict[str, list[tuple[float, dict[str, Any]]]], path: Path) -> None:
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        print("no picture: matplotlib is not installed (pip install 'infaas[plot]')", file=sys.stderr)
-        return
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, len(found), figsize=(4 * len(found), 3.2), constrained_layout=True)
-    for axis, (name, rows) in zip(axes, found.items(), strict=True):
-        axis.plot([x for x, _ in rows], [r["cpu_s"] for _, r in rows], "o-", color="#2a6f97")
-        axis.set(xlabel=name if name != "load" else "queries/s", ylabel="CPU s", ylim=(0, None), xlim=(0, None))
-        beside = axis.twinx()
-        beside.plot([x for x, _ in rows], [r["end_mb"] for _, r in rows], "s--", color="#bc6c25")
-        beside.set(ylabel="MB (dashed)", ylim=(0, None))
-    figure.savefig(path)
-    print(f"{path} written")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = rig.parser(__doc__)
     parser.add_argument("--seconds", type=float, help="simulated, of each run: 60, of the large one 600")
     parser.add_argument("--policy", choices=("infaas", "static"), default="infaas")
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of workers")
     parser.add_argument("--full", action="store_true", help="the large run alone")
-    parser.add_argument("--plot", type=Path, help="a picture of the growth, as PNG or SVG")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--progress", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -170,9 +141,7 @@ def main() -> None:
         for rate in (500.0, 2000.0)
     ]
     table(rows)
-    found = growth(options.seconds, options.policy, options.scale)
-    if options.plot:
-        plot(found, options.plot)
+    growth(options.seconds, options.policy, options.scale)
 
 
 if __name__ == "__main__":

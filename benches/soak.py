@@ -10,7 +10,6 @@ for ever the numbers of deleted versions. What has a bound fills: the last 1,000
 hour. Wanted: no other mark, no restart, nothing refused but for what overload explains.
 """
 
-import argparse
 import asyncio
 import json
 import time
@@ -18,12 +17,12 @@ import urllib.request
 from collections import Counter, defaultdict
 from contextlib import suppress
 from itertools import count
-from pathlib import Path
 
 import numpy as np
+import psutil
 import psycopg
 import rig
-from path import APP, prepare
+from scipy import stats
 
 import infaas
 from infaas.client import Client
@@ -34,7 +33,6 @@ PARTS = 8
 # Jobs wait for spare capacity, for ever on a machine that others use, too; here they must come and go.
 BUSY = "[jobs]\nutilisation_below = 1.0\nlatency_ratio = 1000.0\n"
 WARM = 2 * KEPT + KEPT // 10  # queries of each dispatcher: its table of answered ones has been as large as it becomes
-T975 = 2.447  # of Student's t with PARTS - 2 degrees of freedom
 ROWS = """SELECT relname, n_live_tup FROM pg_stat_user_tables WHERE schemaname IN ('infaas', 'infaas_internal')"""
 
 
@@ -42,14 +40,12 @@ async def look(client: Client, own: rig.DemoSystem, dsn: str) -> dict[str, float
     """Every figure now."""
     found: dict[str, float] = defaultdict(float)
     parts: dict[str, int] = json.loads((own.data_dir / "parts.json").read_text())
-    supervisor = json.loads((own.data_dir / "endpoints.json").read_text())["pid"]
-    others = {pid: rig.kind(pid) for pid in rig.children(supervisor)}
-    named = {pid: name for name, pid in parts.items()} | {supervisor: "up"}
-    for pid, name in {**others, **named}.items():
-        with suppress(OSError):
-            rss = int((Path("/proc") / str(pid) / "statm").read_text().split()[1]) * 4096
-            found[f"{name}: memory, MB"] += rss / 2**20
-            found[f"{name}: descriptors"] += len(list((Path("/proc") / str(pid) / "fd").iterdir()))
+    named = {pid: name for name, pid in parts.items()}
+    for each in rig.tree(own.pid):
+        with suppress(psutil.Error):
+            name = named.get(each.pid) or rig.kind(each)
+            found[f"{name}: memory, MB"] += each.memory_info().rss / 2**20
+            found[f"{name}: descriptors"] += each.num_fds()
     for log in (own.data_dir / "logs").glob("*.log*"):
         found[f"{log.name.partition('.')[0]}: log, kB"] += log.stat().st_size / 1024
     reply = await client.bus.request("$JS.API.STREAM.LIST", b"", 10.0)
@@ -74,14 +70,14 @@ async def warm(client: Client, x: np.ndarray, queries: int) -> None:
 
     async def ask() -> None:
         for _ in left:
-            await client.query(APP, x, latency_ms=1000, raise_refused=False)
+            await client.query(rig.APP, x, latency_ms=1000, raise_refused=False)
 
     await asyncio.gather(*(ask() for _ in range(64)))
 
 
 async def load(client: Client, x: np.ndarray, ended: Counter[str]) -> None:
     while True:
-        answer = await client.query(APP, x, latency_ms=1000, raise_refused=False)
+        answer = await client.query(rig.APP, x, latency_ms=1000, raise_refused=False)
         ended[answer.code if isinstance(answer, infaas.Refused) else "answered"] += 1
         await asyncio.sleep(0.05)
 
@@ -111,17 +107,13 @@ async def come_and_go(client: Client, own: rig.DemoSystem, x: np.ndarray, done: 
 
 def slope(times: np.ndarray, values: np.ndarray) -> tuple[float, float]:
     """Of the means of PARTS equal parts: change an hour, and half of its 95 % interval."""
-    hours = np.array([part.mean() for part in np.array_split(times, PARTS)]) / 3600.0
-    means = np.array([part.mean() for part in np.array_split(values, PARTS)])
-    centred = hours - hours.mean()
-    found = float(centred @ means / (centred @ centred))
-    rest = means - means.mean() - found * centred
-    return found, T975 * float(np.sqrt(rest @ rest / (PARTS - 2) / (centred @ centred)))
+    hours, means = ([part.mean() for part in np.array_split(of, PARTS)] for of in (times / 3600.0, values))
+    found = stats.linregress(hours, means)
+    return found.slope, float(np.nan_to_num(found.stderr)) * stats.t.ppf(0.975, PARTS - 2)
 
 
 async def soak(own: rig.DemoSystem, seconds: float, every: float) -> None:
-    with np.load(rig.VALIDATION) as stored:
-        x = stored["x"][:1]
+    x = rig.stored()[0][:1]
     found = read_endpoints(own.data_dir)
     ended, done = Counter[str](), Counter[str]()
     looks: list[tuple[float, dict[str, float]]] = []
@@ -161,13 +153,12 @@ def show(looks: list[tuple[float, dict[str, float]]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = rig.parser(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two looks")
     options = parser.parse_args()
     with rig.system(BUSY) as own:
-        asyncio.run(own.start())
-        asyncio.run(prepare(own.data_dir))
+        asyncio.run(rig.prepare(own.data_dir))
         asyncio.run(soak(own, 60.0 * options.minutes, options.every))
 
 

@@ -5,15 +5,12 @@ on. Wanted: at most 1.5 s from `infaas up` to the first answer, and at most 220 
 processes share count once) while it is idle; after a load it is told, too.
 """
 
-import argparse
 import asyncio
 import statistics
 import time
 from pathlib import Path
 
-import numpy as np
 import rig
-from path import APP, prepare
 
 import infaas
 from infaas.errors import InfaasError, Refused
@@ -23,15 +20,14 @@ PATIENCE = 60.0  # s for the first answer
 
 async def first_answer(own: rig.DemoSystem) -> tuple[float, float]:
     """Seconds from the start to `ready`, and to the first answer to someone who asks all the time."""
-    with np.load(rig.VALIDATION) as stored:
-        x = stored["x"][:1]
+    x, _ = rig.stored()
     began = time.monotonic()
     starting = asyncio.create_task(own.start())
     while time.monotonic() - began < PATIENCE:
         try:
             async with infaas.connect(data_dir=own.data_dir, timeout=1.0) as client:
                 while time.monotonic() - began < PATIENCE:
-                    reply = await client.query(APP, x, timeout=0.5, raise_refused=False)
+                    reply = await client.query(rig.APP, x[:1], timeout=0.5, raise_refused=False)
                     if not isinstance(reply, Refused):
                         took = time.monotonic() - began
                         return await starting, took
@@ -49,14 +45,12 @@ def show_memory(title: str, found: dict[str, float]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of load before memory is measured again")
-    parser.add_argument("--rounds", type=int, default=3, help="second starts")
+    parser = rig.parser(__doc__, seconds=3.0, rounds=3)  # of load before memory is measured again; second starts
     parser.add_argument("--fused", action="store_true", help="a system whose queries stay in one process")
     options = parser.parse_args()
-    with rig.system(fused=options.fused) as own:
+    with rig.system(fused=options.fused, start=False) as own:
         print(f"first start to ready   {asyncio.run(own.start()):6.1f} s")
-        asyncio.run(prepare(own.data_dir))
+        asyncio.run(rig.prepare(own.data_dir))
         own.stop()
         times = []
         for number in range(options.rounds):
@@ -70,18 +64,10 @@ def main() -> None:
         )
         time.sleep(1.0)
         show_memory("memory, idle", rig.memory(own.pid))
-        with np.load(rig.VALIDATION) as stored:
-            queries = rig.bodies(Path(own.data_dir.parent) / "queries.npz", stored["x"][:64], stored["y"][:64])
-        rig.generate(
-            own.urls["nats"],
-            f"infaas.query.{APP}",
-            queries,
-            "--closed",
-            "64",
-            "--seconds",
-            str(options.seconds),
-            "--unchecked",
-        )
+        x, y = rig.stored()
+        queries = rig.bodies(Path(own.data_dir.parent) / "queries.npz", x[:64], y[:64])
+        load = ("--closed", "64", "--seconds", str(options.seconds), "--unchecked")
+        rig.generate("nats", own.urls["nats"], f"infaas.query.{rig.APP}", queries, *load)
         show_memory("memory, after a load", rig.memory(own.pid))
 
 

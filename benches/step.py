@@ -9,20 +9,19 @@ those of replies.
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import rig  # puts this source first
+import rig
 from proof.load import Sent, send
 from proof.systems import APP, register, settings
 
 import infaas
 from infaas.demo.digits import UNSEEN, load
-from infaas.demo.program import DemoSystem
 from infaas.errors import InfaasError
 
 DEVICES = {"gpu": 1, "inferentia": 1}
@@ -75,69 +74,61 @@ async def instances(client: infaas.Client) -> list[dict[str, Any]]:
     ]
 
 
-async def loaded(data_dir: Path, variants: list[dict[str, Any]], rounds: int) -> list[float]:
-    """Seconds to the first answer by the variant that is loaded beside."""
-    own = DemoSystem(data_dir, settings=settings("off", DEVICES, prices=DEAR))
-    digit = load(UNSEEN).x[:1]
+async def reactions(
+    data_dir: Path,
+    text: str,
+    begin: Callable[[infaas.Client], Awaitable[object]],
+    after: float,
+    rounds: int,
+    each: bool,
+) -> list[tuple[float, str]]:
+    """(seconds from the step to the first answer by another variant, its name) of each round. begin: before the first round, or before each."""
+    own = rig.DemoSystem(data_dir, settings=text)
+    found = []
     try:
         await own.start()
         async with infaas.connect(data_dir=data_dir) as client:
-            for kind in ("cpu", "inferentia"):
-                name = next(one["variant"] for one in variants if one["hardware"] == kind)
-                await client.query(APP, digit, variant=name, latency_ms=20_000.0)
-            found = []
-            for _ in range(rounds):
-                await asyncio.sleep(2.0)
-                found.append(first_other(await step(client, 2.0))[0])
-            return found
+            for number in range(rounds):
+                if each or number == 0:
+                    await begin(client)
+                if not each:
+                    await asyncio.sleep(2.0)
+                found.append(first_other(await step(client, after)))
     finally:
         own.stop()
-
-
-async def unloaded(data_dir: Path, variants: list[dict[str, Any]], rounds: int) -> list[tuple[float, float]]:
-    """Seconds to the first answer by a variant that had to be loaded, and its load time by its profile."""
-    own = DemoSystem(data_dir, settings=settings("infaas", DEVICES))
-    load_s = {one["variant"]: one["load_ms"] / 1000 for one in variants}
-    try:
-        await own.start()
-        async with infaas.connect(data_dir=data_dir) as client:
-            found = []
-            for _ in range(rounds):
-                await until_only_cpu(client)
-                took, variant = first_other(await step(client, max(load_s.values()) + 2.0))
-                found.append((took, load_s[variant]))
-            return found
-    finally:
-        own.stop()
+    return found
 
 
 async def bench(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="infaas-bench-", ignore_cleanup_errors=True) as directory:
         data_dir = options.data_dir or Path(directory) / "data"
         variants = await register(data_dir, DEVICES)
-        beside = await loaded(data_dir, variants, options.rounds)
-        fresh = await unloaded(data_dir, variants, options.rounds)
+        load_s = {one["variant"]: one["load_ms"] / 1000 for one in variants}
+
+        async def both(client: infaas.Client) -> None:
+            for kind in ("cpu", "inferentia"):
+                name = next(one["variant"] for one in variants if one["hardware"] == kind)
+                await client.query(APP, load(UNSEEN).x[:1], variant=name, latency_ms=20_000.0)
+
+        beside = await reactions(data_dir, settings("off", DEVICES, prices=DEAR), both, 2.0, options.rounds, False)
+        longest = max(load_s.values()) + 2.0
+        fresh = await reactions(data_dir, settings("infaas", DEVICES), until_only_cpu, longest, options.rounds, True)
     return {
         "simulated": "Inferentia and GPU",
-        "loaded_ms": [1000 * seconds for seconds in beside],
+        "loaded_ms": [1000 * seconds for seconds, _ in beside],
         "new_s": [took for took, _ in fresh],
-        "new_load_s": [load for _, load in fresh],
-        "new_over_load_s": [took - load for took, load in fresh],
+        "new_load_s": [load_s[variant] for _, variant in fresh],
+        "new_over_load_s": [took - load_s[variant] for took, variant in fresh],
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = rig.parser(__doc__, rounds=5)
     parser.add_argument(
         "--data-dir", type=Path, help="the system's directory: kept, and what is registered there used again"
     )
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found = asyncio.run(bench(options))
-    if options.json:
-        print(json.dumps(found))
-        return
     each = ", ".join(f"{ms:.0f}" for ms in found["loaded_ms"])
     print(f"loaded beside:  {statistics.median(found['loaded_ms']):6.0f} ms   wanted: at most 250   (each: {each})")
     each = ", ".join(f"{s:.2f}" for s in found["new_over_load_s"])

@@ -160,6 +160,26 @@ def document(figure: Figure) -> dict[str, Any]:
     }
 
 
+def canvas(rows: int, columns: int, size: tuple[float, float], dpi: int = 110, **more: Any) -> tuple[Any, Any]:
+    """A picture in inches with so many panels: [rows, columns]."""
+    from matplotlib.figure import Figure as Picture
+
+    picture = Picture(figsize=size, dpi=dpi, layout="constrained")
+    return picture, picture.subplots(rows, columns, squeeze=False, **more)
+
+
+def saved(picture: Any, panels: Sequence[Any], title: str, path: Path, labels: Sequence[str] = ()) -> None:
+    """With a grid on these panels and what is common to figures. labels: of the first of each row."""
+    for row, label in zip(panels, labels, strict=False):
+        row[0].set_ylabel(label)
+    for panel in (one for row in panels for one in row):
+        panel.grid(alpha=0.25)
+        if panel.get_yscale() == "linear":
+            panel.set_ylim(bottom=0)
+    picture.suptitle(title, fontsize=11)
+    picture.savefig(path)
+
+
 def pictures(figure: Figure, out: Path) -> list[Path]:
     """Draw into a folder; returns the files. The folder must exist."""
     if figure.draw is not None:

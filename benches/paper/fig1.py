@@ -48,11 +48,9 @@ def slower(documents: Sequence[Document], app: str, step: int, what: str = "mean
 
 def draw(figure: Figure, out: Path) -> None:
     """Mean latency and throughput of both models over the load, together and alone; the first seed."""
-    from matplotlib.figure import Figure as Picture
-
     document = figure.documents["fig1"][0]
-    picture = Picture(figsize=(9.0, 3.4), dpi=110, layout="constrained")
-    latency, flow = picture.subplots(1, 2)
+    picture, panels = compare.canvas(1, 2, (9.0, 3.4))
+    latency, flow = panels[0]
     for app, colour in (("small", "#D55E00"), ("large", "#0072B2")):
         for policy, line in (("together", "-"), ("apart", "--")):
             windows = compare.of(document, policy)["windows"][app]
@@ -60,15 +58,10 @@ def draw(figure: Figure, out: Path) -> None:
             label = f"{APPS[app]}, {'on one GPU with the other' if policy == 'together' else 'alone'}"
             latency.plot(rates, windows["p99_ms"], line, color=colour, label=label, marker=".")
             flow.plot(rates, windows["qps"], line, color=colour, label=label, marker=".")
-    latency.set_yscale("log")
-    latency.set_ylabel("P99 latency, ms")
-    flow.set_ylabel("answers/s of each model")
-    for panel in (latency, flow):
-        panel.set_xlabel("queries/s, half of them for each model")
-        panel.grid(alpha=0.25)
+    latency.set(yscale="log", ylabel="P99 latency, ms", xlabel="queries/s, half of them for each model")
+    flow.set(ylabel="answers/s of each model", xlabel="queries/s, half of them for each model")
     latency.legend(fontsize=8, frameon=False)
-    picture.suptitle(f"figure 1 (simulated, seed {document['seed']})", fontsize=11)
-    picture.savefig(out / "fig1.png")
+    compare.saved(picture, panels, f"figure 1 (simulated, seed {document['seed']})", out / "fig1.png")
 
 
 if __name__ == "__main__":

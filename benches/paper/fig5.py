@@ -35,13 +35,14 @@ def build(seeds: Sequence[int], short: bool, counts: Times | None = None) -> com
     """All runs. counts: of every tenth second of a day; None: the look-alike's."""
     slow, day, offline = [], [], []
     for number, seed in enumerate(seeds):
-        scenario = _with(read_scenario(compare.HERE / FILE, seed=seed), counts)
-        slow.append(_run(_cut(scenario, SHORT_S) if short else scenario))
+        scenario = read_scenario(compare.HERE / FILE, seed=seed)
+        if counts is not None:
+            scenario = replace(scenario, loads=tuple(replace(one, counts=counts) for one in scenario.loads))
+        slow.append(_run(scenario, short))
         ours = replace(scenario, policies=tuple(one for one in scenario.policies if one.name == OURS), jobs=JOBS)
-        offline.append(_run(_cut(replace(ours, name="fig5, with offline work"), SHORT_S if short else None)))
-        if (
-            not short and number == 0
-        ):  # of one seed: it is beside the point, since loading takes longer than its plateaus
+        offline.append(_run(replace(ours, name="fig5, with offline work"), short))
+        # of one seed: it is beside the point, since loading takes longer than its plateaus
+        if not short and number == 0:
             day.append(_run(whole_day(scenario)))
     return figure(slow, offline, day)
 
@@ -56,7 +57,7 @@ def figure(
         rows += _rows("whole day: ", day)
         documents["fig5-day"] = day
     title = "Fig. 5: 22 models, 175 variants, a load between 10 and 1,000 queries/s"
-    return compare.Figure("fig5", title, rows, documents, draw)
+    return compare.Figure("fig5", title, rows, documents)
 
 
 def whole_day(scenario: Scenario) -> Scenario:
@@ -65,19 +66,8 @@ def whole_day(scenario: Scenario) -> Scenario:
     return replace(scenario, name="fig5, whole day", duration_s=zoo.DAY_S, loads=loads)
 
 
-def _with(scenario: Scenario, counts: Times | None) -> Scenario:
-    return (
-        scenario
-        if counts is None
-        else replace(scenario, loads=tuple(replace(one, counts=counts) for one in scenario.loads))
-    )
-
-
-def _cut(scenario: Scenario, seconds: float | None) -> Scenario:
-    return scenario if seconds is None else replace(scenario, duration_s=seconds)
-
-
-def _run(scenario: Scenario) -> compare.Document:
+def _run(scenario: Scenario, short: bool = False) -> compare.Document:
+    scenario = replace(scenario, duration_s=SHORT_S) if short else scenario
     print(f"{scenario.name}, seed {scenario.seed}", file=sys.stderr)
     return simulate_all(scenario)
 
@@ -130,55 +120,6 @@ def _offline_rows(runs: Sequence[compare.Document], both: Sequence[compare.Docum
     yield compare.Row("+ offline: SLO violations", f"as without: {told}", ours, good, form=".1%")
     done = compare.each(both, OURS, lambda one: sum(job["done"] for job in one["jobs"]))
     yield compare.at_least("+ offline: images of 2,000 done", 756, done, form=".0f")
-
-
-COLOURS = {"infaas": "#D62728", "clipper+": "#1F77B4", "sm+": "#2CA02C"}
-SHADES = {"cpu": "#7F7F7F", "gpu": "#9467BD", "inferentia": "#FF7F0E"}
-WINDOW = 5  # intervals over which violations are averaged
-
-
-def draw(figure: compare.Figure, out: Path) -> None:
-    """The first seed: what is answered, what is late or refused, INFaaS's instances and machines by hardware."""
-    from matplotlib.figure import Figure as Picture
-
-    document = figure.documents["fig5"][0]
-    picture = Picture(figsize=(11.0, 8.0), dpi=82, layout="constrained")
-    flow, lost, loaded, there = picture.subplots(4, 1, sharex=True)
-    ours = compare.of(document, OURS)
-    times = ours["series"]["time"]
-    flow.plot(times, ours["series"]["offered_qps"], color="black", lw=0.8, label="offered")
-    for one in document["policies"]:
-        colour, of = COLOURS[one["policy"]], one["series"]
-        flow.plot(of["time"], of["answered_qps"], color=colour, lw=0.9, label=one["policy"])
-        late = [100 * part for part in _shares(of["violations"], of["offered_qps"])]
-        lost.plot(of["time"], late, color=colour, lw=1.0)
-    for kind, colour in SHADES.items():
-        rows = [row for name, row in ours["series"]["instances"].items() if ours["hardware"][name] == kind]
-        counts = [sum(at) for at in zip(*rows, strict=True)] if rows else [0] * len(times)
-        loaded.step(times, counts, where="post", color=colour, label=kind)
-        there.step(times, ours["series"]["workers"][kind], where="post", color=colour)
-    flow.set_ylabel("queries/s")
-    lost.set_ylabel("late or refused, %")
-    loaded.set_ylabel("INFaaS's instances")
-    there.set_ylabel("INFaaS's workers")
-    there.set_xlabel("time, s")
-    for panel in (flow, lost, loaded, there):
-        panel.grid(alpha=0.25)
-        panel.set_ylim(bottom=0)
-        panel.set_xlim(0, ours["duration_s"])
-    flow.legend(fontsize=8, frameon=False, loc="upper right", ncols=4)
-    loaded.legend(fontsize=8, frameon=False, loc="upper left", ncols=3)
-    picture.suptitle(f"figure 5 (simulated, seed {document['seed']})", fontsize=12)
-    picture.savefig(out / "fig5.png")
-
-
-def _shares(lost: Sequence[float], offered: Sequence[float]) -> list[float]:
-    """Of what is offered in the intervals around each."""
-    found = []
-    for i in range(len(lost)):
-        near = slice(max(0, i - WINDOW // 2), i + WINDOW // 2 + 1)
-        found.append(sum(lost[near]) / max(1.0, 2.0 * sum(offered[near])))  # rates of 2 s
-    return found
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 import compare
+import numpy as np
 from compare import Document, Figure, Result, Row, at_least, at_most, each, holds, near, ratios, stated
 
 SETTLED = 20.0  # s: until then INFaaS, which begins with a CPU instance, has loaded what 650 queries/s take
@@ -148,34 +149,22 @@ def _in_peaks(result: Result) -> float:
 
 def draw(figure: Figure, out: Path) -> None:
     """For each load throughput, what INFaaS has loaded, and cost; the first seed."""
-    from matplotlib.figure import Figure as Picture
-
-    picture = Picture(figsize=(12.0, 7.6), dpi=82, layout="constrained")
-    panels = picture.subplots(3, 3, height_ratios=(2.0, 1.2, 2.0))
+    picture, panels = compare.canvas(3, 3, (12.0, 7.6), 82, height_ratios=(2.0, 1.2, 2.0))
     for column, (label, documents) in zip(panels.T, figure.documents.items(), strict=True):
-        document = documents[0]
         flow, loaded, cost = column
-        results = [one for one in document["policies"] if one["policy"] in COLOURS]
-        series = results[0]["series"]
-        flow.step(series["time"], series["offered_qps"], where="post", color="black", lw=0.8, label="offered")
-        for one in results:
-            colour, line = COLOURS[one["policy"]]
-            flow.step(
-                one["series"]["time"],
-                one["series"]["answered_qps"],
-                line,
-                where="post",
-                color=colour,
-                label=one["policy"],
-            )
-        infaas = compare.of(document, "infaas")
+        infaas = compare.of(documents[0], "infaas")
+        series = infaas["series"]
+        times = series["time"]
+        flow.step(times, series["offered_qps"], where="post", color="black", lw=0.8, label="offered")
+        for name, (colour, line) in COLOURS.items():
+            answered = compare.of(documents[0], name)["series"]["answered_qps"]
+            flow.step(times[: len(answered)], answered[: len(times)], line, where="post", color=colour, label=name)
         for kind, colour in SHADES.items():
-            rows = [row for name, row in infaas["series"]["instances"].items() if infaas["hardware"][name] == kind]
-            counts = [sum(at) for at in zip(*rows, strict=True)] if rows else [0] * len(infaas["series"]["time"])
-            loaded.step(infaas["series"]["time"], counts, where="post", color=colour, label=kind)
-        names = [one["policy"] for one in document["policies"]]
-        bars = cost.barh(names, [one["cost"] for one in document["policies"]], color="#7F7F7F")
-        bars[names.index("infaas")].set_color(COLOURS["infaas"][0])
+            rows = [row for name, row in series["instances"].items() if infaas["hardware"][name] == kind]
+            loaded.step(times, np.sum([[0] * len(times), *rows], axis=0), where="post", color=colour, label=kind)
+        costs = {one["policy"]: one["cost"] for one in documents[0]["policies"]}
+        bars = cost.barh(list(costs), list(costs.values()), color="#7F7F7F")
+        bars[list(costs).index("infaas")].set_color(COLOURS["infaas"][0])
         cost.bar_label(bars, fmt="%.3g", fontsize=8, padding=2)
         cost.invert_yaxis()
         cost.margins(x=0.15)
@@ -184,14 +173,10 @@ def draw(figure: Figure, out: Path) -> None:
         loaded.set_xlabel("time, s")
         for panel in (flow, loaded):
             panel.set_xlim(0, infaas["duration_s"])
-            panel.grid(alpha=0.25)
-            panel.set_ylim(bottom=0)
-    panels[0][0].set_ylabel("queries/s answered")
-    panels[1][0].set_ylabel("INFaaS's instances")
     panels[0][1].legend(fontsize=7, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 0.06), ncol=2)
     panels[1][1].legend(fontsize=7, frameon=False, loc="upper right")
-    picture.suptitle(f"figure 6 (simulated, seed {documents[0]['seed']})", fontsize=12)
-    picture.savefig(out / "fig6.png")
+    title = f"figure 6 (simulated, seed {documents[0]['seed']})"
+    compare.saved(picture, panels[:2], title, out / "fig6.png", ("queries/s answered", "INFaaS's instances"))
 
 
 if __name__ == "__main__":

@@ -80,34 +80,22 @@ def _against(documents: Sequence[Document], app: str, window: int) -> list[float
 
 def draw(figure: Figure, out: Path) -> None:
     """P99 and throughput of both models over time, and GPUs; the first seed."""
-    from matplotlib.figure import Figure as Picture
-
     document = figure.documents["fig7"][0]
-    picture = Picture(figsize=(9.0, 6.6), dpi=110, layout="constrained")
-    panels = picture.subplots(3, 2, sharex=True, height_ratios=(2.0, 2.0, 1.0))
-    styles = {"infaas": ("#009E73", "-"), "clipper+": ("#D55E00", "--")}
-    for column, app in enumerate(APPS):
-        for policy, (colour, line) in styles.items():
+    picture, panels = compare.canvas(3, 2, (9.0, 6.6), sharex=True, height_ratios=(2.0, 2.0, 1.0))
+    for column, app in zip(panels.T, APPS, strict=True):
+        for policy, colour, line in (("infaas", "#009E73", "-"), ("clipper+", "#D55E00", "--")):
             result = compare.of(document, policy)
-            windows = result["windows"][app]
+            windows, series = result["windows"][app], result["series"]
             middle = [time + 15.0 for time in windows["time"]]
-            panels[0][column].plot(middle, windows["p99_ms"], line, color=colour, marker=".", label=policy)
-            panels[1][column].plot(middle, windows["qps"], line, color=colour, marker=".", label=policy)
-            series = result["series"]
-            panels[2][column].step(
-                series["time"], series["workers"]["gpu"], line, color=colour, where="post", label=policy
-            )
-        panels[0][column].set_title(APPS[app], fontsize=10)
-        panels[0][column].axhline(PROFILED[app], color="#808080", lw=0.8, label="profiled, one batch")
-        panels[2][column].set_xlabel("time, s")
-    for row, label in zip(panels, ("P99 latency, ms", "answers/s", "GPUs"), strict=True):
-        row[0].set_ylabel(label)
-        for panel in row:
-            panel.grid(alpha=0.25)
-            panel.set_ylim(bottom=0)
+            column[0].plot(middle, windows["p99_ms"], line, color=colour, marker=".", label=policy)
+            column[1].plot(middle, windows["qps"], line, color=colour, marker=".")
+            column[2].step(series["time"], series["workers"]["gpu"], line, color=colour, where="post")
+        column[0].set_title(APPS[app], fontsize=10)
+        column[0].axhline(PROFILED[app], color="#808080", lw=0.8, label="profiled, one batch")
+        column[2].set_xlabel("time, s")
     panels[0][0].legend(fontsize=8, frameon=False)
-    picture.suptitle(f"figure 7 (simulated, seed {document['seed']})", fontsize=11)
-    picture.savefig(out / "fig7.png")
+    title, labels = f"figure 7 (simulated, seed {document['seed']})", ("P99 latency, ms", "answers/s", "GPUs")
+    compare.saved(picture, panels, title, out / "fig7.png", labels)
 
 
 if __name__ == "__main__":

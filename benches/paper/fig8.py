@@ -88,13 +88,10 @@ def _rows(policy: str, alone: Sequence[compare.Document], both: Sequence[compare
 
 def draw(figure: compare.Figure, out: Path) -> None:
     """The first seed: a column for each policy; queries, use of the worker, images of the job."""
-    from matplotlib.figure import Figure  # only where pictures are wanted
-
     alone, both = figure.documents["fig8-online"][0]["policies"], figure.documents["fig8"][0]["policies"]
-    picture = Figure(figsize=(11, 7), dpi=85, layout="constrained")
-    panels = picture.subplots(3, len(both), sharex=True, sharey="row", squeeze=False)
-    for column, (before, after) in enumerate(zip(alone, both, strict=True)):
-        queries, used, images = panels[:, column]
+    picture, panels = compare.canvas(3, len(both), (11, 7), 85, sharex=True, sharey="row")
+    for column, before, after in zip(panels.T, alone, both, strict=True):
+        queries, used, images = column
         series, at = after["series"], after["series"]["time"]
         queries.plot(at, _smooth(series["offered_qps"]), "k", lw=1, label="offered")
         queries.plot(at, _smooth(series["answered_qps"]), lw=1, label="answered, with the job")
@@ -105,13 +102,15 @@ def draw(figure: compare.Figure, out: Path) -> None:
         images.fill_between(at, _smooth(series["offline_done"]), step="post", alpha=0.6)
         queries.set_title(f"{after['policy']}: {after['jobs'][0]['done']} images", fontsize=10)
         images.set_xlabel("time, s")
-    for panel, label in zip(panels[:, 0], ("queries/s", "use of the worker", "images/s"), strict=True):
-        panel.set_ylabel(label)
-        panel.set_ylim(0, 1.25 * panel.get_ylim()[1])  # room for the legend
+    for row in panels:
+        row[0].set_ylim(0, 1.25 * row[0].get_ylim()[1])  # room for the legend
     panels[0][-1].legend(fontsize=8, frameon=False, loc="upper right", ncols=3)
     panels[1][-1].legend(fontsize=8, frameon=False, loc="upper right", ncols=2)
-    picture.suptitle("An offline job beside online queries (INFaaS, Fig. 8; simulated)")
-    picture.savefig(out / "fig8.png")
+    title, labels = (
+        "An offline job beside online queries (INFaaS, Fig. 8; simulated)",
+        ("queries/s", "use of the worker", "images/s"),
+    )
+    compare.saved(picture, panels, title, out / "fig8.png", labels)
 
 
 def _smooth(row: Sequence[float]) -> list[float]:

@@ -13,12 +13,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
-from compare import Document, Figure, Result, at_most, main, of, runs, stated
+from compare import Document, Figure, Result, Row, at_most, main, of, runs, stated
 from inferline_pipelines import GRAPHS, PRICES, PROFILES, SIZES, latencies, problem_of, record_of, sample
 from inferline_replay import replay
 
+from benches.scoreboard.scenarios import toml
 from services.core.pipelines.estimator import LatencyEstimator, at_percentile
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.planners import plan_pipeline
@@ -56,41 +58,33 @@ def hour(configured: StageConfiguration, cv2: float, seed: int = 1, seconds: flo
 def simulated(folder: Path, pipeline: str, cv2: float, seed: int, seconds: float, slo_s: float = 0.35) -> Result:
     """The pipeline's part of a run of the simulator under `inferline`. A K80's memory has room for one model."""
     record = record_of(pipeline)
-    file = ["[pipeline]", 'name = "pipeline"', f"latency_ms = {1000 * slo_s:g}"]
-    scenario = [
-        "[scenario]",
-        f"duration_s = {seconds:g}",
-        'policies = ["inferline"]',
-        "[[pipeline]]",
-        'file = "pipeline.toml"',
-    ]
-    for one in record.vertices:
-        file += ["[[vertex]]", f'name = "{one.name}"', f'app = "{one.app}"', 'inputs = { x = "$.x" }']
-        for kind, (fixed, item) in PROFILES[one.name].items():
-            scenario += [
-                "[[variant]]",
-                f'app = "{one.app}"',
-                f'name = "{one.name}-{kind}"',
-                f'hardware = "{KINDS[kind]}"',
-            ]
-            scenario += [f"base_ms = {fixed}", f"per_item_ms = {item}", f"max_batch = {SIZES[-1]}"]
-            scenario += ["memory_gb = 12"] if kind == "k80" else []
-    for edge in record.edges:
-        file += ["[[edge]]", f'from = "{edge.source}"', f'to = "{edge.target}"']
-        file += [] if edge.probability is None else [f"probability = {edge.probability}"]
-    file += ["[output]", *(f'{name} = "{text}"' for name, text in record.output.items())]
-    scenario += [
-        "[[worker]]",
-        'kind = "cpu"',
-        "devices = { cpu = 16 }",
-        f"price_per_hour = {16 * PRICES['cpu']:.3f}",
-        "start = 2",
-    ]
-    scenario += ["[[worker]]", 'kind = "gpu"', "devices = { gpu = 8 }", "resources = { gpu_memory_gb = 12 }"]
-    scenario += [f"price_per_hour = {8 * PRICES['k80']:.3f}", "start = 2"]
-    scenario += ["[[load]]", 'app = "pipeline"', "rate = 100", 'arrivals = "gamma"', f"cv = {math.sqrt(cv2):g}"]
-    (folder / "pipeline.toml").write_text("\n".join(file))
-    (folder / "scenario.toml").write_text("\n".join(scenario))
+    file: dict[str, Any] = {
+        "pipeline": {"name": "pipeline", "latency_ms": 1000 * slo_s},
+        "vertex": [{"name": one.name, "app": one.app, "inputs": {"x": "$.x"}} for one in record.vertices],
+        "edge": [
+            {"from": one.source, "to": one.target}
+            | ({} if one.probability is None else {"probability": one.probability})
+            for one in record.edges
+        ],
+        "output": record.output,
+    }
+    scenario: dict[str, Any] = {
+        "scenario": {"duration_s": seconds, "policies": ["inferline"]},
+        "pipeline": [{"file": "pipeline.toml"}],
+        "variant": [
+            {"app": one.app, "name": f"{one.name}-{kind}", "hardware": KINDS[kind], "base_ms": fixed, "per_item_ms": item, "max_batch": SIZES[-1]}
+            | ({"memory_gb": 12} if kind == "k80" else {})
+            for one in record.vertices
+            for kind, (fixed, item) in PROFILES[one.name].items()
+        ],
+        "worker": [
+            {"kind": "cpu", "devices": {"cpu": 16}, "price_per_hour": round(16 * PRICES["cpu"], 3), "start": 2},
+            {"kind": "gpu", "devices": {"gpu": 8}, "price_per_hour": round(8 * PRICES["k80"], 3), "start": 2, "resources": {"gpu_memory_gb": 12}},
+        ],
+        "load": [{"app": "pipeline", "rate": 100, "arrivals": "gamma", "cv": math.sqrt(cv2)}],
+    }  # fmt: skip
+    (folder / "pipeline.toml").write_text(toml(file))
+    (folder / "scenario.toml").write_text(toml(scenario))
     (run,) = runs(folder / "scenario.toml", [seed])
     found: Result = of(run, "inferline")["apps"]["pipeline"]
     return found
@@ -99,15 +93,15 @@ def simulated(folder: Path, pipeline: str, cv2: float, seed: int, seconds: float
 def build(seeds: Sequence[int], short: bool) -> Figure:
     """short: a minute instead of an hour, and one pipeline."""
     seconds = 60.0 if short else 300.0
-    errors: dict[float, list[list[float]]] = {}
-    differences, shares = [], []
+    pipelines = ("Social Media",) if short else tuple(GRAPHS)
+    errors: dict[float, list[list[float]]] = {}  # by CV, of each seed
     kernel: dict[float, list[list[float]]] = {}
-    kept = []
+    differences, shares, kept = [], [], []
     for seed in seeds:
         different, share, attained = [], [], []
         for cv2 in (1.0, 4.0):
             found = []
-            for pipeline in ("Social Media",) if short else GRAPHS:
+            for pipeline in pipelines:
                 for slo in SLOS:
                     problem = problem_of(pipeline, sample(150.0, cv2, seconds, seed), slo)
                     plan = plan_pipeline(problem)
@@ -120,10 +114,7 @@ def build(seeds: Sequence[int], short: bool) -> Figure:
                     different.append(abs(again / other - 1.0))
             errors.setdefault(cv2, []).append(found)
             with TemporaryDirectory() as folder:
-                ran = [
-                    simulated(Path(folder), pipeline, cv2, seed + 1000, seconds / 5)
-                    for pipeline in (("Social Media",) if short else GRAPHS)
-                ]
+                ran = [simulated(Path(folder), one, cv2, seed + 1000, seconds / 5) for one in pipelines]
             kernel.setdefault(cv2, []).append(
                 [abs(one["pipeline"]["plan"]["p99_ms"] / one["p99_ms"] - 1.0) for one in ran]
             )
@@ -131,30 +122,21 @@ def build(seeds: Sequence[int], short: bool) -> Figure:
         differences.append(max(different))
         kept.append(min(attained))
         shares.append(float(np.mean(np.array(share) > 1 - TAIL)))
-    rows = []
-    for cv2, mine in errors.items():
-        rows += [
-            stated(
-                f"P99 against another seed, CV {cv2:g}: error, mean", [float(np.mean(one)) for one in mine], form=".1%"
-            ),
-            stated(f"P99 against another seed, CV {cv2:g}: error, largest", [max(one) for one in mine], form=".1%"),
+
+    def error(of: str, found: dict[float, list[list[float]]]) -> list[Row]:
+        return [
+            stated(f"P99 against {of}, CV {cv2:g}: error, {word}", [float(value(one)) for one in mine], form=".1%")
+            for cv2, mine in found.items()
+            for word, value in (("mean", np.mean), ("largest", max))
         ]
-    rows += [
+
+    rows = [
+        *error("another seed", errors),
         stated("plans with more than 1% late on another seed", shares, form=".0%"),
         stated("P99 against a replay of single batches: largest difference", differences, form=".2%"),
+        *error("the simulated system", kernel),
+        stated("answers in time in the simulated system, least", kept, form=".2%"),
     ]
-    for cv2, mine in kernel.items():
-        rows += [
-            stated(
-                f"P99 against the simulated system, CV {cv2:g}: error, mean",
-                [float(np.mean(one)) for one in mine],
-                form=".1%",
-            ),
-            stated(
-                f"P99 against the simulated system, CV {cv2:g}: error, largest", [max(one) for one in mine], form=".1%"
-            ),
-        ]
-    rows.append(stated("answers in time in the simulated system, least", kept, form=".2%"))
     length, words = (60.0, "a minute") if short else (3600.0, "an hour")
     for cv2 in (1.0, 4.0):
         times = [min(hour(one, cv2, seconds=length)[0] for _ in range(1 if short else 3)) for one in STAGES.values()]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from compare import Document, Figure, Row, at_least, at_most, holds, main, stated
+from compare import Document, Figure, Row, at_least, at_most, canvas, holds, main, saved, stated
 from inferline_pipelines import GRAPHS, chooses_models, missed, problem_of, sample
 
 from services.core.pipelines.planners import plan_pipeline
@@ -186,47 +186,35 @@ def _first_cpu(sweep: Sequence[PlannedCase]) -> float:
 
 def draw(figure: Figure, out: Path) -> None:
     """As figures 5 and 6: cost and late queries of each policy by case; and the sweep of figure 9. The first seed."""
-    from matplotlib.figure import Figure as Picture
-
     found = figure.documents["plans"][0]
     shown = [p for p in FIGURES_5_6 if any(one["pipeline"] == p for one in found["grid"])]
-    picture = Picture(figsize=(10.0, 6.6), dpi=110, layout="constrained")
-    panels = picture.subplots(2, len(shown) + bool(found["sweep"]), squeeze=False)
+    picture, panels = canvas(2, len(shown) + bool(found["sweep"]), (10.0, 6.6))
     colours = {"inferline": "#009E73", "cg-mean": "#E69F00", "cg-peak": "#D55E00"}
-    for column, pipeline in enumerate(shown):
+    parts = ((0, "cost", 1.0), (1, "late", 100.0))
+    for (above, below), pipeline in zip(panels.T, shown, strict=False):
         mine = [one for one in found["grid"] if one["pipeline"] == pipeline]
         places = np.arange(len(mine))
         for i, (policy, colour) in enumerate(colours.items()):
-            for row, key, factor in ((0, "cost", 1.0), (1, "late", 100.0)):
+            for row, key, factor in parts:
                 heights = [factor * one[key][policy] for one in mine]
-                panels[row][column].bar(places + 0.27 * (i - 1), heights, 0.27, color=colour, label=policy)
-        panels[1][column].set_xticks(
-            places,
-            [f"{one['rate']:g}/s, CV {one['cv2']:g}, {one['slo']:g} s" for one in mine],
-            rotation=90,
-            fontsize=7,
-        )
-        panels[0][column].set_xticks([])
-        panels[0][column].set_title(pipeline, fontsize=10)
-    panels[0][0].set_ylabel("US$ per hour")
-    panels[1][0].set_ylabel("queries late, %")
+                (above, below)[row].bar(places + 0.27 * (i - 1), heights, 0.27, color=colour, label=policy)
+        names = [f"{one['rate']:g}/s, CV {one['cv2']:g}, {one['slo']:g} s" for one in mine]
+        below.set_xticks(places, names, rotation=90, fontsize=7)
+        above.set_xticks([])
+        above.set_title(pipeline, fontsize=10)
     panels[0][0].legend(fontsize=8, frameon=False)
     if found["sweep"]:
         for cv2, line in ((1.0, "-"), (4.0, "--")):
             mine = [one for one in found["sweep"] if one["cv2"] == cv2]
             for policy, colour in colours.items():
-                xs = [one["slo"] for one in mine]
-                for row, key, factor in ((0, "cost", 1.0), (1, "late", 100.0)):
-                    ys = [factor * one[key][policy] for one in mine]
-                    panels[row][-1].plot(xs, ys, line, color=colour, marker=".", label=f"{policy}, CV {cv2:g}")
+                for row, key, factor in parts:
+                    ys, label = [factor * one[key][policy] for one in mine], f"{policy}, CV {cv2:g}"
+                    panels[row][-1].plot([one["slo"] for one in mine], ys, line, color=colour, marker=".", label=label)
         panels[0][-1].set_title(f"{SWEEP[0]}, {SWEEP[1]:g} queries/s", fontsize=10)
         panels[1][-1].set_xlabel("objective, s")
         panels[0][-1].legend(fontsize=7, frameon=False)
-    for panel in panels.flat:
-        panel.grid(alpha=0.25)
-        panel.set_ylim(bottom=0)
-    picture.suptitle("InferLine's plans and its baselines (estimated, other seeds)", fontsize=11)
-    picture.savefig(out / "inferline_plans.png")
+    title = "InferLine's plans and its baselines (estimated, other seeds)"
+    saved(picture, panels, title, out / "inferline_plans.png", ("US$ per hour", "queries late, %"))
 
 
 if __name__ == "__main__":

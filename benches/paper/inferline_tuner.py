@@ -8,21 +8,19 @@ two traces look like the paper's, whose originals are not available. The others 
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from compare import Document, Figure, Row, at_least, at_most, holds, main, ratios, stated
+from compare import Document, Figure, Row, at_least, at_most, canvas, holds, main, ratios, saved, stated
 from inferline_pipelines import problem_of, sample
 from inferline_replay import Replayed, replay
 from msgspec.structs import replace
 
 from bus.messages.catalog import PipelinePlan
 from services.core.pipelines.planners import CoarseTuner, plan_pipeline
-from services.core.pipelines.problem import PipelineProblem
 from services.core.pipelines.queueing import Floats
-from services.core.pipelines.tuner import PipelineTuner, ReplicaTuner
+from services.core.pipelines.tuner import PipelineTuner
 
 PIPELINE, SLO, RATE = "Social Media", 0.35, 150.0
 POINT_S, PLANNED_S = 30.0, 900.0
@@ -83,6 +81,17 @@ def bursts(seed: int, end: float = 300.0) -> TunedTrace:
     return TunedTrace(f"{seed}", sample(RATE, 1.0, 600.0, seed), np.concatenate(parts), end)
 
 
+# how each is planned, and what tunes it
+SYSTEMS: dict[str, tuple[str, type[PipelineTuner | CoarseTuner] | None]] = {
+    "InferLine": ("inferline", PipelineTuner),
+    "planner only": ("inferline", None),
+    "planner + CG tuner": ("inferline", CoarseTuner),
+    "CG-Mean": ("cg-mean", CoarseTuner),
+    "CG-Peak": ("cg-peak", CoarseTuner),
+    "CG-Mean, no tuner": ("cg-mean", None),
+}
+
+
 class TraceReplays:
     """One trace under several systems. Each is planned and replayed once."""
 
@@ -100,33 +109,19 @@ class TraceReplays:
         return self._plans[key]
 
     def run(self, system: str) -> Replayed:
-        """InferLine; planner only; CG-Mean; CG-Peak; CG-Mean, no tuner; planner + CG tuner; oracle."""
+        """One of SYSTEMS, or `oracle`: the planner that knows the trace."""
         if system not in self._runs:
             self._runs[system] = self._replayed(system)
         return self._runs[system]
 
     def _replayed(self, system: str) -> Replayed:
-        trace, problem = self.trace, self.problem
-        ours = partial(self.plan, "inferline")
-        match system:
-            case "InferLine":
-                return self._with(problem, ours(), PipelineTuner(ours(), 0.0))
-            case "planner only":
-                return self._with(problem, ours(), None)
-            case "planner + CG tuner":
-                return self._with(problem, ours(), CoarseTuner(ours(), 0.0))
-            case "oracle":
-                known = replace(problem, arrivals=trace.arrivals)
-                return self._with(known, plan_pipeline(known, "inferline"), None)
-            case "CG-Mean, no tuner":
-                return self._with(problem, self.plan("cg-mean"), None)
-            case "CG-Mean" | "CG-Peak":
-                coarse = self.plan(system.lower())
-                return self._with(problem, coarse, CoarseTuner(coarse, 0.0))
-        raise ValueError(system)
-
-    def _with(self, problem: PipelineProblem, plan: PipelinePlan, tuner: ReplicaTuner | None) -> Replayed:
-        return replay(problem, plan, self.trace.arrivals, self.trace.seconds, tuner)
+        if system == "oracle":
+            known = replace(self.problem, arrivals=self.trace.arrivals)
+            return replay(known, plan_pipeline(known, "inferline"), self.trace.arrivals, self.trace.seconds, None)
+        policy, tuner = SYSTEMS[system]
+        plan = self.plan(policy)
+        tuned = None if tuner is None else tuner(plan, 0.0)
+        return replay(self.problem, plan, self.trace.arrivals, self.trace.seconds, tuned)
 
     def windows(self, system: str) -> tuple[list[float], list[float]]:
         """The share of late queries in each 10 s, and cost in US$ per hour."""
@@ -171,6 +166,14 @@ def _late(benches: Sequence[TraceReplays], system: str) -> list[float]:
     return [bench.run(system).late for bench in benches]
 
 
+def _late_rows(at: str, benches: Sequence[TraceReplays], told: dict[str, tuple[str, str]]) -> list[Row]:
+    """told: by system the row's words, and what the paper says."""
+    return [
+        stated(f"{at} {words}", _late(benches, system), paper=paper, form=".2%")
+        for system, (words, paper) in told.items()
+    ]
+
+
 def _cost(benches: Sequence[TraceReplays], system: str) -> list[float]:
     return [bench.run(system).cost for bench in benches]
 
@@ -185,9 +188,7 @@ def _fewer(benches: Sequence[TraceReplays], system: str) -> list[float]:
 
 def _day(name: str, benches: Sequence[TraceReplays]) -> list[Row]:
     at = f"7, {name}:"
-    planned = [
-        ratios([b.plan(p).cost_per_s], [b.plan("inferline").cost_per_s])[0] for p in ("cg-peak",) for b in benches
-    ]
+    planned = [one.plan("cg-peak").cost_per_s / one.plan("inferline").cost_per_s for one in benches]
     rows = [
         at_least(f"{at} CG-Peak's plan costs … times InferLine's", 5.0, planned, " x"),
         at_least(f"{at} CG-Peak costs … times InferLine, all the time", 4.2, ratios(_cost(benches, "CG-Peak"), _cost(benches, "InferLine")), " x"),
@@ -219,12 +220,13 @@ def _ramps(traces: dict[str, list[TraceReplays]]) -> list[Row]:
         if not name.startswith("ramp"):
             continue
         costs = ratios(_cost(benches, "InferLine"), _cost(benches, "oracle"))
+        late = {
+            "InferLine": ("queries late, InferLine", "near zero"),
+            "planner only": ("… planner only", "high"),
+            "oracle": ("… planner that knows the trace", "near zero"),
+        }
         rows += [
-            stated(f"10, {name}: queries late, InferLine", _late(benches, "InferLine"), paper="near zero", form=".2%"),
-            stated(f"10, {name}: … planner only", _late(benches, "planner only"), paper="high", form=".2%"),
-            stated(
-                f"10, {name}: … planner that knows the trace", _late(benches, "oracle"), paper="near zero", form=".2%"
-            ),
+            *_late_rows(f"10, {name}:", benches, late),
             at_least(f"10, {name}: CG-Mean has … times as many late", 34.5, _fewer(benches, "CG-Mean"), " x"),
             at_most(f"10, {name}: InferLine costs … times the planner that knows", 1.0, costs, " x"),
         ]
@@ -233,11 +235,14 @@ def _ramps(traces: dict[str, list[TraceReplays]]) -> list[Row]:
 
 def _bursts(benches: Sequence[TraceReplays]) -> list[Row]:
     first = [next((at for at, _ in b.run("InferLine").decisions if at > 60.0), float("inf")) - 60.0 for b in benches]
+    late = {
+        "InferLine": ("queries late, InferLine", "near zero"),
+        "planner only": ("… planner only", "high"),
+        "CG-Mean": ("… CG-Mean", "not stated"),
+    }
     return [
         stated("11, CV 1 to 4: the tuner acts after", first, " s", "at once"),
-        stated("11, CV 1 to 4: queries late, InferLine", _late(benches, "InferLine"), paper="near zero", form=".2%"),
-        stated("11, CV 1 to 4: … planner only", _late(benches, "planner only"), paper="high", form=".2%"),
-        stated("11, CV 1 to 4: … CG-Mean", _late(benches, "CG-Mean"), form=".2%"),
+        *_late_rows("11, CV 1 to 4:", benches, late),
         at_least("11, CV 1 to 4: CG-Mean has … times as many late", 34.5, _fewer(benches, "CG-Mean"), " x"),
     ]
 
@@ -307,29 +312,24 @@ def _documents(
 
 def draw(figure: Figure, out: Path) -> None:
     """As figure 7: rate, late queries and cost over time, of the first two traces; the first seed."""
-    from matplotlib.figure import Figure as Picture
-
     shown = list(figure.documents)[:2]
-    picture = Picture(figsize=(9.5, 6.6), dpi=110, layout="constrained")
-    panels = picture.subplots(3, len(shown), sharex="col", squeeze=False)
+    picture, panels = canvas(3, len(shown), (9.5, 6.6), sharex="col")
     colours = {"InferLine": "#009E73", "CG-Mean": "#E69F00", "CG-Peak": "#D55E00"}
-    for column, name in enumerate(shown):
+    for (rate, late, cost), name in zip(panels.T, shown, strict=True):
         found = figure.documents[name][0]
-        panels[0][column].plot(found["time"], found["rate"], color="#404040")
-        panels[0][column].set_title(name, fontsize=10)
+        rate.plot(found["time"], found["rate"], color="#404040")
+        rate.set_title(name, fontsize=10)
         for system, colour in colours.items():
             mine = found["systems"][system]
-            panels[1][column].plot(found["time"], [100 * one for one in mine["late"]], color=colour, label=system)
-            panels[2][column].step(found["time"], mine["cost"], color=colour, where="post")
-        panels[2][column].set_xlabel("time, s")
-        for row in range(3):
-            panels[row][column].grid(alpha=0.25)
-            panels[row][column].set_ylim(bottom=0)
-    for row, label in enumerate(("queries/s", "queries late, %", "US$ per hour")):
-        panels[row][0].set_ylabel(label)
+            late.plot(found["time"], [100 * one for one in mine["late"]], color=colour, label=system)
+            cost.step(found["time"], mine["cost"], color=colour, where="post")
+        cost.set_xlabel("time, s")
     panels[1][0].legend(fontsize=8, frameon=False)
-    picture.suptitle("InferLine and its baselines with their tuners (estimated)", fontsize=11)
-    picture.savefig(out / "inferline_tuner.png")
+    title, labels = (
+        "InferLine and its baselines with their tuners (estimated)",
+        ("queries/s", "queries late, %", "US$ per hour"),
+    )
+    saved(picture, panels, title, out / "inferline_tuner.png", labels)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle, pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import compare
@@ -158,7 +157,7 @@ def build(seeds: Sequence[int], short: bool) -> compare.Figure:
     many = {c: measure(read[0], "uniform", CAP + 1, a_model, c).qps for c in (1, 8, 32)}
     rows = [*_five(found), *_knee(found), *_concurrency(batched, alone, many)]
     title = "Rafiqi, simulated: models of 233 MB on a GPU that holds four, one query at a time; and one model with more queries at a time"
-    return compare.Figure("rafiqi", title, rows, draw=partial(_draw, found, batched, alone))
+    return compare.Figure("rafiqi", title, rows)
 
 
 Found = Mapping[tuple[str, int], Sequence[Measured]]
@@ -235,26 +234,6 @@ def _concurrency(
     for c, qps in many.items():
         what = f"five models, uniform, {c} quer{'y' if c == 1 else 'ies'} at a time: throughput"
         yield compare.stated(what, [qps], " queries/s", paper="not measured" if c > 1 else "not stated")
-
-
-def _draw(
-    found: Found, batched: Mapping[int, float], alone: Mapping[int, float], figure: compare.Figure, out: Path
-) -> None:
-    import matplotlib.pyplot as plt
-
-    _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    counts = sorted({models for _, models in found})
-    for name in PATTERNS:
-        left.plot(counts, [statistics.fmean(one.qps for one in found[name, n]) for n in counts], label=name)
-    left.set(xlabel="models", ylabel="queries/s", title="one query at a time, room for four")
-    left.legend()
-    for label, curve in (("batches up to 128", batched), ("one at a time", alone)):
-        right.loglog(sorted(curve), [curve[c] for c in sorted(curve)], label=label, base=2)
-    right.axvline(BATCH, linestyle=":")
-    right.set(xlabel="queries at a time", ylabel="queries/s", title="one model")
-    right.legend()
-    plt.savefig(out / f"{figure.name}.png", dpi=120)
-    plt.close()
 
 
 if __name__ == "__main__":

@@ -19,12 +19,13 @@ import compare
 from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
-from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from bus.messages.fleet import WorkerHeartbeat
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
 from services.core.selection.policy import BruteForce, Decision, InfaasPolicy, SelectionPolicy, note
 from services.simulation.scenario.model import Scenario
 from services.simulation.scenario.read import read_scenario
+from tests.support.data.events import beat, device, instance
 
 APP = "classify"
 PINNED = "resnet50-trt-gpu-b8"
@@ -60,32 +61,29 @@ def view_of(
         mine = [one for one in there if one.hardware == machine.kind]
         for number in range(machine.start):
             devices = [
-                DeviceStatus(
-                    device=one.name, kind=one.kind, cores=one.cores, memory_mb=one.memory_mb, memory_used_mb=0.0,
-                    cores_used=0.0, utilisation=0.2, price_per_hour=machine.price_per_hour, simulated=True,
+                device(
+                    one.name,
+                    kind=one.kind,
+                    cores=one.cores,
+                    memory_mb=one.memory_mb,
+                    price_per_hour=machine.price_per_hour,
                 )
                 for one in machine.devices
-            ]  # fmt: skip
+            ]
             instances = [
-                InstanceStatus(
-                    instance=f"{machine.kind}{number}-{i}", variant=one.variant, device=machine.kind, state="Active",
-                    since=0.0, queued=0,
-                )
+                instance(f"{machine.kind}{number}-{i}", one.variant, device=machine.kind)
                 for i, one in enumerate(mine[number :: machine.start])
-            ]  # fmt: skip
-            beat = WorkerHeartbeat(
-                worker=f"{machine.kind}-{number}", hardware=machine.kind, incarnation=1, at=NOW, devices=devices,
-                instances=instances,
-            )  # fmt: skip
-            view.heartbeat(beat, NOW)
-            beats.append(beat)
-    told = max(beats, key=lambda beat: len(beat.instances))
+            ]
+            told = beat(*instances, devices=devices, worker=f"{machine.kind}-{number}", hardware=machine.kind, at=NOW)
+            view.heartbeat(told, NOW)
+            beats.append(told)
+    told = max(beats, key=lambda one: len(one.instances))
     turns = cycle((replace(told, instances=told.instances[1:]), told))
     return view, lambda: _heard(view, next(turns))
 
 
-def _heard(view: ClusterView, beat: WorkerHeartbeat) -> None:
-    assert view.heartbeat(beat, NOW), "a state has changed"
+def _heard(view: ClusterView, told: WorkerHeartbeat) -> None:
+    assert view.heartbeat(told, NOW), "a state has changed"
 
 
 def _wanted(one: VariantRecord) -> bool:
@@ -109,7 +107,7 @@ def asks(kind: str, first: int | None) -> Iterator[Ask]:
 
 
 def _nothing(*_: object) -> None:
-    """Nothing changes; and numbers have no picture."""
+    """Nothing changes."""
 
 
 def median_us(
@@ -167,7 +165,7 @@ def measured(number: int, times: int, most: int = MANY) -> compare.Figure:
                 rows.append(compare.stated(f"{words}, {state}, by brute force: median", brute, " µs", form=".0f"))
     rows += many(scenario, most, number, times)
     return compare.Figure(
-        "table7", "Table 7: decision latency, 22 architectures, 175 variants; and 10,000 variants", rows, draw=_nothing
+        "table7", "Table 7: decision latency, 22 architectures, 175 variants; and 10,000 variants", rows
     )
 
 

@@ -3,7 +3,6 @@
 import ctypes
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import rig
 from numpy.typing import NDArray
 
@@ -43,24 +43,9 @@ def free_port() -> int:
             return port
 
 
-def roots() -> list[int]:
-    """Children of this process: the server, and what it left behind."""
-    found = []
-    for each in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):
-            found += [int(word) for word in each.read_text().split()]
-    return found
-
-
 def cpu() -> float:
-    """CPU seconds of all processes of the server that is running, up to now."""
-    return sum(seconds for root in roots() for _, seconds in rig.cpu(root).values())
-
-
-def others_cpu() -> float:
-    """CPU seconds of the whole machine, up to now."""
-    fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-    return (sum(fields[:8]) - fields[3] - fields[4]) / rig.TICKS  # without idle and iowait
+    """CPU seconds of all processes of the server that is running, and of what it left behind, up to now."""
+    return sum(seconds for pid, (_, seconds) in rig.cpu(os.getpid()).items() if pid != os.getpid())
 
 
 @contextmanager
@@ -105,10 +90,10 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_S)
-    while left := [pid for root in roots() for pid in (root, *rig.children(root))]:
-        for pid in left:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+    while left := rig.tree(os.getpid())[1:]:
+        for one in left:
+            with suppress(psutil.Error):
+                one.kill()
         time.sleep(0.05)
         process.poll()
         with suppress(ChildProcessError):
@@ -125,7 +110,7 @@ class Server:
 
     def first_answer(self, served: str, x: NDArray[np.float32]) -> float:
         """Seconds from the command to the first answer of status 200."""
-        body = requests(self._peer, served, self.port, x[:1])[0].tobytes()
+        body = requests(self._peer, served, self.port, x[:1])[0]
         said = b""
         while time.monotonic() < self._began + START_S:
             if self._process.poll() is not None:
@@ -144,7 +129,7 @@ class Server:
 
     def memory(self) -> float:
         """Proportional set size of its processes in MB (2^20)."""
-        return sum(sum(rig.memory(root).values()) for root in roots())
+        return sum(rig.memory(*(one.pid for one in psutil.Process().children())).values())
 
     def load(self, table: Path, *options: str) -> dict[str, Any]:
         """A run of the generator, with `cpu_ms` of the server for an answer and `others`, the cores that other programs took.
@@ -152,14 +137,14 @@ class Server:
         Raises RuntimeError on errors and wrong answers.
         """
         more = ("--json",) if self._peer.as_json else ()
-        before, all_before, began = cpu(), others_cpu(), time.monotonic()
-        result = rig.generate_http("127.0.0.1", self.port, table, *options, *more)
+        before, all_before, began = cpu(), rig.busy(), time.monotonic()
+        result = rig.generate("http", "127.0.0.1", str(self.port), table, *options, *more)
         time.sleep(1.0)  # what is written after the answer counts, too
         if result["errors"]:
             raise RuntimeError(f"errors under load: {result['errors']}")
         used, took = cpu() - before, time.monotonic() - began
         result["cpu_ms"] = 1000 * used / result["answered_all"]
-        result["others"] = max(0.0, (others_cpu() - all_before - used - result["generator_cpu_s"]) / took)
+        result["others"] = max(0.0, (rig.busy() - all_before - used - result["generator_cpu_s"]) / took)
         return result
 
 

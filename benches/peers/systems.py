@@ -129,11 +129,10 @@ PEERS = {
 }
 
 
-def requests(peer: Peer, served: str, port: int, x: Row) -> NDArray[np.uint8]:
-    """Whole requests for one row each, uint8 [n, length]. Blanks behind JSON make all of them as long as the longest."""
+def requests(peer: Peer, served: str, port: int, x: Row) -> list[bytes]:
+    """Whole requests for one row each. Blanks behind JSON make all of them as long as the longest."""
     wires = [peer.wire(row) for row in x]
     longest = max(len(body) for _, body in wires)
     path = peer.path.format(served=served)
     start = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {longest}\r\n"
-    made = [f"{start}{head}\r\n".encode() + body.ljust(longest) for head, body in wires]
-    return np.stack([np.frombuffer(each, np.uint8) for each in made])
+    return [f"{start}{head}\r\n".encode() + body.ljust(longest) for head, body in wires]

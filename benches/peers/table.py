@@ -1,10 +1,11 @@
 """The tables of a comparison, as Markdown that also reads well on a terminal. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
+from benches.scoreboard.table import aligned
 from peers.systems import PEERS
 
 BEGIN, END = "<!-- figures: benches/comparison.py --write -->", "<!-- end of figures -->"
@@ -44,12 +45,8 @@ def figures(found: Mapping[str, Any], model: str) -> str:
             f"{of['start_s']:.1f}",
         ]
         failed = len(all_runs) - len(good)
-        rows.append(
-            (
-                of["rate"],
-                [PEERS[name].title + (f" ({failed} of {len(all_runs)} rounds failed)" if failed else ""), *shown],
-            )
-        )
+        some = f" ({failed} of {len(all_runs)} rounds failed)" if failed else ""
+        rows.append((of["rate"], [PEERS[name].title + some, *shown]))
     lines = [row for _, row in sorted(rows, key=lambda each: -each[0])]
     alone = [each for each in found["alone"] if each["model"] == model]
     if alone:
@@ -92,14 +89,6 @@ def written(page: str, tables: str) -> str:
     if not begin or not end:
         raise ValueError(f"the page needs the lines {BEGIN!r} and {END!r}: the tables go between them")
     return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
 
 
 def _cell(text: str) -> str:

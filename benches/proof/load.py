@@ -3,10 +3,11 @@
 Latency counts from the moment when a query should have been sent, so a generator that is late makes nothing look better.
 """
 
-import asyncio
 import time
 from collections.abc import Sequence
+from itertools import cycle
 
+import rig
 from msgspec import Struct
 
 import infaas
@@ -45,27 +46,20 @@ async def send(
         await client.prepare(app, digits.x[i : i + 1], latency_ms=latency_ms, accuracy=accuracy, timeout=PATIENCE)
         for i in range(len(digits))
     ]
-    begin, unix = time.monotonic(), time.time()
+    turn, unix, begin = cycle(range(len(digits))), time.time(), time.monotonic()
 
-    async def one(number: int, at: float) -> Sent:
-        which = number % len(digits)
-        late = time.monotonic() - begin - at
+    async def one(due: float) -> Sent:
+        which, late = next(turn), time.monotonic() - due
         try:
             reply = await client.ask(prepared[which], raise_refused=False)
         except InfaasError:
-            return Sent(at, time.monotonic() - begin - at, late, code="failed")
-        took = time.monotonic() - begin - at
+            return Sent(due - begin, time.monotonic() - due, late, code="failed")
+        took = time.monotonic() - due
         if isinstance(reply, Refused):
-            return Sent(at, took, late, code=reply.code)
-        return _answered(reply, at, took, late, int(digits.y[which]))
+            return Sent(due - begin, took, late, code=reply.code)
+        return _answered(reply, due - begin, took, late, int(digits.y[which]))
 
-    tasks = []
-    for number, at in enumerate(times):
-        ahead = begin + at - time.monotonic()
-        if ahead > 0:
-            await asyncio.sleep(ahead)
-        tasks.append(asyncio.create_task(one(number, at)))
-    return unix, list(await asyncio.gather(*tasks))
+    return unix, await rig.paced(times, one)
 
 
 def _answered(reply: Answer, at: float, took: float, late: float, label: int) -> Sent:

@@ -12,6 +12,9 @@ from math import pi, sin
 from pathlib import Path
 from typing import Any, NamedTuple
 
+TRACES = (
+    Path(__file__).resolve().parents[3] / "shared" / "traces"
+)  # recorded loads, which are no part of the repository
 TWITTER = "twitter_per_second_days01-07.txt.gz"  # events of each second, seven days
 AZURE = "AzureLLMInferenceTrace_conv.csv"  # an invocation a line, an hour
 SEED = 3
@@ -183,30 +186,12 @@ def _azure(name: str) -> Case:
 # -- synthetic loads
 
 
-def _own(name: str, document: Table) -> Case:
-    return Case(name, lambda _: Built(document))
-
-
-def _step() -> Table:
-    points = [[0, 10], [120, 10], [120.1, 200], [360, 200], [360.1, 10], [600, 10]]
-    return scenario("step-20", 600, [shared(APPS, rate=points)])
-
-
 def _cold() -> Table:
     """The second app has no query at all until everybody comes."""
     usual, cold = APPS[0], APPS[2]
     rate = [[0, 0], [180, 0], [180.1, 150], [240, 150], [240.1, 0]]
     loads = [{"app": usual.name, "rate": 40}, {"app": cold.name, "rate": rate}]
     return scenario("cold-flash", 420, loads, apps=(usual, cold))
-
-
-def _drift() -> Table:
-    return scenario("slow-drift", 1800, [shared(APPS, rate=[[0, 20], [900, 300], [1800, 20]])])
-
-
-def _mmpp() -> Table:
-    load = shared(APPS, arrivals="mmpp", rates=[20, 150, 350], dwell_s=[60, 25, 8])
-    return scenario("mmpp", 900, [load])
 
 
 def _zipf() -> Table:
@@ -246,8 +231,18 @@ def cost_cases() -> Iterator[Case]:
         yield _day(f"twitter-{day}-kept", day, kept=1)
     yield _day("twitter-3-real", 3, real=True)
     yield _azure("azure")
-    for document in (_mmpp(), _step(), _cold(), _drift(), _zipf(), _fleet(1), _fleet(10), _fleet(40)):
-        yield _own(document["scenario"]["name"], document)
+    mmpp = shared(APPS, arrivals="mmpp", rates=[20, 150, 350], dwell_s=[60, 25, 8])
+    step = [[0, 10], [120, 10], [120.1, 200], [360, 200], [360.1, 10], [600, 10]]
+    drift = [[0, 20], [900, 300], [1800, 20]]
+    for document in (
+        scenario("mmpp", 900, [mmpp]),
+        scenario("step-20", 600, [shared(APPS, rate=step)]),
+        _cold(),
+        scenario("slow-drift", 1800, [shared(APPS, rate=drift)]),
+        _zipf(),
+        *map(_fleet, (1, 10, 40)),
+    ):
+        yield Case(document["scenario"]["name"], lambda _, document=document: Built(document))
 
 
 # -- writing

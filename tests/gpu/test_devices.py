@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bus.messages.catalog import Signature, TensorSpec
 from services.executor.backends import backend, names_for, pt2
 from services.executor.backends.base import BackendUnavailable, Handle, LoadFailed, LoadSpec
 from services.executor.workshop.tasks import measuring, onnx_files, quantise
@@ -24,6 +23,7 @@ from services.executor.workshop.tasks.validation import ValidationSet
 from services.monitor.edge import MachineEdge
 from services.monitor.effects import MachineSample, SampleMachine
 from services.shell.host.accelerators import accelerators, cuda_device, why_no_gpu
+from tests.support.data.events import floats
 from tests.support.models import tiny_models
 from tests.support.servers.processes import eventually
 
@@ -41,10 +41,7 @@ MATRIX = [
 ]  # fmt: skip
 LEAST_AGREEMENT = {"fp32": 0.995, "fp16": 0.95, "bf16": 0.85, "int8": 0.7}
 MOST_ERROR = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.2, "int8": 0.6}  # mean, of the spread of the CPU's scores
-SIGNATURE = Signature(
-    inputs=[TensorSpec(name="x", datatype="FP32", shape=[1, 28, 28])],
-    outputs=[TensorSpec(name="scores", datatype="FP32", shape=[tiny_models.CLASSES])],
-)
+SIGNATURE = floats({"x": [1, 28, 28]}, {"scores": [tiny_models.CLASSES]})
 IMAGES = np.random.default_rng(7).normal(size=(256, 1, 28, 28)).astype("f4")
 
 

@@ -15,7 +15,7 @@ from tests.support.servers.processes import eventually  # noqa: E402
 from tests.support.servers.system import Whole  # noqa: E402
 from tools.openapi.document import document  # noqa: E402
 
-EXAMPLES = 6  # of each operation, in each mode; benches/gateway_fuzz.py takes more
+EXAMPLES = 6  # of each operation, in each mode
 GROWTH_MB = 64
 SETTINGS = settings(
     deadline=None, database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)

@@ -18,7 +18,7 @@ import pytest
 
 from bus.codec import encode
 from bus.memory import MemoryBus
-from bus.messages.catalog import Profile, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import Profile, Signature, VariantRecord
 from bus.messages.flow import Route
 from bus.subjects import Subjects
 from bus.tensors import from_array
@@ -29,6 +29,7 @@ from services.executor.queue import queued_query
 from services.executor.workshop.sandbox.protocol import Artifact, MeasureTask, ValidationFile
 from services.executor.workshop.tasks import profiling
 from services.executor.workshop.tasks.measuring import _status_mb as status_mb
+from tests.support.data.events import floats
 
 ROOT = Path(__file__).parents[2]
 # MB; the first of each comes before all.
@@ -92,10 +93,7 @@ def build_torch(path: Path, matrices: list[np.ndarray]) -> None:
 
 
 def signature(side: int) -> Signature:
-    return Signature(
-        inputs=[TensorSpec(name="x", datatype="FP32", shape=[side])],
-        outputs=[TensorSpec(name="y", datatype="FP32", shape=[side])],
-    )
+    return floats({"x": [side]}, {"y": [side]})
 
 
 def profile(path: Path) -> float:

@@ -3,7 +3,7 @@
 import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bus.codec import encode
@@ -126,10 +126,16 @@ def message(*rows: Event, id: str = "", prefix: str = "infaas") -> EventMessage:
     return EventMessage(f"{prefix}.event.{rows[0].kind}", encode({"id": id or f"batch-{next(_numbers)}", "rows": rows}))
 
 
-SIGNATURE = Signature(
-    inputs=[TensorSpec(name="x", datatype="FP32", shape=[64])],
-    outputs=[TensorSpec(name="y", datatype="FP32", shape=[10])],
-)
+def floats(inputs: Mapping[str, Sequence[int]], outputs: Mapping[str, Sequence[int]]) -> Signature:
+    """Of FP32 tensors: their shapes by name."""
+    given, made = (
+        [TensorSpec(name=name, datatype="FP32", shape=list(shape)) for name, shape in of.items()]
+        for of in (inputs, outputs)
+    )
+    return Signature(inputs=given, outputs=made)
+
+
+SIGNATURE = floats({"x": [64]}, {"y": [10]})
 
 
 def variant_record(**fields: Any) -> VariantRecord:

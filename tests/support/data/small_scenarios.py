@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from bus.messages.catalog import (
     AppRecord,
     Ensemble,
-    ModelRecord,
     Profile,
     ProfileRow,
     Signature,
@@ -30,6 +29,7 @@ from services.simulation.report import MEASURED, RunReport
 from services.simulation.run import Run
 from services.simulation.scenario.model import FaultSpec, JobSpec, MachineSpec, PolicySpec, Scenario, WorkloadSpec
 from services.simulation.scenario.read import read_scenario
+from tests.support.data.events import model_record, variant_record
 
 PRICES = {"cpu": 0.04, "gpu": 0.9}
 SIGNATURE = Signature(
@@ -53,12 +53,15 @@ def variant(name: str, model: str, hardware: str, ms: float, **more: Any) -> Var
         rows=rows, load_ms=more.pop("load_ms", 700.0), memory_mb=more.pop("memory_mb", 300.0),
         saturation_qps=1000.0 * rows[-1].batch / rows[-1].p50_ms, provenance="synthetic",
     )  # fmt: skip
-    fields: dict[str, Any] = {
-        "variant": name, "model": model, "version": "1", "framework": "simulated", "precision": "fp32", "threads": 1,
-        "max_batch": most, "hardware": hardware, "artifact": "-", "format": "-", "accuracy": 0.9, "agreement": None,
-        "profile": profile, "signature": SIGNATURE, "simulated": True,
-    }  # fmt: skip
-    return VariantRecord(**(fields | more))
+    given: dict[str, Any] = {
+        "accuracy": 0.9,
+        "agreement": None,
+        "framework": "simulated",
+        "artifact": "-",
+        "format": "-",
+    }
+    stated = {"variant": name, "model": model, "hardware": hardware, "max_batch": most, "profile": profile}
+    return variant_record(**(given | stated | {"signature": SIGNATURE, "simulated": True} | more))
 
 
 VARIANTS = (
@@ -94,12 +97,9 @@ def scenario(
     """One policy, infaas. Apps: a (within 90 ms) and b (accurate) with all models, unless `links` names each app's models."""
     versions = {record.model: record.version for record in variants}
     models = tuple(
-        ModelRecord(
-            model=model, version="1", task=None, metric="top1", format="-", source="-", validation="-",
-            signature=SIGNATURE, created=0.0, registration="-",
-        )
+        model_record(model=model, format="-", source="-", validation="-", signature=SIGNATURE, created=0.0)
         for model in versions
-    )  # fmt: skip
+    )
     linked = links or dict.fromkeys(("a", "b"), tuple(versions))
     apps = tuple(
         AppRecord(app=app, links={model: versions[model] for model in ours}, signature=SIGNATURE)

@@ -8,17 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import onnxruntime
 
-from bus.messages.catalog import Signature, TensorSpec
 from services.executor.backends import pt2, tensorrt
 from services.executor.backends.base import LoadSpec
 from services.executor.backends.ort import BoundHandle
+from tests.support.data.events import floats
 from tests.support.models import tiny_models
 
 LARGEST = 12  # items of a batch: no power of two
-SIGNATURE = Signature(
-    inputs=[TensorSpec(name="x", datatype="FP32", shape=[tiny_models.FEATURES])],
-    outputs=[TensorSpec(name="scores", datatype="FP32", shape=[tiny_models.CLASSES])],
-)
+SIGNATURE = floats({"x": [tiny_models.FEATURES]}, {"scores": [tiny_models.CLASSES]})
 _STREAM = 7
 
 

@@ -15,7 +15,7 @@ import onnxruntime
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import AppRecord, Profile, ProfileRow, VariantRecord
 from bus.messages.fleet import InstanceLoaded, InstanceMoved, WorkerHeartbeat
 from bus.messages.public import ListRequest
 from bus.natsbus import NatsBus
@@ -29,6 +29,7 @@ from services.executor.__main__ import wire as wire_executor
 from services.monitor.__main__ import wire as wire_monitor
 from services.recorder.__main__ import streams
 from services.shell.runtime.runtime import Runtime
+from tests.support.data.events import floats, model_record, variant_record
 
 APP = "app"
 
@@ -48,24 +49,15 @@ def measured(model: bytes, x: np.ndarray, outputs: list[int], name: str = "m", t
         ms = min(taken)
         rows.append(ProfileRow(batch=batch, p50_ms=ms, p99_ms=2 * ms, cpu_ms=ms, wall_over_cpu=1.0))
     saturation = 1000.0 * rows[-1].batch / rows[-1].p50_ms
-    return VariantRecord(
+    return variant_record(
         variant=f"{name}-v1-ort-fp32-t{threads}-b{len(x)}",
         model=name,
-        version="1",
-        framework="ort",
-        precision="fp32",
         threads=threads,
         max_batch=len(x),
-        hardware="cpu",
         artifact=hashlib.sha256(model).hexdigest(),
-        format="onnx",
         accuracy=1.0,
-        agreement=1.0,
         profile=Profile(rows=rows, load_ms=100.0, memory_mb=50.0, saturation_qps=saturation),
-        signature=Signature(
-            inputs=[TensorSpec(name="x", datatype="FP32", shape=list(x.shape[1:]))],
-            outputs=[TensorSpec(name="scores", datatype="FP32", shape=outputs)],
-        ),
+        signature=floats({"x": list(x.shape[1:])}, {"scores": outputs}),
     )
 
 
@@ -113,10 +105,7 @@ class Worker:
         store = await self.bus.object_store(self.subjects.artifacts_bucket)
         await store.put(record.artifact, artifact)
         bucket = await self.bus.key_value(self.subjects.catalog_bucket)
-        model = ModelRecord(
-            model=record.model, version="1", task=None, metric="top1", format="onnx", source="s", validation="v",
-            signature=record.signature, created=1.0, registration="r",
-        )  # fmt: skip
+        model = model_record(model=record.model, signature=record.signature)
         app = AppRecord(app=APP, links={record.model: "1"}, signature=record.signature)
         for each in (record, model, app):
             await bucket.put(key_of(each), encode(each))

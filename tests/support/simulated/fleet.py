@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import AppRecord, Profile, ProfileRow, VariantRecord
 from bus.messages.fleet import EnsureLoaded, ExecutorExited
 from bus.messages.flow import Execute, Payload, Route
 from bus.messages.jobs import SYSTEM
@@ -52,14 +52,11 @@ from services.executor.commands import (
 )
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
-from tests.support.data.events import change_of
+from tests.support.data.events import change_of, floats, model_record, variant_record
 from tests.support.simulated.virtual_time import Stage
 
 M = TypeVar("M")
-SIGNATURE = Signature(
-    inputs=[TensorSpec(name="x", datatype="FP32", shape=[2])],
-    outputs=[TensorSpec(name="y", datatype="FP32", shape=[1])],
-)
+SIGNATURE = floats({"x": [2]}, {"y": [1]})
 CPU = placement.Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0)
 _named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905, "remote": 0.0}
@@ -74,23 +71,16 @@ def variant(name: str = "m-v1-ort-fp32-t1-b8", **changes: Any) -> VariantRecord:
         for b in (1, 2, 4, 8)
     ]
     profile = Profile(rows=rows, load_ms=load_ms, memory_mb=50.0, saturation_qps=8000.0 / (base + 8 * per_item))
-    fields: dict[str, Any] = {
-        "variant": name, "model": "m", "version": "1", "framework": "ort", "precision": "fp32", "threads": 1,
-        "max_batch": 8, "hardware": "cpu", "artifact": "a" * 64, "format": "onnx", "accuracy": 0.9, "agreement": 1.0,
-        "profile": profile, "signature": SIGNATURE,
-    }  # fmt: skip
-    return VariantRecord(**(fields | changes))
+    given = {"variant": name, "model": "m", "max_batch": 8, "artifact": "a" * 64, "accuracy": 0.9, "profile": profile}
+    return variant_record(**(given | {"signature": SIGNATURE} | changes))
 
 
 def catalogue(*variants: VariantRecord, app: str = "app") -> list[Any]:
     """Records that link these variants' models to an app."""
     models = {
-        (v.model, v.version): ModelRecord(
-            model=v.model, version=v.version, task=None, metric="top1", format="onnx", source="s", validation="v",
-            signature=SIGNATURE, created=1.0, registration="r",
-        )
+        (v.model, v.version): model_record(model=v.model, version=v.version, signature=SIGNATURE, created=1.0)
         for v in variants
-    }  # fmt: skip
+    }
     links = {v.model: v.version for v in variants}
     return [*variants, *models.values(), AppRecord(app=app, links=links, signature=SIGNATURE)]
 

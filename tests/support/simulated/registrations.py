@@ -17,8 +17,6 @@ from bus.messages.catalog import (
     PlannedStage,
     Profile,
     ProfileRow,
-    Signature,
-    TensorSpec,
     VariantRecord,
 )
 from bus.messages.fleet import WorkerHeartbeat
@@ -71,13 +69,10 @@ from services.registrar.commands import (
 from services.registrar.registration import OVER
 from services.registrar.releases import stamped
 from tests.support.data import events
-from tests.support.data.events import beat, catalog_of, device
+from tests.support.data.events import beat, catalog_of, device, floats
 
 SUBJECTS = Subjects("t")
-SIGNATURE = Signature(
-    inputs=[TensorSpec(name="x", datatype="FP32", shape=[64])],
-    outputs=[TensorSpec(name="scores", datatype="FP32", shape=[10])],
-)
+SIGNATURE = floats({"x": [64]}, {"scores": [10]})
 REQUEST = Register(
     app="digits", model="mlp", format="onnx", object="r1.model", validation="r1.validation", registration="r1"
 )

@@ -1,18 +1,19 @@
 """Prices, predicted latencies and what a query owes."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.messages.catalog import Profile, ProfileRow, Signature, VariantRecord
+from bus.messages.catalog import Profile, ProfileRow, VariantRecord
 from services.core import cost
 from services.core.placement import container_kind
 from services.core.settings import PriceSettings
 from services.shell.prices import load_prices
 from services.shell.settings import SettingsError
-from tests.support.data.events import device
+from tests.support.data.events import device, variant_record
 from tests.support.simulated.fleet import variant
 
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
@@ -22,52 +23,32 @@ def row(batch: int, ms: float, length: int | None = None) -> ProfileRow:
     return ProfileRow(batch=batch, p50_ms=ms, p99_ms=ms * 1.2, cpu_ms=ms, wall_over_cpu=1.0, length=length)
 
 
-@dataclass
-class Variant:
+ROWS = (row(1, 2.0), row(2, 3.0), row(8, 9.0))
+
+
+def varied(rows: Sequence[ProfileRow] = ROWS, memory_mb: float = 100.0, **fields: Any) -> VariantRecord:
     """What the tests vary of a variant record."""
-
-    rows: list[ProfileRow] = field(default_factory=lambda: [row(1, 2.0), row(2, 3.0), row(8, 9.0)])
-    threads: int = 1
-    memory_mb: float = 100.0
-    max_batch: int = 8
-    hardware: str = "cpu"
-
-    def record(self) -> VariantRecord:
-        return VariantRecord(
-            variant="m-v1-ort-fp32-t1-b8",
-            model="m",
-            version="1",
-            framework="ort",
-            precision="fp32",
-            threads=self.threads,
-            max_batch=self.max_batch,
-            hardware=self.hardware,
-            artifact="0" * 64,
-            format="onnx",
-            accuracy=0.9,
-            agreement=1.0,
-            profile=Profile(rows=self.rows, load_ms=50.0, memory_mb=self.memory_mb, saturation_qps=500.0),
-            signature=Signature(inputs=[], outputs=[]),
-        )
+    profile = Profile(rows=list(rows), load_ms=50.0, memory_mb=memory_mb, saturation_qps=500.0)
+    return variant_record(**({"max_batch": 8, "profile": profile} | fields))
 
 
 def test_an_instance_costs_its_larger_share_and_never_more_than_its_device() -> None:
-    one = cost.instance_price_per_s(Variant(threads=1).record(), PRICES, 2, 8000.0)
-    two = cost.instance_price_per_s(Variant(threads=2).record(), PRICES, 2, 8000.0)
+    one = cost.instance_price_per_s(varied(threads=1), PRICES, 2, 8000.0)
+    two = cost.instance_price_per_s(varied(threads=2), PRICES, 2, 8000.0)
     assert one == pytest.approx(0.048 / 3600)
     assert two == pytest.approx(0.096 / 3600)
-    price = cost.instance_price_per_s(Variant(memory_mb=6000.0).record(), PRICES, 2, 8000.0)
+    price = cost.instance_price_per_s(varied(memory_mb=6000.0), PRICES, 2, 8000.0)
     assert price == pytest.approx(0.75 * 0.096 / 3600)
-    price = cost.instance_price_per_s(Variant(threads=16, memory_mb=1e6).record(), PRICES, 2, 8000.0)
+    price = cost.instance_price_per_s(varied(threads=16, memory_mb=1e6), PRICES, 2, 8000.0)
     assert price == pytest.approx(0.096 / 3600)
-    price = cost.instance_price_per_s(Variant(hardware="gpu", memory_mb=4000.0).record(), PRICES, 1, 16000.0)
+    price = cost.instance_price_per_s(varied(hardware="gpu", memory_mb=4000.0), PRICES, 1, 16000.0)
     assert price == pytest.approx(0.25 * 3.06 / 3600)
     with pytest.raises(cost.UnknownPrice, match=r"prices\.per_hour\.tpu"):
         cost.price_per_hour("tpu", PRICES)
 
 
 def test_latency_is_linear_between_rows_and_never_faster_by_noise() -> None:
-    record = Variant().record()
+    record = varied()
     assert [cost.latency_ms(record, n) for n in (1, 2, 5, 8, 16)] == pytest.approx([2.0, 3.0, 6.0, 9.0, 17.0])
     for rows in ([row(4, 8.0)], [row(4, 8.0), row(4, 8.0)]):
         assert cost.latency_ms(rows, 6) == pytest.approx(12.0)
@@ -84,7 +65,7 @@ def test_the_line_beyond_the_measured_batches_is_within_a_tenth(noise: list[floa
     """A model that takes 10 + b ms, known at 1, 4 and 8 items to 3 %."""
     rows = [row(n, (10.0 + n) * factor) for n, factor in zip((1, 4, 8), noise, strict=True)]
     assert cost.latency_ms(rows, 16) == pytest.approx(26.0, rel=0.1)
-    table = cost.LatencyTable(Variant(rows=rows, max_batch=16).record())
+    table = cost.LatencyTable(varied(rows=rows, max_batch=16))
     assert table.seconds(16) == pytest.approx(0.026, rel=0.1)
     assert table.seconds(32) == pytest.approx(2 * table.seconds(16))  # two batches
 
@@ -104,16 +85,16 @@ def test_what_cannot_be_predicted_says_why(rows: list[ProfileRow], batch: int, w
 
 
 def test_items_cost_less_in_batches_never_nothing_and_fit_no_negative_budget() -> None:
-    record = Variant().record()
+    record = varied()
     handling = cost.HANDLING_MS / 1000
     assert cost.cost_per_1000(record, 0.01, 1) == pytest.approx(0.01 * (0.002 + handling) * 1000)
     assert cost.cost_per_1000(record, 0.01, 8) == pytest.approx(0.01 * (0.009 + handling) * 1000 / 8)
     # What its queries will owe includes what the executor does around the model.
-    record = Variant(rows=[row(1, 0.005), row(64, 0.1)], max_batch=64).record()
+    record = varied(rows=[row(1, 0.005), row(64, 0.1)], max_batch=64)
     assert cost.cost_per_1000(record, 0.01, 1) > 10 * 0.01 * 0.005
     assert cost.cost_per_1000(record, 0.01, 64) < cost.cost_per_1000(record, 0.01, 1) / 20
-    assert cost.LatencyTable(Variant().record()).largest_batch_within(-1.0) == 0
-    assert cost.load_seconds(Variant().record()) == pytest.approx(0.05 + cost.LOADING_S)
+    assert cost.LatencyTable(varied()).largest_batch_within(-1.0) == 0
+    assert cost.load_seconds(varied()) == pytest.approx(0.05 + cost.LOADING_S)
 
 
 rows_of_a_profile = st.lists(
@@ -123,7 +104,7 @@ rows_of_a_profile = st.lists(
 
 @given(rows_of_a_profile, st.integers(1, 128))
 def test_the_table_agrees_with_the_function_and_rises(rows: list[ProfileRow], max_batch: int) -> None:
-    record = Variant(rows=rows, max_batch=max_batch).record()
+    record = varied(rows=rows, max_batch=max_batch)
     table = cost.LatencyTable(record)
     seconds = [table.seconds(n) for n in range(1, max_batch + 1)]
     assert seconds == pytest.approx([cost.latency_ms(record, n) / 1000 for n in range(1, max_batch + 1)])
@@ -134,7 +115,7 @@ def test_the_table_agrees_with_the_function_and_rises(rows: list[ProfileRow], ma
 def test_the_largest_batch_within_fits_and_one_more_does_not(
     rows: list[ProfileRow], max_batch: int, budget: float
 ) -> None:
-    table = cost.LatencyTable(Variant(rows=rows, max_batch=max_batch).record())
+    table = cost.LatencyTable(varied(rows=rows, max_batch=max_batch))
     n = table.largest_batch_within(budget)
     assert 0 <= n <= max_batch
     if n:
@@ -160,9 +141,9 @@ def test_users_processes_and_remote_engines_have_prices_of_their_own() -> None:
     assert cost.price_per_hour(kind, PRICES | {kind: 1.0}) == 1.0
     with pytest.raises(cost.UnknownPrice):
         cost.price_per_hour(kind, {})
-    record = Variant(hardware=kind).record()
+    record = varied(hardware=kind)
     assert cost.instance_price_per_s(record, PRICES, 1, 1e6) == pytest.approx(0.048 / 3600.0)
-    record = Variant(hardware="remote", memory_mb=0.0).record()
+    record = varied(hardware="remote", memory_mb=0.0)
     assert cost.instance_price_per_s(record, {"remote": 3.6}, 64, 0.0) == pytest.approx(0.001)
     devices = [device(kind, price_per_hour=price) for kind, price in (("cpu", 0.1), ("remote", 3.6), ("gpu", 1.0))]
     assert cost.machine_price(devices) == pytest.approx(1.1)

@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
+from bus.messages.catalog import VariantRecord
 from services.core.placement import Amount, Device, cores_needed, fits, misfit, short_of, shortage, total
-from tests.unit.core.test_cost import Variant
+from tests.unit.core.test_cost import varied
 
 CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0)
 
@@ -12,21 +13,21 @@ CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0)
 @pytest.mark.parametrize(
     ("variant", "why"),
     [
-        (Variant(), ""),
-        (Variant(threads=2, memory_mb=800.0), ""),
-        (Variant(threads=3), "needs 3 threads, cpu has 2 cores"),
-        (Variant(memory_mb=801.0), "needs 801 MB, cpu sets 800 MB aside: use a larger device or raise monitor.memory_share"),
-        (Variant(hardware="gpu"), "needs a device of kind gpu, cpu is of kind cpu"),
+        (varied(), ""),
+        (varied(threads=2, memory_mb=800.0), ""),
+        (varied(threads=3), "needs 3 threads, cpu has 2 cores"),
+        (varied(memory_mb=801.0), "needs 801 MB, cpu sets 800 MB aside: use a larger device or raise monitor.memory_share"),
+        (varied(hardware="gpu"), "needs a device of kind gpu, cpu is of kind cpu"),
     ],
 )  # fmt: skip
-def test_fit(variant: Variant, why: str) -> None:
-    found = misfit(variant.record(), CPU, memory_share=0.8)
+def test_fit(variant: VariantRecord, why: str) -> None:
+    found = misfit(variant, CPU, memory_share=0.8)
     assert found.endswith(why)
     assert bool(found) == bool(why)
 
 
 def test_simulated_variants_go_only_where_devices_are_simulated() -> None:
-    real = Variant().record()
+    real = varied()
     simulated = msgspec.structs.replace(real, simulated=True)
     sleeper = msgspec.structs.replace(CPU, simulated=True)
     assert misfit(simulated, sleeper, 0.8) == ""
@@ -47,7 +48,7 @@ def test_cores_are_promised_by_kind(kind: str, cores: int, limit: float) -> None
 
 @pytest.mark.parametrize(("kind", "threads", "cores"), [("cpu", 3, 3.0), ("inferentia", 3, 1.0), ("gpu", 3, 0.0)])
 def test_cores_that_an_instance_takes(kind: str, threads: int, cores: float) -> None:
-    assert cores_needed(Variant(hardware=kind, threads=threads).record()) == cores
+    assert cores_needed(varied(hardware=kind, threads=threads)) == cores
 
 
 def test_what_is_missing_and_in_words() -> None:
@@ -64,11 +65,11 @@ def test_what_is_missing_and_in_words() -> None:
 
 
 def test_what_was_measured_on_another_kind_of_cpu_does_not_fit() -> None:
-    int8 = msgspec.structs.replace(Variant().record(), arithmetic="exact")
+    int8 = msgspec.structs.replace(varied(), arithmetic="exact")
     plain = msgspec.structs.replace(CPU, arithmetic="saturating")
     assert "exact sums of small integers; cpu has saturating ones" in misfit(int8, plain, 1.0)
     assert not fits(int8, 2, 1000.0, 1.0, "saturating")
     for able in (CPU, msgspec.structs.replace(CPU, arithmetic="exact")):
         assert misfit(int8, able, 1.0) == ""
         assert fits(int8, 2, 1000.0, 1.0, able.arithmetic)
-    assert misfit(Variant().record(), plain, 1.0) == ""
+    assert misfit(varied(), plain, 1.0) == ""

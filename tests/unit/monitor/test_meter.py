@@ -12,10 +12,10 @@ from bus.messages.events import CostEvent
 from bus.messages.jobs import SYSTEM
 from services.monitor.devices import Meter
 from tests.support.simulated.fleet import SIGNATURE
-from tests.unit.core.test_cost import Variant
+from tests.unit.core.test_cost import varied
 from tests.unit.dispatcher.test_pipelines import CASCADE, ONE, SLO_MS, Staged, planned, vertex
 
-RECORD = Variant().record()
+RECORD = varied()
 APPS = ("faces", "digits", "cars")
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from bus.datatypes import ARRAYS
-from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import TensorView
 from bus.tensors import to_array
 from services.executor.backends import backend
@@ -37,12 +36,10 @@ from services.executor.backends.remote import (
 )
 from services.executor.backends.remote_http import SILENCE_S
 from services.gateway.oip.infer import read
+from tests.support.data.events import floats
 from tests.support.servers.engine import StockEngine, engine
 
-SIGNATURE = Signature(
-    inputs=[TensorSpec(name="x", datatype="FP32", shape=[4])],
-    outputs=[TensorSpec(name="y", datatype="FP32", shape=[4])],
-)
+SIGNATURE = floats({"x": [4]}, {"y": [4]})
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 

@@ -8,20 +8,17 @@ import onnx
 import onnxruntime
 import pytest
 
-from bus.messages.catalog import Signature, TensorSpec
 from services.executor.backends import backend, pt2
 from services.executor.backends.base import LoadSpec
 from services.executor.workshop.sandbox.protocol import Artifact, UploadRejected
 from services.executor.workshop.tasks import onnx_files, quantise
 from services.executor.workshop.tasks.validation import ValidationSet
+from tests.support.data.events import floats
 from tests.support.models import tiny_models
 
 X, CLASSES = tiny_models.digits(300)
 DATA = ValidationSet(inputs={"x": X}, labels=CLASSES)
-SIGNATURE = Signature(
-    inputs=[TensorSpec(name="x", datatype="FP32", shape=[tiny_models.FEATURES])],
-    outputs=[TensorSpec(name="scores", datatype="FP32", shape=[tiny_models.CLASSES])],
-)
+SIGNATURE = floats({"x": [tiny_models.FEATURES]}, {"scores": [tiny_models.CLASSES]})
 
 
 @pytest.fixture(autouse=True)
