@@ -105,7 +105,7 @@ def simulate(
     return 0
 
 
-def clairvoyant(scenario: "Scenario") -> dict[str, float | None]:
+def clairvoyant(scenario: "Scenario") -> dict[str, Any]:
     """The bounds of one who knows the load. Ends the command where none is known of such a scenario."""
     from services.simulation.oracle import best, unknown  # noqa: PLC0415
 
@@ -116,7 +116,7 @@ def clairvoyant(scenario: "Scenario") -> dict[str, float | None]:
         return best(scenario)._asdict()
 
 
-def compare_with(best: Mapping[str, float | None], runs: Iterable[dict[str, Any]]) -> None:
+def compare_with(best: Mapping[str, Any], runs: Iterable[dict[str, Any]]) -> None:
     """Add to each run its ratios to the bounds."""
     for run in runs:
         run["to_oracle"] = {
@@ -229,10 +229,14 @@ def print_oracle(best: Mapping[str, Any] | None, runs: Iterable[Mapping[str, Any
             f"\nWho knows the load pays at least {_dollars(best['cost'])}, and reaches at most an accuracy of {best['accuracy']:.4f}"
             f" with {_percent(best['in_time'])} in time."
         )
+        for why in best["left_out"]:
+            print(f"{why}.")
         for run in runs:
             cost, accuracy = (run["to_oracle"][name] for name in ("cost", "accuracy"))
             said = f"{'-' if cost is None else f'{cost:.2f}'} times that cost, {'-' if accuracy is None else _percent(accuracy)} of that accuracy"
-            print(f"{run['policy']}: {said}{', and its targets missed' if _missed(run['apps']) else ''}")
+            short = any((one.get("ensemble") or {}).get("missing") for one in run["apps"].values())
+            missed = ", and its targets missed" if _missed(run["apps"]) else ""
+            print(f"{run['policy']}: {said}{missed}{', and members missing in its answers' if short else ''}")
 
 
 def _dollars(value: float | None) -> str:

@@ -94,7 +94,9 @@ class Count(Struct, frozen=True):
 
 
 class CompareDay(Struct, frozen=True):
-    """Compute what one who knew the load of a day could have paid at best, beside what was paid, and write it. began: of the day, Unix seconds."""
+    """Compute what one who knew the load of a day could have paid at best, beside what was paid, and write it, where that is not done. began: of the day,
+    Unix seconds.
+    """
 
     began: float
 
@@ -246,7 +248,7 @@ class Recorder(TableActor):
         if what == DAY:
             return NOTHING
         if what == TIDY:
-            return (After(TIDY, TIDY_EVERY, Tick(TIDY)), *self._count(envelope.now))
+            return (After(TIDY, TIDY_EVERY, Tick(TIDY)), *self._look_back(envelope.now))
         if what == COUNT:
             self.missing = result
             self._hours = LAST_H
@@ -265,11 +267,12 @@ class Recorder(TableActor):
         mends = self._keep_files(KeepFiles(unread)) if unread else NOTHING
         return (After(what, pause, Tick(what)) if pause else _command(what), *mends)
 
-    def _count(self, now: float) -> Iterable[Effect]:
+    def _look_back(self, now: float) -> Iterable[Effect]:
+        """Every hour, as what fails then is done again: a day is compared once, from the night after it on."""
         hours, self._hours = self._hours, DAY_H
         if self._stopping or min(self._emptied.values()) < now - CAUGHT_UP:
             return NOTHING
-        return (Do(COUNT, Count(hours)),)
+        return Do(COUNT, Count(hours)), Do(DAY, CompareDay(((now - NIGHT_S) // DAY_S - 1) * DAY_S))
 
     def _failed(self, envelope: Envelope) -> Iterable[Effect]:
         what = envelope.message.id
@@ -279,7 +282,7 @@ class Recorder(TableActor):
             return (Publish(reply, DemandHistory(app=app, error=error)),)
         failures = self._failures[what] = self._failures.get(what, 0) + 1
         if what in (COUNT, DAY):
-            return NOTHING  # there is another hour, or day
+            return NOTHING  # there is another hour
         if what == CATALOG and self._under_way is not None:
             self._changes = self._under_way.changes | self._changes
             self._all_keys_due = self._all_keys_due or self._under_way.present is not None
@@ -297,8 +300,7 @@ class Recorder(TableActor):
             return self._write_catalog()
         if what == NIGHT:
             self._hours = DAY_H
-            day = CompareDay((envelope.now // DAY_S - 1) * DAY_S)
-            return (_next_night(envelope.now), Do(DAY, day), *self._keep_files(KeepFiles(frozenset(self._keys))))
+            return (_next_night(envelope.now), *self._keep_files(KeepFiles(frozenset(self._keys))))
         return (Do(FILES, self._files),) if what == FILES else (_command(what),)
 
 

@@ -127,8 +127,8 @@ class RecorderEdge:
         await self._in_database(self._catalog.write, catalogue, command.present, others)
 
     async def _compare(self, began: float) -> None:
-        """What was begun says so until it has ended: so one of several recorders computes it, once."""
-        if await self._in_database(_tell, self._store, began, NOT_ENDED, 0.0, first=True):
+        """What was begun says so until it has ended: so one of several recorders computes it, once, and another where that one did not end it."""
+        if await self._in_database(_begin, self._store, began):
             rate, said = await best_of(self._store.dsn, began, began + DAY_S)
             await self._in_database(_tell, self._store, began, said, rate)
 
@@ -163,25 +163,33 @@ class RecorderEdge:
 
 BEST_S = 900.0  # s that it may take, at the lowest priority
 NOT_COMPUTED = "not computed: "
-NOT_ENDED = f"{NOT_COMPUTED}the recorder that had begun has not ended it"
+BEGUN = f"{NOT_COMPUTED}not ended since "
+_AGAIN = """UPDATE infaas.shadow_events SET reason = %(begun)s || now()::text WHERE policy = 'oracle' AND time = to_timestamp(%(began)s)
+AND CASE WHEN starts_with(reason, %(begun)s) THEN substr(reason, length(%(begun)s) + 1)::timestamptz < now() - interval '20 min' END"""
 _FIRST = """INSERT INTO infaas.shadow_events (time, policy, scaler, action, count, reason, cost_rate, apps_cost_rate)
-SELECT to_timestamp(%(began)s), 'oracle', 'oracle', 'sample', 0, %(said)s, 0, 0
-WHERE NOT EXISTS (SELECT FROM infaas.shadow_events WHERE policy = 'oracle' AND time = to_timestamp(%(began)s))"""
+SELECT to_timestamp(%(began)s), 'oracle', 'oracle', 'sample', 0, %(begun)s || now()::text, 0, 0
+WHERE NOT EXISTS (SELECT FROM infaas.shadow_events WHERE policy = 'oracle' AND time = to_timestamp(%(began)s))
+AND EXISTS (SELECT FROM infaas.query_outcomes WHERE time >= to_timestamp(%(began)s) AND time < to_timestamp(%(ended)s))"""
 _THEN = """UPDATE infaas.shadow_events SET reason = %(said)s, cost_rate = %(rate)s
 WHERE policy = 'oracle' AND time = to_timestamp(%(began)s)"""
 
 
-def _tell(store: Store, began: float, said: str, rate: float, *, first: bool = False) -> bool:
-    """Whether a row was written. first: only if there is none."""
+def _begin(store: Store, began: float) -> bool:
+    """Whether the day is to be computed: it has queries and no row, or one that nobody can be about to end."""
+    told = {"began": began, "ended": began + DAY_S, "begun": BEGUN}
     with store.transaction() as connection:
-        told = {"began": began, "said": said, "rate": rate}
-        return connection.execute(_FIRST if first else _THEN, told).rowcount > 0
+        return any(connection.execute(query, told).rowcount for query in (_AGAIN, _FIRST))
+
+
+def _tell(store: Store, began: float, said: str, rate: float) -> None:
+    with store.transaction() as connection:
+        connection.execute(_THEN, {"began": began, "said": said, "rate": rate})
 
 
 async def best_of(dsn: str, began: float, ended: float) -> tuple[float, str]:
     """What one who knew the load of this time (Unix seconds) would have paid, US$ per hour, and how what was paid compares, in words.
 
-    0 where it is not known: the words say why. It reads as `infaas replay --oracle` does, in a process whose memory has a limit.
+    0 where it is not known: the words say why. It reads as `infaas replay --oracle` does, in a process whose memory has a limit. Raises StoreError.
     """
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.simulation.oracle", str(began), str(ended)),
@@ -195,6 +203,8 @@ async def best_of(dsn: str, began: float, ended: float) -> tuple[float, str]:
     except TimeoutError:
         return 0.0, f"{NOT_COMPUTED}it takes more than {BEST_S:g} s"
     except msgspec.DecodeError:
+        if child.returncode == os.EX_TEMPFAIL:
+            raise StoreError("the database was away while a day was compared with the best possible") from None
         return 0.0, f"{NOT_COMPUTED}the process ended with {child.returncode}: it may need more memory than it gets"
     finally:
         if child.returncode is None:

@@ -11,7 +11,7 @@ from services.core.placement import Device
 from services.shell.host.postgres import EmbeddedPostgres
 from services.simulation.kernel import ActorHalted
 from services.simulation.replay.build import ReplayOptions
-from services.simulation.replay.recording import NothingRecorded
+from services.simulation.replay.recording import ReplayError
 from services.simulation.replay.shadow import ShadowReport, ShadowRun, shadow_run
 from services.simulation.report import KEPT
 from services.simulation.scenario.policies import PolicyBlock, common_of
@@ -145,5 +145,5 @@ def test_a_policy_that_fails_says_so(past: str) -> None:
 
 
 def test_a_time_without_queries_is_none(past: str) -> None:
-    with pytest.raises(NothingRecorded):
+    with pytest.raises(ReplayError, match="no query is recorded"):
         shadow_run(past, BEGINS - 500.0, BEGINS - 400.0, options())

@@ -16,7 +16,6 @@ from services.core.emulation import KINDS
 from services.core.placement import Device
 from services.simulation.replay.recorded import RecordedCost
 from services.simulation.replay.recording import (
-    NothingRecorded,
     RecordedJob,
     RecordedQuery,
     RecordedWorker,
@@ -179,8 +178,8 @@ def _nothing(connection: Connection, span: TimeRange) -> None:
     of = f" of {', '.join(span.apps)}" if span.apps else ""
     asked = f"no query{of} is recorded from {written(span.begins)} to {written(span.ends)}"
     if not count:
-        raise NothingRecorded(f"{asked}, nor at any other time: send some (infaas bench), or read a file (--file)")
-    raise NothingRecorded(
+        raise ReplayError(f"{asked}, nor at any other time: send some (infaas bench), or read a file (--file)")
+    raise ReplayError(
         f"{asked}: {count:,} are, from {written(first)} to {written(last)}: choose --from and --to there"
     )
 

@@ -1,17 +1,22 @@
 """The scoreboard: its scenarios are sound, its bounds are those that one can compute by hand, and no policy is better than them."""
 
 import gzip
+import re
 import tomllib
 from argparse import Namespace
 from datetime import datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from benches.decisions import Task, cases, ordered, run, tasks
 from benches.scoreboard.scenarios import AZURE, TWITTER, Built, azure, toml, twitter, write
 from benches.scoreboard.table import by_scenario, cells, table
-from services.simulation.oracle import bound, demand_of
+from services.simulation.oracle import best, bound, demand_of, targets_of
+from services.simulation.report import RunReport
+from services.simulation.run import simulate
 from services.simulation.scenario.read import read_scenario
+from tests.support.servers.processes import ROOT
 
 OWN = [case for case in cases() if case.trace is None]
 
@@ -119,6 +124,118 @@ def test_the_most_accuracy_of_a_device(tmp_path):
     assert one.in_time == pytest.approx(1.0)
     found["load"][0]["rate"] = 200  # twice what the fast one carries
     assert bound(read(found, tmp_path)).in_time == pytest.approx(0.5, abs=0.01)
+
+
+def joint(folder, objective="cost", *, selection=None, edge="", vertex="", rate, **load):
+    """Two models, each with its own variant, as members of an app, or as the stages of a pipeline. One machine, and no other."""
+    names = ("a", "b")
+    first = small()["variant"][0]
+    apps = names if selection is None else ("a", "a")
+    variants = [
+        {**first, "app": app, "model": one, "name": one, "accuracy": accuracy}
+        for app, one, accuracy in zip(apps, names, (0.9, 0.7), strict=True)
+    ]
+    document = small(
+        objective,
+        app=[{"name": one, "latency_ms": 300} for one in dict.fromkeys(apps)],
+        variant=variants,
+        worker=[{**small()["worker"][0], "max": 1}],
+        load=[{"app": "p" if selection is None else "a", "arrivals": "uniform", "rate": rate, **load}],
+    )
+    pipeline = f"""
+[pipeline]
+name = "p"
+latency_ms = 300
+[[vertex]]
+name = "a"
+app = "a"
+inputs = {{ x = "$.x" }}
+[[vertex]]
+name = "b"
+app = "b"
+inputs = {{ x = "a.y" }}
+{vertex}
+[[edge]]
+from = "a"
+to = "b"
+{edge}
+[output]
+y = "{"b.y | a.y" if "probability" in edge or vertex else "b.y"}"
+"""
+    if selection is None:
+        document["pipeline"] = [{"file": "p.toml"}]
+    else:
+        document["app"][0]["selection"] = selection
+    return read_scenario(write(Built(document, {"p.toml": [pipeline]}), folder))
+
+
+@pytest.mark.parametrize(
+    ("most", "given"),
+    [  # a query takes 0.1 s of the device at each stage or member
+        (5, {"selection": {"policy": "majority"}}),
+        (10, {"selection": {"policy": "exp3"}}),
+        (5, {}),
+        (8, {"edge": "probability = 0.25"}),
+        (2.5, {"edge": 'items = "y"\nitems_mean = 3.0\nitems_dispersion = 0.0'}),
+        (10, {"vertex": "optional = true"}),
+    ],
+)
+def test_several_models_take_the_time_of_all_that_a_query_needs(most, given, tmp_path):
+    with pytest.raises(ValueError, match="does not meet the targets"):
+        bound(joint(tmp_path, **given, rate=1.1 * most))
+    assert bound(joint(tmp_path, **given, rate=0.95 * most)).cost == pytest.approx(0.01 * 60)
+
+
+def test_who_misses_the_queries_with_the_most_items_has_less_to_do(tmp_path):
+    edge = 'items = "y"\nitems_mean = 3.0\nitems_dispersion = '
+    with pytest.raises(ValueError, match="does not meet the targets"):
+        bound(joint(tmp_path, edge=f"{edge}0.0", rate=2.6))
+    assert bound(joint(tmp_path, edge=f"{edge}8.0", rate=2.6)).cost == pytest.approx(0.01 * 60)
+
+
+@pytest.mark.parametrize(
+    ("best", "given"),
+    [
+        (0.8, {"selection": {"policy": "majority"}}),
+        (0.9, {"selection": {"policy": "exp3"}}),
+        (1.0, {"selection": {"policy": "majority"}, "feedback": 0.5}),
+        (1.0, {"selection": {"policy": "majority", "cache_mb": 1}}),
+        (0.7, {}),
+        (0.9, {"edge": "probability = 0.25"}),
+    ],
+)
+def test_answers_of_several_models_are_as_accurate_as_they_may_say(best, given, tmp_path):
+    one = bound(joint(tmp_path, "accuracy", **given, rate=4))
+    assert one.accuracy == pytest.approx(best)
+    assert one.in_time == pytest.approx(1.0)
+    assert one.left_out == (
+        ("app a is left out: it keeps answers, and what has one takes no work",) if "cache" in str(given) else ()
+    )
+
+
+SEEDS = sorted((ROOT / "tests" / "faults").glob("seed-*.toml"))
+SEVERAL = [path for path in SEEDS if re.search(r"selection|\[\[pipeline", path.read_text())]
+QUICK = ("seed-20361-in-time", "seed-511-lost-row")  # each has a pipeline and ensembles
+FAULTS = ("seed-13386-replicas", "seed-3002-ordered")  # with fewer machines than the least, since some die
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(one, marks=() if one.stem in QUICK else pytest.mark.slow, id=one.stem) for one in SEVERAL],
+)
+def test_no_policy_is_beyond_the_bounds_while_it_meets_the_targets(path):
+    scenario = replace(read_scenario(path), checked=False)
+    scenario = scenario if path.stem in FAULTS else replace(scenario, faults=())
+    most, policy = best(scenario), scenario.policies[0]
+    run = simulate(scenario, policy, RunReport.of(scenario, policy))
+    lacking = [one["ensemble"]["missing"] for one in run["apps"].values() if "ensemble" in one]
+    targets = targets_of(scenario)
+    met = all(one["slo_violation_ratio"] <= 1 - targets[app] for app, one in run["apps"].items() if one["queries"])
+    if any(lacking) or not met:
+        assert path.stem not in (*QUICK, *FAULTS)
+        return
+    assert most.cost <= run["cost"] + 1e-9
+    assert run["effective_accuracy"] <= most.accuracy + 1e-9
 
 
 # -- runs

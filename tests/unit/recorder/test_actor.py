@@ -47,6 +47,7 @@ from services.recorder.actor import (
     MAINTAIN_EVERY,
     MOST,
     NIGHT,
+    NIGHT_S,
     STREAMS,
     TIDY,
     TIDY_EVERY,
@@ -165,10 +166,8 @@ def test_files_are_tried_again_and_read_through_in_the_night() -> None:
     assert isinstance(_tell(actor, Changed(BUCKET, "app.a", b"1")), list)
     assert _tell(actor, Tick(NIGHT)) == [
         After(NIGHT, 3.5 * 3600 - 1, Tick(NIGHT)),
-        Do(DAY, CompareDay(-DAY_S)),
         Do(FILES, KeepFiles(frozenset({"app.a"}))),
     ]
-    assert _tell(actor, Failed(DAY, "away")) == _tell(actor, Done(DAY, None)) == []
     assert _tell(actor, Failed(FILES, "away")) == [After(FILES, MAINTAIN_EVERY, Tick(FILES))]
     assert _tell(actor, Tick(FILES)) == [Do(FILES, KeepFiles(frozenset({"app.a"})))]
     assert _tell(actor, Done(FILES, 2)) == []
@@ -195,8 +194,10 @@ def test_tidying_comes_back_and_an_empty_catalogue_empties_the_tables() -> None:
     assert _tell(_started(), Synced(BUCKET)) == [Do(CATALOG, WriteCatalog({}, frozenset()))]
 
 
-def test_it_counts_each_hour_what_is_missing_unless_it_is_behind() -> None:
+def test_it_looks_back_each_hour_unless_it_is_behind() -> None:
+    """At what is missing, and at the last day of which the night after it has come."""
     actor = _started()
+    day = Do(DAY, CompareDay(-2 * DAY_S))
 
     def tidied(*fetched: int) -> list[Any]:
         for stream, messages in zip(STREAMS, fetched, strict=False):
@@ -206,14 +207,17 @@ def test_it_counts_each_hour_what_is_missing_unless_it_is_behind() -> None:
         return counts
 
     assert tidied(MOST, 3) == []  # it has not caught up since it started
-    assert tidied(0) == [Do(COUNT, Count(DAY_H))]
+    assert tidied(0) == [Do(COUNT, Count(DAY_H)), day]
     assert _tell(actor, Done(COUNT, {"batches": 2, "outcomes": 5})) == []
-    assert tidied() == [Do(COUNT, Count(LAST_H))]
-    assert _tell(actor, Failed(COUNT, "the database is away")) == []
-    assert tidied() == [Do(COUNT, Count(DAY_H))]
+    assert tidied() == [Do(COUNT, Count(LAST_H)), day]
+    assert _tell(actor, Failed(COUNT, "the database is away")) == _tell(actor, Failed(DAY, "away")) == []
+    assert tidied() == [Do(COUNT, Count(DAY_H)), day]
     _tell(actor, Done(COUNT, {"batches": 2, "outcomes": 5}))
     _tell(actor, Tick(NIGHT))
-    assert tidied() == [Do(COUNT, Count(DAY_H))]
+    assert tidied() == [Do(COUNT, Count(DAY_H)), day]
+    for stream in STREAMS:
+        actor.handle(Envelope(NIGHT_S, Done(stream, Ingested(0))))
+    assert Do(DAY, CompareDay(-DAY_S)) in actor.handle(Envelope(NIGHT_S, Done(TIDY, None)))
     (missing,) = (family for family in families(actor) if family.name == "infaas_rows_missing")
     assert missing.samples == [({"what": "batches"}, 2), ({"what": "outcomes"}, 5)]
 
