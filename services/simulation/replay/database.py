@@ -16,6 +16,7 @@ from services.core.emulation import KINDS
 from services.core.placement import Device
 from services.simulation.replay.recorded import RecordedCost
 from services.simulation.replay.recording import (
+    NothingRecorded,
     RecordedJob,
     RecordedQuery,
     RecordedWorker,
@@ -178,8 +179,8 @@ def _nothing(connection: Connection, span: TimeRange) -> None:
     of = f" of {', '.join(span.apps)}" if span.apps else ""
     asked = f"no query{of} is recorded from {written(span.begins)} to {written(span.ends)}"
     if not count:
-        raise ReplayError(f"{asked}, nor at any other time: send some (infaas bench), or read a file (--file)")
-    raise ReplayError(
+        raise NothingRecorded(f"{asked}, nor at any other time: send some (infaas bench), or read a file (--file)")
+    raise NothingRecorded(
         f"{asked}: {count:,} are, from {written(first)} to {written(last)}: choose --from and --to there"
     )
 

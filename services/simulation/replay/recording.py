@@ -31,6 +31,10 @@ class ReplayError(ValueError):
     """A recording that cannot be replayed. The text says where, what is wrong there, and the remedy."""
 
 
+class NothingRecorded(ReplayError):
+    """No query came in the range."""
+
+
 _AMOUNT = Number(below=LARGEST)
 
 
