@@ -55,6 +55,7 @@ WIRING = {
     "services.core.pipelines.problem:problem_errors": {"scenario/pipelines.py"},
     # Which recorded edges can be replayed: a condition that nothing recorded, and records that are too large.
     "services.core.pipelines.graph:conditional": {"replay/recorded.py"},
+    "services.core.pipelines.branching:visits": {"oracle.py"},
     "services.core.pipelines.branching:oversized": {"replay/recorded.py"},
     # A pipeline's plan is made before the run, as by an operator, and deployed as the registrar would.
     "services.core.pipelines.planners:plan_pipeline": {"scenario/planning.py"},
