@@ -55,8 +55,10 @@ WIRING = {
     "services.core.pipelines.problem:problem_errors": {"scenario/pipelines.py"},
     # Which recorded edges can be replayed: a condition that nothing recorded, and records that are too large.
     "services.core.pipelines.graph:conditional": {"replay/recorded.py"},
-    "services.core.pipelines.branching:visits": {"oracle.py"},
     "services.core.pipelines.branching:oversized": {"replay/recorded.py"},
+    # How often a query visits each stage, which the oracle's bound counts.
+    "services.core.pipelines.graph:PipelineGraph": {"oracle.py"},
+    "services.core.pipelines.branching:visits": {"oracle.py"},
     # A pipeline's plan is made before the run, as by an operator, and deployed as the registrar would.
     "services.core.pipelines.planners:plan_pipeline": {"scenario/planning.py"},
     "services.core.pipelines.checks:signature_of": {"scenario/planning.py"},
