@@ -32,7 +32,8 @@ ANSWERS = ""  # in place of a variant: the app's answers, whoever made them
 class Answered(msgspec.Struct, gc=False):
     """A query of an app without a policy, a stage's, or a pipeline's. variant: "" if it was refused, and copies alone are answered, or of a pipeline. floor: the
     accuracy that it stated. said: of each item (`services.core.ensemble.outputs.said`). claim: a pipeline's.
-    arm: of the release. id: its client's; None for a stage's. asked: Unix seconds. copies: other variants that have answered it, too, and what those said.
+    arm: of the release. id: its client's; None for a stage's. at: Unix seconds; asked. context: its own, if that is known. copies: other variants that have
+    answered it, too, and what those said.
     """
 
     uid: bytes
@@ -42,7 +43,8 @@ class Answered(msgspec.Struct, gc=False):
     said: list[Any]
     arm: Arm | None
     id: str | None
-    asked: float
+    at: float
+    context: str | None = None
     copies: tuple[tuple[str, list[Any]], ...] = ()
     claim: Claim | None = None
 
@@ -75,35 +77,24 @@ class AnsweredQueries:
 
     def ended(self, batch: DoneBatch, queries: Iterable[Query | None]) -> None:
         """A batch is done."""
-        kept = self._young.queries
         for query, words in zip(queries, batch.said or (), strict=False):
             if query is None or words is None:
                 continue
-            part, ask = query.part, query.ask
+            part = query.part
             if part is not None and part.join.query.ensemble is not None:
-                continue  # what members say is in the prediction of their query, or in `joined`
+                continue  # what members say is in the prediction of their query, or is added when that ends
             if len(words) == 1 and type(words[0]) is int:
                 words = self._classes.get(words[0]) or self._classes.setdefault(words[0], words)
-            name = query.head.id if part is None else None
-            kept.append(
-                Answered(query.uid, ask.app, batch.variant, ask.accuracy or None, words, ask.arm, name, query.arrived)
-            )
-        if len(kept) >= KEPT:
+            self.add(query, words, batch.variant)
+        if len(self._young.queries) >= KEPT:
             self._old, self._young = self._young, Generation()
 
-    def joined(self, query: Query, words: list[Any], variant: str = "", claim: Claim | None = None) -> None:
-        """A pipeline has answered; or a variant, in an app that keeps answers, perhaps before."""
+    def add(self, query: Query, words: list[Any], variant: str = "", claim: Claim | None = None) -> None:
+        """A variant has answered, in an app that keeps answers perhaps before; or a pipeline; or nobody, where copies may."""
         name, ask = query.head.id if query.part is None else None, query.ask
-        floor, asked = ask.accuracy or None, query.arrived
+        floor, arm = ask.accuracy or None, ask.arm if variant or claim else None
         self._young.queries.append(
-            Answered(query.uid, ask.app, variant, floor, words, ask.arm, name, asked, claim=claim)
-        )
-
-    def refused(self, query: Query) -> None:
-        """A query has been refused, and is copied all the same."""
-        name, ask = query.head.id if query.part is None else None, query.ask
-        self._young.queries.append(
-            Answered(query.uid, ask.app, "", None, [None] * ask.items, None, name, query.arrived)
+            Answered(query.uid, ask.app, variant, floor, words, arm, name, query.arrived, ask.context, claim=claim)
         )
 
     def copied(self, uid: bytes, variant: str, words: list[Any] | None) -> None:
@@ -232,10 +223,10 @@ def kept_answer(
 
 def scored_event(event: FeedbackEvent, scored: Scored, of: Answered | Prediction) -> FeedbackEvent:
     """With what it says. Of a prediction several variants made the answer."""
-    found = (of.uid, of.variant or None, of.asked) if isinstance(of, Answered) else (event.query, None, of.at)
-    query, variant, asked = found
+    query, variant = (of.uid, of.variant or None) if isinstance(of, Answered) else (event.query, None)
     what = {"score": scored.answer, "promised": scored.promised}
-    return msgspec.structs.replace(event, query=query, variant=variant, asked=asked, **what)
+    context = event.context if of.context is None else of.context
+    return msgspec.structs.replace(event, query=query, variant=variant, asked=of.at, context=context, **what)
 
 
 class Publisher:

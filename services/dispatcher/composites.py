@@ -146,7 +146,7 @@ class Composites:
         """
         if not self.references.refuses(query):
             return [], None
-        self.answered.refused(query)
+        self.answered.add(query, [None] * query.ask.items)
         return self.references.refused(query, now)
 
     def _copied(self, one: Copied, now: float) -> list[Effect]:

@@ -407,7 +407,7 @@ class Ensembles:
             with suppress(BadTensor):
                 words = said({name: to_array(one, name) for name, one in answer.outputs.items()}, record.metric)
                 if words is not None and len(words) == query.ask.items:
-                    self.answered.joined(query, words, record.variant)
+                    self.answered.add(query, words, record.variant)
         if combined is not None and rules is not None and query.fallback is not None:
             sure = min(shares_of(join, combined), default=0.0)
             if sure < rules.confidence:

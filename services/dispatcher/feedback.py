@@ -170,15 +170,12 @@ class Feedbacks:
         inputs = bytes(feedback.inputs)
         digest = None if inputs in _NO_INPUTS else digest_of(inputs)
         one = OpenFeedback(mark, feedback, event, event.query, digest, sender)
-        if self._is_plain(app):
-            known_as = self._answered.find(app, one.query, feedback.id)
-            return self._count(one, known_as) if known_as is not None or not one.named else self._seek(one)
-        found = self._find(app, one)
-        if not one.by_id:
-            return self._seek(one) if found is None else self._apply(one, found)
-        if found is not None:
-            one.latest, one.at = found.uid, found.at
-        return self._seek(one)
+        found, plain = self._find(app, one), self._is_plain(app)
+        if one.by_id and not plain:
+            if found is not None:
+                one.latest, one.at = found.uid, found.at
+            return self._seek(one)
+        return self._apply(one, found) if found is not None or (plain and not one.named) else self._seek(one)
 
     def _mark(self, app: str, feedback: Feedback, event: FeedbackEvent) -> bytes:
         """By which this feedback is known again: its key, else the query that it names, its item and its label, else nothing."""
@@ -236,17 +233,25 @@ class Feedbacks:
 
     # -- its prediction
 
-    def _find(self, app: str, one: OpenFeedback) -> Prediction | None:
-        """What this dispatcher has, by what the feedback names: a query is never taken for another one of equal inputs."""
+    def _find(self, app: str, one: OpenFeedback) -> Prediction | Answered | None:
+        """What this dispatcher has, by what the feedback names: a query is never taken for another one of equal inputs. Of an app with a policy, too, one
+        variant answers what names a model.
+        """
         feedback = one.feedback
+        contextual, found = self._contextual(app), None
         if one.query is not None:
-            return self._predictions.by_query(app, one.query)
-        contextual = self._contextual(app)
-        if feedback.id is not None:
-            return self._predictions.by_id(app, feedback.id, one.digest, feedback.context if contextual else None)
-        if one.digest is None:
-            return None
-        return self._predictions.by_inputs(app, one.digest, feedback.context if contextual else False, feedback.item)
+            found = self._predictions.by_query(app, one.query)
+        elif feedback.id is not None:
+            found = self._predictions.by_id(app, feedback.id, one.digest, feedback.context if contextual else None)
+        elif one.digest is not None:
+            found = self._predictions.by_inputs(
+                app, one.digest, feedback.context if contextual else False, feedback.item
+            )
+        alone = self._answered.find(app, one.query, feedback.id)
+        if alone is None or (found is not None and found.at >= alone.at):
+            return found
+        other = contextual and feedback.context not in (None, alone.context)
+        return found if one.by_id and (other or (one.digest is not None and not self._is_plain(app))) else alone
 
     def _contextual(self, app: str) -> bool:
         ensemble = self._ensemble(app)
@@ -257,9 +262,10 @@ class Feedbacks:
         item, scored, event = one.feedback.item, Scored(), one.event
         arm, right = None, None
         marks: tuple[bytes, ...] = (one.mark,)
+        ensemble = self._ensemble(event.app) or COUNTS
         if of is not None:
-            if item >= len(of.said):
-                return self._no_item(one, len(of.said))
+            if (wrong := self._misplaced(one, ensemble, of.context, len(of.said))) is not None:
+                return wrong
             marks = (one.mark, mark_of_item(of.app, of.uid, item))
             record = self._apps.catalog.variant(of.variant)
             scored = score_answered(one.feedback.label, item, of, self._apps.catalog.variant)
@@ -268,13 +274,26 @@ class Feedbacks:
         update = FeedbackUpdate(
             None, item, one.feedback.label, marks, event, one.sender, scored=scored, arm=arm, right=right
         )
-        return self._after(self.learning.apply(update, COUNTS))
+        return self._after(self.learning.apply(update, ensemble))
 
-    def _no_item(self, one: OpenFeedback, items: int) -> list[Effect]:
-        text = f"item {one.feedback.item} is none of the query's: they are 0 to {items - 1}"
+    def _misplaced(
+        self, one: OpenFeedback, ensemble: Ensemble, context: str | None, items: int
+    ) -> list[Effect] | None:
+        """Refuse what names a context or an item that its query did not have."""
+        told = one.feedback
+        if ensemble.contextual and told.context not in (None, context):
+            text = f"context is not that of the query: it was asked in {context!r}, and not in {told.context!r}"
+        elif told.item >= items:
+            text = f"item {told.item} is none of the query's: they are 0 to {items - 1}"
+        else:
+            return None
         return self._refuse(one.sender, bad_request(text))
 
-    def _apply(self, one: OpenFeedback, prediction: Prediction, *, reevaluated: bool = False) -> list[Effect]:
+    def _apply(
+        self, one: OpenFeedback, prediction: Prediction | Answered | None, *, reevaluated: bool = False
+    ) -> list[Effect]:
+        if not isinstance(prediction, Prediction):
+            return self._count(one, prediction)
         whole = None if prediction.of is None else self._answered.find(prediction.app, prediction.uid, None)
         if isinstance(prediction.of, str):
             return self._refuse(one.sender, bad_request(prediction.of)) if whole is None else self._count(one, whole)
@@ -285,16 +304,10 @@ class Feedbacks:
             unfit = self._unfit(prediction.app, one.feedback.label)
             if unfit is not None:
                 return self._refuse(one.sender, bad_request(unfit))
-        ensemble = self._ensemble(prediction.app)
-        if ensemble is None:  # it has been switched off meanwhile
-            return self._count(one)
-        context = one.feedback.context
-        if ensemble.contextual and context not in (None, asked_in):
-            text = f"context is not that of the query: it was asked in {asked_in!r}, and not in {context!r}"
-            return self._refuse(one.sender, bad_request(text))
+        ensemble = self._ensemble(prediction.app) or COUNTS  # it may have been switched off meanwhile
+        if (wrong := self._misplaced(one, ensemble, asked_in, prediction.items)) is not None:
+            return wrong
         item = one.feedback.item
-        if item >= prediction.items:
-            return self._no_item(one, prediction.items)
         prediction.fed.add(item)
         query = one.meant() if reevaluated and one.named else prediction.uid
         marks = (one.mark, mark_of_item(prediction.app, query, item))
@@ -313,7 +326,7 @@ class Feedbacks:
         effects = self.learning.apply(update, ensemble)
         if whole is not None and item < len(whole.said):
             found = score_answered(one.feedback.label, item, whole, self._apps.catalog.variant)
-            effects += self.learning.counted(one.event, mark_of_item(whole.app, whole.uid, item), found)
+            effects += self.learning.counted(one.event.app, one.event, mark_of_item(whole.app, whole.uid, item), found)
         return self._after(effects)
 
     def stored(self) -> list[Effect]:
@@ -383,13 +396,10 @@ class Feedbacks:
             uid=row_uid(asked.mark),
         )
         one = OpenFeedback(asked.mark, asked.feedback, event, asked.query, asked.digest, sender)
-        if self._is_plain(asked.app):
-            known_as = self._answered.find(asked.app, asked.query, asked.feedback.id)
-            return NOTHING if known_as is None else (taken, *self._count(one, known_as))
         found = self._find(asked.app, one)
         if found is None:
             return NOTHING
-        if one.by_id:
+        if one.by_id and not self._is_plain(asked.app):
             return (msgspec.structs.replace(taken, message=FeedbackTaken(asked.number, found.uid, found.at)),)
         return (taken, *self._apply(one, found))
 
@@ -416,7 +426,7 @@ class Feedbacks:
             return self.learning.record(one.event, [one.mark], one.sender)
         app = one.event.app
         if self._is_plain(app):
-            return self._find_kept(one, self._answered.find(app, one.query, one.feedback.id))
+            return self._find_kept(one, self._find(app, one))
         if one.by_id and one.latest is not None:
             one.is_about(one.latest)
             known = self.learning.known((one.mark,), one.sender)
@@ -431,11 +441,11 @@ class Feedbacks:
         update = FeedbackUpdate(None, item, one.feedback.label, marks, one.event, one.sender, seeks=one)
         return self._after(self.learning.apply(update, ensemble))
 
-    def _find_kept(self, one: OpenFeedback, of: Answered | None) -> list[Effect]:
+    def _find_kept(self, one: OpenFeedback, of: Prediction | Answered | None) -> list[Effect]:
         """Count it. Where no dispatcher knows what it is about, the app may have kept that."""
         app, query = self._apps.catalog.app(one.event.app), one.query
         if of is not None or not one.named or app is None or not app.payloads:
-            return self._count(one, of)
+            return self._apply(one, of)
         self._asked += 1
         self._sought[self._asked] = one
         command = FindKept(app.app, None if query is None else query.hex(), one.feedback.id)

@@ -128,7 +128,8 @@ class Learning(Struct, eq=False):
         if writes is None:
             context = of.context if ensemble.contextual else None
             writes = self._writes[key] = ContextWrites(key, of.app, ensemble, context)
-        writes.wanted = ensemble
+        if ensemble.policy:  # what counts alone waits beside what teaches
+            writes.wanted = ensemble
         writes.waiting.extend((update, *more))
         self.open += 1 + len(more)
         return self._next(writes)
@@ -288,10 +289,7 @@ class Learning(Struct, eq=False):
     def _counts(self, writes: ContextWrites, update: FeedbackUpdate) -> None:
         writes.known.update(update.marks)
         writes.applied.append(update)
-        whole = (
-            writes.ensemble.contextual and writes.context is None
-        )  # the app's own scores, for which `_score` counts it
-        if update.scored.variants and writes.value is not None and not whole:
+        if update.scored.variants and writes.value is not None:
             writes.value = writes.value.scored(update.scored, update.event.time)
 
     def _last(self, writes: ContextWrites) -> FeedbackUpdate | None:
@@ -374,13 +372,13 @@ class Learning(Struct, eq=False):
         effects: list[Effect] = [self.contexts.put(writes.app, writes.key, writes.value, result.revision)]
         total, count = writes.value.promised
         loud = [update for update in writes.applied if not update.silent]
-        if not writes.ensemble.contextual:
+        if writes.context is None:
             self.publisher.changed(writes.app, result.revision, writes.value.scores, total / max(count, 1))
         else:  # what it says of variants counts for the app as a whole, too
             for update in loud:
-                effects.extend(self.counted(update.event, b"scored" + update.marks[0], update.scored))
+                effects.extend(self.counted(writes.app, update.event, b"scored" + update.marks[0], update.scored))
         for update in loud:
-            self.releases.labelled(update.event.app, update.arm, update.right, update.scored.copy)
+            self.releases.labelled(writes.app, update.arm, update.right, update.scored.copy)
             effects.append(self.log.record(update.event))
             effects.extend(self.log.record(event) for event in _events(update, writes))
             if update.prediction is not None:
@@ -393,11 +391,12 @@ class Learning(Struct, eq=False):
         writes.busy = False
         return [*effects, *self._next(writes)]
 
-    def counted(self, event: FeedbackEvent, mark: bytes, scored: Scored) -> list[Effect]:
-        """Count in its app, once, what a feedback says that counts in a context, or for a stage."""
+    def counted(self, app: str, event: FeedbackEvent, mark: bytes, scored: Scored) -> list[Effect]:
+        """Count in an app, once, what a feedback says that counts in a context, or for a stage."""
         if not scored.variants:
             return []
-        marks, nobody = (mark_of_bytes(event.app, mark),), Sender(event.app, "", None)
+        event = replace(event, app=app)
+        marks, nobody = (mark_of_bytes(app, mark),), Sender(app, "", None)
         return self.apply(FeedbackUpdate(None, 0, None, marks, event, nobody, scored=scored, silent=True), COUNTS)
 
     # -- how each ends

@@ -420,7 +420,7 @@ def measured(
         return None, None, "registered", short
     claim = claim_of(run, replies)
     if claim is not None and (words := said_by(claim, outputs, query.ask.items)) is not None:
-        answered.joined(query, words, claim=claim[1])
+        answered.add(query, words, claim=claim[1])
     found = None if live is None or claim is None else live.variants.get(claim[1].by)
     if found is None or not found.excludes(known[least]):
         return least, known[least], replies[least].accuracy_source, short

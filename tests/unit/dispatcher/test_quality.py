@@ -455,3 +455,33 @@ def test_what_labels_say_of_a_pipeline_is_of_those_that_answered() -> None:
         answer = fleet.one(fleet.ask("p", **needs))[1]
         assert (answer["accuracy"], answer["accuracy_source"], answer["missed"]) == (accuracy, source, [])
     assert sorted(one.labels for one in fleet.whole().variants.values()) == [20, 20]
+
+
+@pytest.mark.parametrize("dispatchers", [1, 2])
+@pytest.mark.parametrize("contextual", [False, True])
+@pytest.mark.parametrize("by", ["query", "id"])
+def test_labels_measure_the_one_model_that_a_query_of_an_ensemble_names(
+    by: str, contextual: bool, dispatchers: int
+) -> None:
+    fleet = serving(CHEAP, DEAR, dispatchers=dispatchers)
+    fleet.change(selection=Ensemble(policy="exp4", contextual=contextual), seconds=0.1)
+    for number, named in enumerate([{"model": "cheap"}, {"variant": "cheap-1"}] * 3):
+        answer = fleet.reply(fleet.ask(context="here", id=f"q{number}", **named), 0.2)
+        label = {"label": 0, by: answer["query"] if by == "query" else f"q{number}"}
+        fleet.stage.publish(fleet.subjects.feedback("app"), label, "", 1.0)
+    assert known(fleet).variants["cheap-1"].labels == 6
+    if contextual:
+        items = fleet.request(fleet.subjects.list("selection"), ListRequest(app="app", context="here"))["items"]
+        assert {one["member"]: one["live"] for one in items}["cheap"]["cheap-1"]["labels"] == 6
+
+
+@pytest.mark.parametrize("policy", ["exp4", ""])
+def test_labels_of_earlier_queries_count_when_a_policy_comes_or_goes(policy: str) -> None:
+    fleet, both = serving(CHEAP, DEAR), (Ensemble(policy="exp4"), None)
+    before, after = both if policy else both[::-1]
+    fleet.change(selection=before, seconds=0.1)
+    queries = [fleet.reply(fleet.ask(**FLOOR), 0.1)["query"] for _ in range(5)]
+    fleet.change(selection=after, seconds=0.1)
+    for query in queries:
+        fleet.stage.publish(fleet.subjects.feedback("app"), {"query": query, "label": 0}, "", 1.0)
+    assert known(fleet).variants["cheap-1"].labels == 5
