@@ -276,9 +276,7 @@ class Feedbacks:
         )
         return self._after(self.learning.apply(update, ensemble))
 
-    def _misplaced(
-        self, one: OpenFeedback, ensemble: Ensemble, context: str | None, items: int
-    ) -> list[Effect] | None:
+    def _misplaced(self, one: OpenFeedback, ensemble: Ensemble, context: str | None, items: int) -> list[Effect] | None:
         """Refuse what names a context or an item that its query did not have."""
         told = one.feedback
         if ensemble.contextual and told.context not in (None, context):
