@@ -180,7 +180,7 @@ class Dispatcher(TableActor):
         if query.ensemble is not None or query.pipeline is not None:
             return self.composites.begin(query, now)
         effects = self._decide(query, now) if query.ask.context is None else self.composites.begin(query, now)
-        self._demand.count(query)
+        self._demand.count(query, self.view)
         return effects
 
     def _take(self, query: Query, now: float) -> Iterable[Effect]:
@@ -191,7 +191,7 @@ class Dispatcher(TableActor):
             return NOTHING
         effects = self._decide(query, now)
         if query.planned is None or not self.central.serves(query.planned, query.ask):  # a plan provides for the others
-            self._demand.count(query)
+            self._demand.count(query, self.view)
         return effects
 
     def _malformed(self, envelope: Envelope) -> Iterable[Effect]:

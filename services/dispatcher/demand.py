@@ -10,6 +10,7 @@ from bus.subjects import Subjects
 from services.core.actor import NOTHING, After, Effect, Publish
 from services.core.demand import ANY, Counted, classes
 from services.core.pipelines.envelope import BIN_S, REPORT_S
+from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, Ask
 from services.core.selection.policy import LoadOrder
 from services.dispatcher.query import Query
@@ -74,11 +75,18 @@ class DemandCounter:
         self._reported = False  # the last report named something: the next one says once that it is over
         self._recipients: dict[str, float] = {}  # workers, and when their report last named something
 
-    def count(self, query: Query) -> None:
-        """One query was decided on for the first time."""
+    def count(self, query: Query, view: ClusterView) -> None:
+        """One query was decided on for the first time. Plans know what labels say of an app, and not of a context: where those of its context decide,
+        it is demand for the variant that it got, or would have got.
+        """
         ask, on = query.ask, query.instance
         new = ask.arm is not None and ask.arm.new
-        key = (ask.app, ask.latency_s, ask.accuracy, ask.cost, ask.model, ask.version, ask.variant, new)
+        accuracy, variant = ask.accuracy, ask.variant
+        if ask.labels is not None and accuracy and variant is None and ask.app in view.apps:
+            known = on or next(iter(view.apps[ask.app].eligibility(ask).first), None)
+            if known is not None:
+                accuracy, variant = 0.0, known.record.variant
+        key = (ask.app, ask.latency_s, accuracy, ask.cost, ask.model, ask.version, variant, new)
         counts = self._items.get(key)
         if counts is None:
             if len(self._items) >= DISTINCT:

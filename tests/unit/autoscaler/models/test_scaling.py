@@ -3,10 +3,12 @@
 Real dispatchers, monitors and executors.
 """
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
-from bus.messages.catalog import VariantRecord
+from bus.messages.catalog import Ensemble, VariantRecord
 from bus.subjects import Subjects
 from services.autoscaler.models.actor import ModelAutoscaler
 from services.core.actor import After, Envelope, Started, Tick
@@ -354,3 +356,25 @@ def test_loading_latency_counts_in_a_reaction_as_the_settings_say(loading_weight
     fleet.load(300, 3, latency_ms=200)
     ordered = [name for _, name, _ in fleet.scalings() if name != small.variant]
     assert ordered == [made[taken].variant]
+
+
+@pytest.mark.parametrize("controlled", [False, True])
+def test_demand_of_a_context_is_carried_by_what_reaches_its_accuracy_there(controlled: bool) -> None:
+    cheap = variant("cheap-1", model="cheap", accuracy=0.98)
+    slow = variant("cheap-2", model="cheap", accuracy=0.97, artifact="other", base_ms=60.0, per_item_ms=30.0)
+    fleet = ScalingFleet(cheap, slow, controlled=controlled, devices={"w0": (replace(CPU, cores=4),)})
+    fleet.change(selection=Ensemble(policy="exp3", contextual=True), seconds=0.1)
+    needs: dict[str, Any] = {"model": "cheap", "accuracy": 0.95}
+    # Every answer is class 0: in one context that is wrong when the cheap one says it, as far as the app sees in few of many.
+    for context, count, label in (("here", 60, 0), ("there", 25, 1)):
+        for _ in range(count):
+            answer = fleet.reply(fleet.ask(context=context, **needs), 0.5)
+            said = {"query": answer["query"], "label": label if answer["variant"] == "cheap-1" else 0}
+            fleet.stage.publish(fleet.subjects.feedback("app"), said, "", 0.02)
+    needs |= {"context": "there", "latency_ms": 1000.0}
+    fleet.load(40, 40.0, **needs)
+    late = fleet.load(40, 10.0, **needs)
+    fleet.stage.run(2.0)
+    ended = {one.id: (one.variant, one.outcome) for one in fleet.outcomes() if one.id in set(late)}
+    assert set(ended.values()) == {("cheap-2", "ok")}
+    assert len(ended) == len(late) > 300
