@@ -414,7 +414,7 @@ def _qualities(items: list[Item]) -> str | None:
 
 def _range(items: list[Item], name: str) -> str | None:
     values = [float(item[name]) for item in items if item.get(name) is not None]
-    return f"{min(values):.3g} .. {max(values):.3g}" if values else None
+    return " .. ".join(dict.fromkeys(f"{end:.3g}" for end in (min(values), max(values)))) if values else None
 
 
 # What the lists show.

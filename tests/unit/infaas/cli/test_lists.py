@@ -113,13 +113,14 @@ def test_every_table_fits_80_columns(
         ({"metric": "mae", "unit": "EUR"}, "mae 1 .. 3 EUR"),
         ({"metric": "agreement"}, "agreement 0.25 .. 0.5"),
         ({"metric": "top1"}, "0.25 .. 0.5"),
+        ({"metric": "agreement", "accuracy": 1.0}, "agreement 1"),
     ],
 )
 def test_status_shows_what_variants_reach_in_their_metric(
-    said: dict[str, str], shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    said: dict[str, Any], shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    variants = [VARIANT | said | {"app": "a", "accuracy": accuracy} for accuracy in (0.5, 0.25)]
+    variants = [VARIANT | {"app": "a", "accuracy": accuracy} | said for accuracy in (0.5, 0.25)]
     apps = [{"app": "a", "models": ["m"]}]
     lists.render_overview({"apps": apps, "variants": variants, "workers": [], "registrations": []})
     assert f"  {shown}  " in capsys.readouterr().out
