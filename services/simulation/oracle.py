@@ -83,7 +83,7 @@ class Demand(NamedTuple):
     late: NDArray[np.float64]
 
 
-class Part(NamedTuple):
+class PartDemand(NamedTuple):
     """What a stream's queries ask of one app, or of one of its members. need: of a visit. visits: of a query, in the mean. free, slope: in visits of the
     mean query, what may be missed: so much for each query, and for each that is missed. equal: each query has equally many.
     stage: the same for all members of an ensemble.
@@ -131,10 +131,10 @@ def demand_of(scenario: Scenario, window_s: float = WINDOW_S) -> Demand:
     return found._replace(queries=np.array(queries), late=np.array(late))
 
 
-def parts_of(scenario: Scenario, app: str, need: Requirements, target: float, queries: float) -> list[Part]:
+def parts_of(scenario: Scenario, app: str, need: Requirements, target: float, queries: float) -> list[PartDemand]:
     """What so many queries ask of whom, of which the target's share is answered in time."""
     apps = {one.app: one for one in scenario.apps}
-    found: list[Part] = []
+    found: list[PartDemand] = []
 
     def ask(name: str, need: Requirements, asked: NDArray[np.int64]) -> None:
         one = apps[name]
@@ -146,7 +146,7 @@ def parts_of(scenario: Scenario, app: str, need: Requirements, target: float, qu
                     ask(vertex.app, replace(need, accuracy=vertex.accuracy), asked * visited[vertex.name])
         elif asked.any() and not _keeps_answers(one):
             stage = len(found)
-            found.extend(Part(records, wish, *missing(asked), stage) for records, wish in members(one, need))
+            found.extend(PartDemand(records, wish, *missing(asked), stage) for records, wish in members(one, need))
 
     def members(one: AppRecord, need: Requirements) -> Iterator[tuple[list[VariantRecord], Requirements]]:
         records, rules = serving(scenario, one.app), one.selection
@@ -162,7 +162,7 @@ def parts_of(scenario: Scenario, app: str, need: Requirements, target: float, qu
         yield from ((mine, free) for mine in able or each)  # who is never in time, is not waited for
 
     def missing(asked: NDArray[np.int64]) -> tuple[float, float, float, bool]:
-        """As in `Part`, after the app's need. What the least of the queries visit is convex in their share: its tangent at the target holds everywhere."""
+        """As in `PartDemand`, after the app's need. What the least of the queries visit is convex in their share: its tangent at the target holds everywhere."""
         mean = float(asked.mean())
         if asked.min() == asked.max():
             return mean, 0.0, 1.0, True
@@ -239,10 +239,10 @@ class _Work(NamedTuple):
     scenario: Scenario
     demand: Demand
     targets: list[float]
-    parts: list[list[Part]]
+    parts: list[list[PartDemand]]
     left_out: tuple[str, ...]
 
-    def seconds(self, stream: int, part: Part) -> Iterator[tuple[VariantRecord, float]]:
+    def seconds(self, stream: int, part: PartDemand) -> Iterator[tuple[VariantRecord, float]]:
         """The variants that may answer this part, and their core-seconds for a query in the mean."""
         for record in part.records:
             seconds = seconds_of(record, part.need)
@@ -268,7 +268,7 @@ Used = defaultdict[
 
 
 def _serve(
-    program: LinearProgram, demand: Demand, stream: int, part: Part, ways: Sequence[tuple[str, float]], used: Used, lost: int
+    program: LinearProgram, demand: Demand, stream: int, part: PartDemand, ways: Sequence[tuple[str, float]], used: Used, lost: int
 ) -> list[list[int]]:  # fmt: skip
     """Rows by which a part of a stream's queries is served or missed, in their window or a later one. ways: kinds of device, and seconds of a query there.
     lost: the column of the stream's missed queries. Returns the columns of each way.
