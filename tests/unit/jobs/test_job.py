@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelRecord, PipelineRecord, Signature, TensorSpec, VariantRecord
 from bus.messages.jobs import Checkpoint, PartStored, Position, SubmitJob
+from bus.messages.quality import VersionRelease
 from bus.subjects import Subjects
 from services.core.actor import Changed, Do, Done, Envelope, Synced
 from services.core.catalog import Catalog, key_of
@@ -112,6 +113,13 @@ def test_chunks_are_batches_of_the_cheapest_eligible_variant() -> None:
         made = replace(record, app=app, labels=["healthy", "sick"])
         known = catalog_of(*catalogue(SMALL), foreign, made)
         assert eligible(known, "app", accuracy=None, model=None, variant="foreign") == found
+    two = VersionRelease(model="m", version="2", old_version="1", steps=[0.5], least=1.0, margin=0.005)
+    new = (replace(SMALL, variant="new", version="2"), replace(made, app="app"))
+    for release, now in ((two, "small"), (replace(two, state="promoted"), "new")):
+        apps = [one for one in catalogue(SMALL) if isinstance(one, AppRecord)]
+        links = {"m": "1" if release.active else "2"}
+        known = catalog_of(*catalogue(SMALL), *new, replace(apps[0], links=links, release=release))
+        assert [one.variant for one in eligible(known, "app", accuracy=None, model="m", variant=None)] == [now]
     assert batch_within(LARGE, 64, 0.050) == 8  # 36 ms
     assert batch_within(LARGE, 64, 0.030) == 6
     assert batch_within(LARGE, 64, 0.001) == 1  # one item at least
