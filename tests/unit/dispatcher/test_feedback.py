@@ -460,3 +460,19 @@ def test_what_comes_again_counts_once_after_the_stages_dispatcher_has_gone(by: s
     assert again["query"] == reply["query"]
     assert (fleet.teach(**told), fleet.teach(**told, label=1)) == ("accepted", "accepted")
     assert fleet.lessons() == before
+
+
+def test_labels_that_come_together_all_teach_and_measure_the_members_of_their_app() -> None:
+    fleet = Taught(pipeline("p", ALONE))
+    fleet.change(selection=Ensemble(policy="exp4", contextual=True), seconds=0.1)
+    asked = [
+        (app, fleet.one(fleet.ask(app, context=context))[1]["query"])
+        for context in ("here", None) * 5
+        for app in ("app", "p")
+    ]
+    for app, query in asked:
+        fleet.stage.publish(fleet.subjects.feedback(app), {"label": 0, "query": query}, "")
+    fleet.stage.run(2.0)
+    assert len({one.query for one in fleet.lessons()}) == 20
+    assert {one.labels for one in fleet.whole("app").variants.values()} == {20}
+    assert not any(name.startswith("=") for name in fleet.whole().variants), "a pipeline has no members of its own"
