@@ -157,8 +157,6 @@ class Feedbacks:
         event = self._event(app, feedback, envelope.now)
         if isinstance(event, Error):
             return self._refuse(sender, event)
-        record = self._apps.catalog.app(app)
-        assert record is not None, "else there is no event"
         mark = self._mark(app, feedback, event)
         event = msgspec.structs.replace(event, uid=row_uid(mark))
         if self.open >= MOST_OPEN:
@@ -456,9 +454,8 @@ class Feedbacks:
             text = "the queries that are kept cannot be read now: send the feedback again with the same retry_key"
             return self._refuse(one.sender, Error(code="overloaded", message=text, retry_after_ms=1000.0))
         kept: Payload | None = done.result
-        if kept is None:
-            return self._count(one)
-        return self._count(one, kept_answer(one.query, one.event.app, kept, self._apps.catalog.variant))
+        of = None if kept is None else kept_answer(one.query, one.event.app, kept, self._apps.catalog.variant)
+        return self._count(one, of)
 
     def _evaluate(self, one: OpenFeedback, now: float, *, complete: bool) -> Iterable[Effect]:
         """No dispatcher knows the prediction: ask the members again, if it is certain that the feedback has not counted. complete: whether all
@@ -471,12 +468,8 @@ class Feedbacks:
         if feedback.query is None and one.digest is not None:
             what = "the query with these inputs"
         if one.digest is None or pipeline:
-            remedy = (
-                "sooner, or to the app of the stage that answered, with its `inputs`"
-                if pipeline
-                else "with the query's `inputs`"
-            )
-            text = f"{what} is not known to this app, or not any more: send the feedback {remedy}"
+            remedy = "sooner, or to the app of the stage that answered, with its" if pipeline else "with the query's"
+            text = f"{what} is not known to this app, or not any more: send the feedback {remedy} `inputs`"
             return self._refuse(one.sender, bad_request(text))
         if one.named and not complete:
             return self._refuse(one.sender, bad_request(FORGOTTEN.format(what)))
