@@ -233,7 +233,7 @@ class Feedbacks:
 
     def _find(self, app: str, one: OpenFeedback) -> Prediction | Answered | None:
         """What this dispatcher has, by what the feedback names: a query is never taken for another one of equal inputs. Of an app with a policy, too, one
-        variant answers what names a model.
+        variant answers what names a model; an id with inputs, or with another context, does not name such a query.
         """
         feedback = one.feedback
         contextual, found = self._contextual(app), None
