@@ -16,7 +16,7 @@ from services.simulation.replay.shadow import ShadowReport, ShadowRun, shadow_ru
 from services.simulation.report import KEPT
 from services.simulation.scenario.policies import PolicyBlock, common_of
 from tests.support.data.events import event
-from tests.support.data.recorded_history import BEGINS, MINUTE, OTHER, PRICES, minute
+from tests.support.data.recorded_history import BEGINS, MINUTE, OTHER, PRICES, minute, outcomes
 from tests.support.servers.postgres import database
 
 GPU = PricedKind(
@@ -70,6 +70,18 @@ def test_each_ten_seconds_a_row_tells_what_it_costs(past: str) -> None:
     )
     assert all(one.cost_rate == pytest.approx(4 * PRICES["cpu"]) for one in samples)
     assert all(0.0 < one.apps_cost_rate <= one.cost_rate for one in samples)
+
+
+@pytest.mark.parametrize("queries", [1, 5, 20])
+def test_a_range_that_ends_while_queries_are_open_costs_something_until_its_end(past: str, queries: int) -> None:
+    """Of a busy machine only a moment may be recorded when it is looked at first."""
+    run = shadow_run(past, BEGINS, outcomes()[queries].time + 1e-4, options())
+    ended = run._found.scenario.duration_s
+    run._scaled.append((0.99 * ended, event(ScalingEvent, action="replicate", variant=OTHER)))
+    rows = list(run.events(0.0))
+    assert run.result["series"]["time"][-1] >= ended, "an answer came later"
+    assert {one.action for one in rows} >= {"sample", "replicate"}
+    assert all(one.cost_rate == pytest.approx(4 * PRICES["cpu"]) for one in rows), ended
 
 
 def test_what_was_told_is_not_told_again(past: str) -> None:

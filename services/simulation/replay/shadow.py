@@ -52,7 +52,7 @@ class ShadowRun:
             if self._began + at > since:
                 told = {name: getattr(event, name) for name in _TOLD if name != "time"}
                 yield self._row(at, **told)
-        times = [at for at in self.result["series"]["time"] if at < self._found.scenario.duration_s]
+        times = self._times
         for place in sorted({*(place for place, at in enumerate(times) if at % SAMPLE < self._every), len(times) - 1}):
             if self._began + times[place] > since:
                 yield self._row(
@@ -85,10 +85,15 @@ class ShadowRun:
     def _every(self) -> float:
         return self._found.scenario.metrics_every_s
 
+    @property
+    def _times(self) -> list[float]:
+        """Of the intervals that the range has. What ends later has another, in which nothing costs anything."""
+        return [at for at in self.result["series"]["time"] if at < self._found.scenario.duration_s]
+
     def _row(self, at: float, **told: Any) -> ShadowEvent:
         """at: seconds of the scenario, whose state afterwards counts."""
         series = self.result["series"]
-        place = min(len(series["time"]) - 1, int(at / self._every) + 1)
+        place = min(len(self._times) - 1, int(at / self._every) + 1)
         loaded = {name: counts[place] for name, counts in series["instances"].items()}
         return ShadowEvent(
             time=self._began + at,
