@@ -306,5 +306,4 @@ def render_dry_run(document: dict[str, Any]) -> None:
 
 
 def _words(spec: dict[str, Any]) -> str:
-    axes = ["n", *("any" if length < 0 else str(length) for length in spec["shape"])]
-    return f"{spec['name']} {spec['datatype']}[{', '.join(axes)}]"
+    return f"{spec['name']} {spec['datatype']}{tensors.shown(spec['shape'], 'n')}"
