@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from bus import tensors
 from bus.messages.catalog import in_metric
 from bus.messages.public import Register
 from infaas.cli.options import DataDir, Json, Wide, json_or_text, options_class, options_of

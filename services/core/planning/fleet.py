@@ -14,9 +14,11 @@ nothing of the classes. Each has the time of its cores to itself; where there is
 """
 
 from collections.abc import Mapping, Sequence
+from math import ceil, floor, inf
 from typing import Any, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from services.core.cost import Goal
 
@@ -34,6 +36,9 @@ NEVER = 100.0  # times the whole load missing: what giving up a reserved instanc
 SHARED = 2.0  # what a reserved instance counts whose cores compute for others, too, in units of the dearest machine: more than one more of these
 EASY = 0.6  # of the time of machines that are paid anyway: what better variants may take of it, which slow each other down, and look like load
 CROWDED = 1.0  # what an instance's time beyond that counts: more than all accuracy, less than load that is missing
+FEW = 3  # variants of a class that are considered beside what the relaxed programme takes
+MANY = 500  # variants from which on a plan looks at some of them
+PART = 1e-6  # of an instance: less is the solver's noise
 LEAST_LOAD = 0.01  # items/s that the load counts at least: parts of less are beyond the solver's numbers
 
 
@@ -170,14 +175,17 @@ class LinearProgram:
         self.bounds.append((low, high))
         self.at.extend((number, column, value) for column, value in dict(entries).items() if value)
 
-    def result(self, options: Mapping[str, Any]) -> Solution:
-        """What HiGHS has found within the limits, be it only a bound. options: by HiGHS' names. Raises Unsolved where scipy is missing."""
+    def result(self, options: Mapping[str, Any], start: Mapping[int, float] | None = None) -> Solution:
+        """What HiGHS has found within the limits, be it only a bound. options: by HiGHS' names. start: whole columns of a
+        solution to begin with (others: 0), of which HiGHS finds the rest. Raises Unsolved where scipy is missing.
+        """
         try:
             import numpy as np  # noqa: PLC0415  (a process that only imports this module stays small)
             from scipy.optimize._highspy._core import (  # noqa: PLC0415  (of what is there already, no more is imported: `ControllerEdge`)
                 HighsLp,
                 HighsModelStatus,
                 HighsOptions,
+                HighsSolution,
                 HighsSparseMatrix,
                 HighsVarType,
                 MatrixFormat,
@@ -205,6 +213,10 @@ class LinearProgram:
             setattr(given, name, value)
         highs.passOptions(given)
         highs.passModel(programme)
+        if start is not None:
+            known = HighsSolution()
+            known.col_value = [start.get(column, 0.0) for column in range(len(self.cost))]
+            highs.setSolution(known)
         highs.run()
         status, info = highs.getModelStatus(), highs.getInfo()
         kinds, fun = HighsModelStatus, info.objective_function_value
@@ -219,9 +231,9 @@ class LinearProgram:
             message=highs.modelStatusToString(status),
         )
 
-    def solve(self, options: Mapping[str, Any]) -> Solution:
+    def solve(self, options: Mapping[str, Any], start: Mapping[int, float] | None = None) -> Solution:
         """The result of HiGHS. Raises Unsolved if there is none."""
-        result = self.result(options)
+        result = self.result(options, start)
         if result.x is None:
             if result.status == "infeasible":
                 raise Infeasible("there is no plan at all")
@@ -235,11 +247,56 @@ def solve_fleet(
     """The plan. Raises Unsolved if the limits end the search before HiGHS finds any."""
     if not problem.variants and not problem.needs:  # HiGHS takes no programme without rows
         return FleetPlan(machines=tuple(pool.least for pool in problem.pools), instances=(), missing=())
-    inf = float("inf")
+    limits = {"mip_rel_gap": gap, "time_limit": time_limit_s, "mip_max_nodes": node_limit}
+    options = {name: value for name, value in limits.items() if value is not None}
+    if len(problem.variants) <= MANY:
+        return _solved(problem, options)
+    # Of many HiGHS finds nothing good in time. What it would take of each if instances had parts is found at once; few others are in a good plan.
+    relaxed = _solved(problem, {}, whole=False)
+    few = {v for need in problem.needs for v in _alone(problem, need)[:FEW]}
+    chosen = [v for v, one in enumerate(problem.variants) if one.running or relaxed.instances[v] or v in few]
+    place = {v: i for i, v in enumerate(chosen)}
+    try:
+        found = _solved(_narrowed(problem, place), options, start=[relaxed.instances[v] for v in chosen])
+    except Infeasible:  # with these; it may be with others
+        return _solved(problem, options)
+    instances, spares, busy = (
+        tuple(values[place[v]] if v in place else 0 for v in range(len(problem.variants)))
+        for values in (found.instances, found.spares, found.busy)
+    )
+    behind = (found.objective - relaxed.objective) / max(abs(found.objective), PART)
+    return replace(found, instances=instances, spares=spares, busy=busy, gap=max(found.gap, behind))
+
+
+def _narrowed(problem: FleetProblem, place: Mapping[int, int]) -> FleetProblem:
+    """The same with these variants alone. place: their indices there."""
+
+    def kept(groups: tuple[tuple[tuple[int, ...], int], ...]) -> tuple[tuple[tuple[int, ...], int], ...]:
+        return tuple((tuple(place[v] for v in variants if v in place), number) for variants, number in groups)
+
+    return replace(
+        problem,
+        variants=tuple(problem.variants[v] for v in place),
+        needs=tuple(
+            replace(need, options={place[v]: takes for v, takes in need.options.items() if v in place})
+            for need in problem.needs
+        ),
+        least=kept(problem.least),
+        reserved=kept(problem.reserved),
+        wanted=kept(problem.wanted),
+    )
+
+
+def _solved(
+    problem: FleetProblem, options: Mapping[str, Any], *, whole: bool = True, start: Sequence[int] | None = None
+) -> FleetPlan:
+    """The plan within these limits. whole: instances and machines; else they may be parts, and the plan has `_rounded` instances.
+    start: instances of a plan to begin with.
+    """
     model = LinearProgram()
     unit = max((pool.price for pool in problem.pools), default=0.0)
     unit = unit if unit > 1e-9 else 1.0  # prices next to nothing count as none: a share divided by them is infinite
-    whole = max(LEAST_LOAD, sum(need.load for need in problem.needs))
+    total = max(LEAST_LOAD, sum(need.load for need in problem.needs))
     accurate = problem.goal == "accuracy"
     machines = [
         model.column(pool.price / unit * (1.0 if pool.elastic else ELASTIC_SHARE), pool.most, pool.least, whole=True)
@@ -255,7 +312,7 @@ def solve_fleet(
         price = share * (ELASTIC_SHARE if pool.elastic or accurate or v in free else 1.0)
         most = one.most * pool.most if one.limit is None else min(one.limit, one.most * pool.most)
         # What is dropped for another serves nothing while that loads. What is added where there is room costs no accuracy.
-        lost = one.serves * one.load_s / LIFE_S / whole * (1.0 if accurate else MISSING if pool.spares else 0.0)
+        lost = one.serves * one.load_s / LIFE_S / total * (1.0 if accurate else MISSING if pool.spares else 0.0)
         kept.append(model.column(price - lost, min(one.running, most), whole=True))
         change = LOAD_WEIGHT * max(share, 0.01) * (1.0 + one.load_s) if one.adding is None else one.adding / unit
         if wishing and one.adding is None and v not in free:
@@ -275,14 +332,14 @@ def solve_fleet(
     ] = {}  # by name of classes: what each column adds to the mean accuracy above the wanted one
     unserved, unreserved = (UNSERVED, UNRESERVED) if accurate else (MISSING, MISSING * RESERVE_MISSING)
     for need in problem.needs:
-        weight = (need.load + 0.01 * whole) / whole
+        weight = (need.load + 0.01 * total) / total
         missing.append([])
         carried.append({})
         parts.append({})
         best = max((problem.variants[v].accuracy for v in need.options), default=0.0)
         worth = 0.0 if accurate else need.worth / unit
         if (need.mean or need.worth) and not accurate and need.options.keys() <= free:
-            worth = max(worth, need.load / whole)
+            worth = max(worth, need.load / total)
         for j, part in enumerate(need.layers):
             reserve = j == len(need.layers) - 1
             short = model.column(
@@ -292,11 +349,11 @@ def solve_fleet(
             layer = {short: 1.0}
             for v, takes in need.options.items():
                 accuracy = problem.variants[v].accuracy
-                lost = (1.0 - accuracy) * need.load / whole if accurate and not need.mean else (best - accuracy) * worth
+                lost = (1.0 - accuracy) * need.load / total if accurate and not need.mean else (best - accuracy) * worth
                 x = model.column(lost * part, 1.0)
                 carried[-1][x], parts[-1][x] = accuracy, part
                 if need.mean:
-                    means.setdefault(need.name, {})[x] = part * need.load / whole * (accuracy - need.mean)
+                    means.setdefault(need.name, {})[x] = part * need.load / total * (accuracy - need.mean)
                 layer[x] = 1.0
                 used[v][x] = takes[j]
                 if reserve:
@@ -352,13 +409,16 @@ def solve_fleet(
         model.row(columns | {spare[v]: 1.0 for v in variants if v in spare}, 0.0, max(float(number), running))
     if problem.budget is not None:
         model.row({machines[p]: pool.price for p, pool in enumerate(problem.pools)}, -inf, problem.budget)
-    options: dict[str, Any] = {"mip_rel_gap": gap}
-    if time_limit_s is not None:
-        options["time_limit"] = time_limit_s
-    if node_limit is not None:
-        options["mip_max_nodes"] = node_limit
-    result = model.solve(options)
-    if accurate:
+    if not whole:
+        model.whole = [0] * len(model.whole)
+    begun = None
+    if start is not None:
+        begun = {machines[p]: float(pool.most) for p, pool in enumerate(problem.pools)}
+        for count, k, a in zip(start, kept, added, strict=True):
+            begun[k] = min(count, model.high[k])
+            begun[a] = min(count - begun[k], model.high[a])
+    result = model.solve(options, begun)
+    if accurate and whole:
         result = _stay(
             model,
             [one.running if used[v] else 0 for v, one in enumerate(problem.variants)],
@@ -368,9 +428,10 @@ def solve_fleet(
             result,
         )
     values = result.x or ()
+    parts_of = [float(values[k]) + float(values[a]) for k, a in zip(kept, added, strict=True)]
     return FleetPlan(
         machines=tuple(round(values[column]) for column in machines),
-        instances=tuple(round(values[k]) + round(values[a]) for k, a in zip(kept, added, strict=True)),
+        instances=tuple(map(round, parts_of)) if whole else _rounded(problem, parts_of),
         spares=tuple(round(values[spare[v]]) if v in spare else 0 for v in range(len(kept))),
         busy=tuple(
             sum(float(values[column]) * takes for column, takes in used[v].items() if column not in reserved[v])
@@ -381,6 +442,41 @@ def solve_fleet(
         objective=result.fun,
         gap=result.gap,
     )
+
+
+def _rounded(problem: FleetProblem, parts: Sequence[float]) -> tuple[int, ...]:
+    """Whole instances in place of parts, as far as there may be room: first one for each class, then those that lack the least."""
+    counts = [floor(part + PART) for part in parts]
+    room = {
+        (p, name): have * pool.most for p, pool in enumerate(problem.pools) for name, have in pool.resources.items()
+    }
+    for count, one in zip(counts, problem.variants, strict=True):
+        for name, amount in one.uses.items():
+            room[one.pool, name] = room.get((one.pool, name), inf) - count * amount
+
+    def one_more(v: int) -> bool:
+        one = problem.variants[v]
+        if any(room[one.pool, name] < amount for name, amount in one.uses.items()):
+            return False
+        counts[v] += 1
+        for name, amount in one.uses.items():
+            room[one.pool, name] -= amount
+        return True
+
+    for need in problem.needs:
+        if need.options and not any(counts[v] for v in need.options):
+            largest = max(need.options, key=lambda v: parts[v])
+            if not one_more(largest):
+                one_more(_alone(problem, need)[0])
+    for v in sorted(range(len(parts)), key=lambda v: counts[v] - parts[v]):
+        if parts[v] - counts[v] > PART:
+            one_more(v)
+    return tuple(counts)
+
+
+def _alone(problem: FleetProblem, need: ClassNeed) -> list[int]:
+    """The options of a class, the cheapest first if one has to carry it by itself."""
+    return sorted(need.options, key=lambda v: ceil(sum(need.options[v])) * problem.variants[v].price)
 
 
 def _mean(x: Any, accuracies: Mapping[int, float], parts: Mapping[int, float]) -> float | None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Mapping
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from services.core.cost import Goal
 from services.core.planning.fleet import (
+    MANY,
     ClassNeed,
     FleetPlan,
     FleetProblem,
@@ -347,10 +349,15 @@ def problems(draw: st.DrawFn) -> FleetProblem:
     )
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(problems())
-def test_no_plan_takes_more_than_there_is(problem: FleetProblem) -> None:
-    plan = solve_fleet(problem, time_limit_s=None, node_limit=200)
+@pytest.mark.parametrize("many", [MANY, 0])
+@settings(max_examples=examples(75), deadline=None)
+@given(problem=problems())
+def test_no_plan_takes_more_than_there_is(many: int, problem: FleetProblem) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            "services.core.planning.fleet.MANY", many
+        )  # 0: looks at some variants only, as plans of many do
+        plan = solve_fleet(problem, time_limit_s=None, node_limit=200)
     slack = 1 + 1e-5
     for p, (one, count) in enumerate(zip(problem.pools, plan.machines, strict=True)):
         assert one.least <= count <= one.most
@@ -366,6 +373,32 @@ def test_no_plan_takes_more_than_there_is(problem: FleetProblem) -> None:
     for one, (load, _) in zip(problem.needs, plan.missing, strict=True):
         carried = sum(plan.instances[v] / carrying for v, (carrying, _) in one.options.items())
         assert carried >= (1.0 - load) / slack - 1e-6  # at least one by one: together they may be short
+
+
+@pytest.mark.parametrize("busy", [0.1, 3.0])
+def test_plans_of_many_variants_are_about_as_cheap_and_say_how_cheap_a_plan_may_be(
+    busy: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which most could share an instance if it had parts, and need one each; and of which most need several."""
+    luck = Random(1)
+    sizes = [(0.5 + luck.random(), v % 4, luck.random()) for v in range(MANY + 100)]
+    variants = [
+        kind_of(f"v{v}", uses={"cpu/memory": size * (1 + n)}, price=size * (1 + n) / 8.0, running=int(chance > 0.9))
+        for v, (size, n, chance) in enumerate(sizes)
+    ]
+    needs = [
+        need({v: busy * (0.5 + chance) / (1.3 + n) ** 1.2 for v, (_, n, chance) in enumerate(sizes) if v // 4 == app})
+        for app in range(len(sizes) // 4)
+    ]
+    pools, kept = [pool(most=1000)], (((0, 1), 2),)
+    some = solve(*pools, variants=variants, needs=needs, least=kept, reserved=(((5,), 1),))
+    monkeypatch.setattr("services.core.planning.fleet.MANY", 10_000)
+    whole = solve(*pools, variants=variants, needs=needs, least=kept, reserved=(((5,), 1),))
+    assert max(map(max, some.missing)) < 0.01
+    assert sum(some.instances[:2]) >= 2
+    assert some.instances[5] >= 1
+    assert some.objective <= 1.02 * whole.objective
+    assert some.objective * (1 - some.gap) <= whole.objective * (1 + 1e-6)
 
 
 # -- layers, and swaps on full devices
