@@ -37,7 +37,7 @@ SHARED = 2.0  # what a reserved instance counts whose cores compute for others, 
 EASY = 0.6  # of the time of machines that are paid anyway: what better variants may take of it, which slow each other down, and look like load
 CROWDED = 1.0  # what an instance's time beyond that counts: more than all accuracy, less than load that is missing
 FEW = 3  # variants of a class that are considered beside what the relaxed programme takes
-MANY = 500  # variants from which on a plan looks at some of them
+MANY = 150  # variants; of more, a plan that may miss load looks at some
 PART = 1e-6  # of an instance: less is the solver's noise
 LEAST_LOAD = 0.01  # items/s that the load counts at least: parts of less are beyond the solver's numbers
 
@@ -249,7 +249,7 @@ def solve_fleet(
         return FleetPlan(machines=tuple(pool.least for pool in problem.pools), instances=(), missing=())
     limits = {"mip_rel_gap": gap, "time_limit": time_limit_s, "mip_max_nodes": node_limit}
     options = {name: value for name, value in limits.items() if value is not None}
-    if len(problem.variants) <= MANY:
+    if problem.strict or len(problem.variants) <= MANY:
         return _solved(problem, options)
     # Of many HiGHS finds nothing good in time. What it would take of each if instances had parts is found at once; few others are in a good plan.
     relaxed = _solved(problem, {}, whole=False)
