@@ -256,7 +256,9 @@ class Resent:
         return (self._ask(uid, sought),)
 
     def _ask(self, uid: bytes, sought: Sought, *, again: bool = False) -> Publish:
-        return Publish(self._subjects.resent(), ResentSought(self._name, uid, sought.envelope.reply, again))
+        handed = type(sought.envelope.message) is HandBack  # with an address for who handed it on
+        reply = "" if handed else sought.envelope.reply
+        return Publish(self._subjects.resent(), ResentSought(self._name, uid, reply, again))
 
     def _echoed(self, envelope: Envelope) -> list[Effect]:
         """All that was said when this echo was sent is here: begin what nobody has."""
