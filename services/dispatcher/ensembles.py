@@ -10,14 +10,14 @@ from msgspec import Raw, convert
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import Ensemble
+from bus.messages.catalog import Ensemble, VariantRecord
 from bus.messages.public import Error, QueryHead, Requirements
 from bus.tensors import BadTensor, to_array
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, TimedOut
 from services.core.ensemble.base import Combined, EnsemblePolicy, Learnt, Member, Outputs
 from services.core.ensemble.outputs import said
 from services.core.outcomes import GRACE
-from services.core.selection.eligibility import INFINITE, AppView
+from services.core.selection.eligibility import INFINITE, AppView, Ask
 from services.core.settings import DispatcherSettings, EnsembleSettings
 from services.core.validation import WrongField, count_items
 from services.dispatcher.answered import LABELLED, AnsweredQueries
@@ -41,7 +41,7 @@ from services.dispatcher.joint_answers import (
     too_wrong,
 )
 from services.dispatcher.needs import head_of, needs_of, needs_of_member
-from services.dispatcher.predictions import Prediction, Predictions, digest_of
+from services.dispatcher.predictions import Claim, Prediction, Predictions, digest_of
 from services.dispatcher.query import Join, PartReply, Query, QueryPart
 
 NO_MEMBERS = "the app links none of its members: see infaas.list.apps, or use infaas.admin.link-model"
@@ -50,6 +50,7 @@ TOO_SLOW = Error(
     message="the selection policy had not combined its members' answers when the time was up: allow more time, or set another policy",
 )
 LOWEST = 9  # priority
+MOST_CLAIMS = 1024  # sets of variants that have answered together, whose claim is kept
 
 
 class Group:
@@ -62,7 +63,18 @@ class Group:
         self.app = app
         self.members = members
         self.policy = policy
-        self.by_model = {member.model: member for member in members}
+        self.by_model = {member.model: (place, member) for place, member in enumerate(members)}
+        self._claims: dict[tuple[str, ...], tuple[list[VariantRecord], Claim | None]] = {}
+
+    def claim(self, ask: Ask, variants: tuple[str, ...]) -> tuple[list[VariantRecord], Claim | None]:
+        """What these variants, each of a member, reach together for such a query; found once, where labels of its context do not decide."""
+        found = self._claims.get(variants) if ask.labels is None else None
+        if found is None:
+            records = records_of(self.app, ask, variants)
+            found = records, claim_of(records) if len(records) == len(variants) else None
+            if ask.labels is None and len(self._claims) < MOST_CLAIMS:
+                self._claims[variants] = found
+        return found
 
 
 class EnsemblePlan:
@@ -269,25 +281,22 @@ class Ensembles:
             models = [model for model in models if model in costs]
             if not models:
                 return self._refuse(join, self.budgets.too_dear(join.query.ask, plan.group.members, plan.least), now)
-        by_model = plan.group.by_model
-        parts = [
-            self._part(join, None, limit)
-            if model is None
-            else self._part(join, by_model[model], costs.get(model, limit))
-            for model in models
-        ]
+        head, parts = replace(join.query.head, id=None), []
+        for model in models:
+            place, member = (0, None) if model is None else plan.group.by_model[model]
+            parts.append(self._part(join, head, place, member, costs.get(model or "", limit)))
         effects: list[Effect] = []
         for part in parts:
             effects.extend(self._take(part, now))
         return effects
 
-    def _part(self, join: Join, member: Member | None, cost: float) -> Query:
-        """The same query for one member; None: for whichever variant meets its needs. cost: its share of what the query may cost."""
+    def _part(self, join: Join, head: QueryHead, place: int, member: Member | None, cost: float) -> Query:
+        """The same query for one member; None: for whichever variant meets its needs. place: among all members, whoever is asked. cost: its share of what
+        the query may cost.
+        """
         query = join.query
-        head = replace(query.head, id=None)
         ask = needs_of_member(query.ask, member, cost)
-        index = 0 if member is None else join.plan.group.members.index(member)  # whoever else is asked
-        part = self.joins.part(join, index, ask.model or "", query.app, head, ask, query.body, query.arrived)
+        part = self.joins.part(join, place, ask.model or "", query.app, head, ask, query.body, query.arrived)
         part.refs = query.refs
         return part
 
@@ -387,11 +396,11 @@ class Ensembles:
     def _finish(self, join: Join, combined: Combined | None, now: float) -> Iterable[Effect]:
         """Send the answer. combined: None for one part's own answer."""
         query, app = join.query, join.plan.group.app
-        variants = [part.reply.variant for part in join.answered if part.reply is not None]
+        variants = tuple([part.reply.variant for part in join.parts if part.reply is not None])
         items = (query.ask.items,)  # a user's policy may combine to what no item of a label is in
         whole = combined is not None and all(one.shape[:1] == items for one in combined.outputs.values())
-        records = records_of(app, query.ask, variants)
-        claim = claim_of(records) if whole and len(records) == len(variants) else None
+        records, claim = join.plan.group.claim(query.ask, variants)
+        claim = claim if whole else None
         live = found_of(claim, records, join.plan.held, self.apps.catalog.quality(query.ask.app))
         answer = answer_of(join, combined, self.dispatcher.max_inline, now, claim, live)
         if isinstance(answer, Error):

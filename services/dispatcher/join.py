@@ -138,6 +138,7 @@ class Joins:
         self.results = Intermediates(max_stored)
         self._name = name
         self._subjects = subjects
+        self._replies = subjects.part(name, "")
         self._deadlines: Deadlines[bytes, Join] = Deadlines(is_due, JOIN)
         self._ended: list[bytes] = []
         self._adopted: dict[bytes, float] = {}  # queries of dead dispatchers, and until when they are remembered
@@ -157,7 +158,7 @@ class Joins:
         part = QueryPart(join, uid, stage, join.origin)
         join.parts.append(part)
         self.parts[uid] = part
-        query = Query(uid, app, head, ask, self._subjects.part(self._name, uid.hex()), body, arrived)
+        query = Query(uid, app, head, ask, f"{self._replies}{uid.hex()}", body, arrived)
         query.part = part
         paying = parent.payer or parent.app
         query.payer = None if paying == app else paying

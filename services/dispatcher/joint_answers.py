@@ -1,9 +1,9 @@
 """The answer, or the refusal, that the members of an ensemble give together, and what labels say of it. Pure."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import UNSET
-from msgspec.structs import replace
 
 from bus.messages.catalog import SHARES, VariantRecord, named_metric
 from bus.messages.public import Answer, Code, Error, Tensor
@@ -16,7 +16,7 @@ from services.core.selection.refusals import offered, offered_s
 from services.dispatcher.contexts import Held
 from services.dispatcher.needs import missed_by
 from services.dispatcher.predictions import Claim
-from services.dispatcher.query import Join, answer_of_none
+from services.dispatcher.query import Join, PartReply, answer_of_none
 
 # Of parts that all failed, the first of these is told: the sender's own fault first, then what time and load explain.
 TELLING: tuple[Code, ...] = (
@@ -100,10 +100,9 @@ def answer_of(
     join: Join, combined: Combined | None, max_inline: int, now: float, claim: Claim | None = None, live: LiveAccuracy | None = None
 ) -> Answer | Error:  # fmt: skip
     """The answer to the client. combined: None for one part's own answer. max_inline: bytes that its outputs may have. claim, live: as in `told_by`."""
-    query, answered = join.query, join.answered
-    ask = query.ask
-    one = answered[0].reply if len(join.parts) == 1 else None
-    replies = [part.reply for part in answered if part.reply is not None]
+    query, ask = join.query, join.query.ask
+    replies = [part.reply for part in join.parts if part.reply is not None]
+    one = replies[0] if len(join.parts) == 1 else None
     cost, seconds = join.cost, now - query.arrived
     if combined is None:
         outputs: dict[str, Tensor] = replies[0].outputs
@@ -118,8 +117,11 @@ def answer_of(
     missed = missed_by(ask, query.arrived, now, cost)
     if ask.accuracy and (accuracy is None or accuracy < ask.accuracy):
         missed.append("accuracy")
+    judged: dict[str, Any] = {"confidence": UNSET if combined is None and ask.confidence is None else 1.0}
+    if combined is not None:
+        judged = _judged(join, replies, combined, missed)
     names = ("model", "version", "variant", "hardware", "worker", "batch")
-    answer = answer_of_none(
+    return answer_of_none(
         query,
         outputs,
         seconds,
@@ -134,13 +136,12 @@ def answer_of(
         missed=missed,
         reason=UNSET if one is None else one.reason or UNSET,
         zeros=UNSET if one is None else one.zeros or UNSET,
-        confidence=1.0 if combined is None and ask.confidence is not None else UNSET,
         labels=(None if any(reply.zeros for reply in replies) else _labels(outputs, group.members)) or UNSET,
         target=target or UNSET,
         unit=unit or UNSET,
         metric=named_metric(group.app.metrics) or UNSET,
+        **judged,
     )
-    return answer if combined is None else _judged(answer, join, combined)
 
 
 def _labels(outputs: dict[str, Tensor], members: list[Member]) -> list[str] | None:
@@ -156,23 +157,20 @@ def shares_of(join: Join, combined: Combined) -> list[float]:
     return [int(count) / len(join.parts) for count in combined.agree]
 
 
-def _judged(answer: Answer, join: Join, combined: Combined) -> Answer:
-    """The same answer with what its members say of it."""
+def _judged(join: Join, replies: Sequence[PartReply], combined: Combined, missed: list[str]) -> dict[str, Any]:
+    """What its members say of an answer, by the answer's field. missed: gets `confidence` where they agree less than is wanted."""
     query, shares = join.query, shares_of(join, combined)
     confidence = min(shares, default=0.0)
     rules, wanted = query.ensemble, query.ask.confidence or 0.0
     assert rules is not None
     if confidence < max(rules.confidence, wanted):
-        answer.missed.append("confidence")
-    replies = (part.reply for part in join.answered if part.reply is not None)
-    named = [f"{reply.model}@{reply.version}" for reply in replies]  # in a release, either version
-    return replace(
-        answer,
-        confidence=confidence,
-        members=named,
-        missing=len(join.parts) - len(named),
-        confidences=shares if len(shares) > 1 else UNSET,
-    )
+        missed.append("confidence")
+    return {
+        "confidence": confidence,
+        "members": [f"{reply.model}@{reply.version}" for reply in replies],  # in a release, either version
+        "missing": len(join.parts) - len(replies),
+        "confidences": shares if len(shares) > 1 else UNSET,
+    }
 
 
 def refusal_of(join: Join) -> Error:

@@ -25,8 +25,7 @@ from services.dispatcher.apps import Apps
 from services.dispatcher.needs import needs_again, needs_of, with_arm
 
 
-@dataclass(slots=True, eq=False)
-class Query:
+class Query(Struct, eq=False):
     """One query from its arrival to its end: the body as it came, what it asks, where it is. Times: Unix seconds."""
 
     uid: bytes

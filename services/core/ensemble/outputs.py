@@ -222,14 +222,14 @@ def _stack(name: str, members: Sequence[Member], outputs: Mapping[str, Outputs])
     except KeyError:
         without = ", ".join(member.model for member in members if name not in outputs[member.model])
         raise BadOutputs(f"output {name!r} is missing from {without}") from None
-    shape = arrays[0].shape
+    shape, kind = arrays[0].shape, arrays[0].dtype.kind
     for member, array in zip(members, arrays, strict=True):
         if array.shape != shape:
             raise BadOutputs(
                 f"output {name!r} of {member.model} has shape {list(array.shape)}, but that of {members[0].model} {list(shape)}: "
                 "models that answer together need equal outputs"
             )
-        if array.dtype.kind != arrays[0].dtype.kind:
+        if array.dtype.kind != kind:
             raise BadOutputs(
                 f"output {name!r} of {member.model} has other values than that of {members[0].model}: {array.dtype} and {arrays[0].dtype}"
             )

@@ -42,7 +42,7 @@ class _Weighing:
     """What all of them share: a weight for each model, and all models are asked."""
 
     name = ""
-    _last: tuple[MemberWeights, Sequence[Member], dict[str, float]] | None = None
+    _last: tuple[MemberWeights, Sequence[Member], dict[str, float], list[Learnt]] | None = None
 
     def init(self, members: Sequence[Member]) -> MemberWeights:
         return MemberWeights({member.model: 0.0 for member in members}, {})
@@ -75,11 +75,7 @@ class _Weighing:
         return MemberWeights(kept | self._taught(logs, lost, p), counts)
 
     def learnt(self, state: MemberWeights, members: Sequence[Member]) -> list[Learnt]:
-        shares = self._present(state, members)
-        return [
-            Learnt(model, share, self._probability(share), state.counts.get(model, 0))
-            for model, share in shares.items()
-        ]
+        return self._now(state, members)[1]
 
     def dump(self, state: MemberWeights) -> bytes:
         return encode(state)
@@ -91,11 +87,17 @@ class _Weighing:
         return MemberWeights(logs, state.counts)
 
     def _present(self, state: MemberWeights, members: Sequence[Member]) -> dict[str, float]:
-        """The shares. Those asked for last are kept: a query asks for them twice, and they are the same until there is feedback."""
+        """The shares."""
+        return self._now(state, members)[0]
+
+    def _now(self, state: MemberWeights, members: Sequence[Member]) -> tuple[dict[str, float], list[Learnt]]:
+        """The shares, and what is known. Those asked for last are kept: each query asks for them, and they are the same until there is feedback."""
         last = self._last
         if last is None or last[0] is not state or last[1] is not members:
-            last = self._last = (state, members, self._shares(state, members))
-        return last[2]
+            shares, counts = self._shares(state, members), state.counts
+            rows = [Learnt(model, one, self._probability(one), counts.get(model, 0)) for model, one in shares.items()]
+            last = self._last = (state, members, shares, rows)
+        return last[2:]
 
     def _shares(self, state: MemberWeights, members: Sequence[Member]) -> dict[str, float]:
         """By model, of the sum of all members' weights."""

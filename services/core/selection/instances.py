@@ -59,7 +59,7 @@ class Instance:
     __slots__ = (
         "batch", "busy", "by_size", "contexts", "cores", "device", "factor", "free_at", "highest", "id", "idle", "latest", "levels", "mixed", "most", "no_time", "noted_at", "on_freed", "others", "own", "peak_before",
         "peak_now", "per_item", "price_per_s", "ready_at", "record", "rest", "running", "scarce", "served", "state", "status", "table",
-        "theirs", "waiting_s", "worker",
+        "takes", "theirs", "waiting_s", "worker",
     )  # fmt: skip
 
     def __init__(self, status: InstanceStatus, record: VariantRecord, worker: "Worker", device: DeviceStatus) -> None:
@@ -83,6 +83,7 @@ class Instance:
         self.on_freed: list[Callable[[Instance], None]] = []  # by the samplers of the lists that it is in
         self.idle = True  # nothing is there, and its cores are its own
         self.scarce = False
+        self.takes: float = 1  # cores that a batch takes
         self.running = self.rest = 0
         self.free_at = self.waiting_s = 0.0
         self.latest = 0.0
@@ -323,14 +324,12 @@ class SharedCores:
 
     def count(self) -> None:
         """Whether all instances can run at a time, with all their contexts. Those of one instance share a GPU."""
-        wanted = (self.needed(i) * (i.contexts if i.record.hardware == "cpu" else 1) for i in self.instances)
-        scarce = sum(wanted) > self.cores and len(self.instances) <= MANY
+        for instance in self.instances:
+            instance.takes = max(1, min(instance.record.threads, self.cores))
+        wanted = sum(i.takes * (i.contexts if i.record.hardware == "cpu" else 1) for i in self.instances)
+        scarce = wanted > self.cores and len(self.instances) <= MANY
         for instance in self.instances:
             instance.cores_scarce(scarce)
-
-    def needed(self, instance: Instance) -> float:
-        """Cores that a batch of this instance takes."""
-        return max(1, min(instance.record.threads, self.cores))
 
     def begin(self, at: float) -> None:
         """Cores are free: the instances with the most urgent queries begin a batch."""
@@ -338,13 +337,13 @@ class SharedCores:
         ready = []
         for instance in self.instances:
             if instance.running:
-                free -= self.needed(instance)
+                free -= instance.takes
             elif instance.own + instance.others:
                 ready.append(instance)
         ready.sort(key=lambda i: i.latest - i.waiting_s)
         for instance in ready:
-            if self.needed(instance) <= free:
-                free -= self.needed(instance)
+            if instance.takes <= free:
+                free -= instance.takes
                 instance.begin(at, instance.own + instance.others)
 
     def ahead_of(self, waiting: Instance, deadline: float, now: float, seconds: float) -> tuple[float, float]:
@@ -355,23 +354,28 @@ class SharedCores:
         first. Deadlines there count as evenly spread over as much time as their work takes, up to the last one sent. But each of its batches
         waits for TURNS rounds at most, and for the batch that runs then.
         """
-        busy = needed = self.needed(waiting)
-        own, waits, held = seconds * needed, 0.0, [(seconds, needed)]
+        busy = needed = waiting.takes
+        own = work = seconds * needed
+        waits, held = 0.0, [(seconds, needed)]
         batch = waiting.by_size[waiting.most] * waiting.factor
         turns = batch * needed
         for other in self.instances:
-            if other is waiting or not (other.own or other.others) or other.waiting_s == SHUT:
+            there = other.own + other.others
+            if not there or other is waiting or other.waiting_s == SHUT:
                 continue
-            takes = self.needed(other)
+            takes, factor = other.takes, other.factor
             busy += takes
-            turns += other.by_size[min(other.most, other.own + other.others)] * other.factor * takes
-            before = other.waiting_s + other.table.seconds(other.rest) * other.factor
-            before = max(0.0, min(before, deadline - other.latest + before))
-            under_way = max(0.0, other.free_at - now)
-            held.append((under_way, takes))
+            turns += other.by_size[min(other.most, there)] * factor * takes
+            before = other.waiting_s + other.by_size[other.rest] * factor
+            if other.latest > deadline:
+                before = max(0.0, before + deadline - other.latest)
             waits += before * takes
-            own += (before + under_way) * takes if other.record.model == waiting.record.model else 0.0
-        work = waits + sum(until * cores for until, cores in held)
+            if other.free_at > now:
+                held.append((other.free_at - now, takes))
+                before += other.free_at - now
+            work += before * takes
+            if other.record.model == waiting.record.model:
+                own += before * takes
         if busy <= self.cores:
             free = seconds
         else:
