@@ -285,10 +285,7 @@ class Ensembles:
         for model in models:
             place, member = (0, None) if model is None else plan.group.by_model[model]
             parts.append(self._part(join, head, place, member, costs.get(model or "", limit)))
-        effects: list[Effect] = []
-        for part in parts:
-            effects.extend(self._take(part, now))
-        return effects
+        return [effect for part in parts for effect in self._take(part, now)]
 
     def _part(self, join: Join, head: QueryHead, place: int, member: Member | None, cost: float) -> Query:
         """The same query for one member; None: for whichever variant meets its needs. place: among all members, whoever is asked. cost: its share of what
@@ -444,21 +441,18 @@ def outputs_of(part: QueryPart) -> Outputs:
 def _prediction(join: Join, outputs: dict[str, Outputs], now: float) -> Prediction:
     query, plan = join.query, join.plan
     here = query.head.inputs_ref is None and query.refs is None
-    digest = digest_of(query.head.inputs) if here else None
-    head = query.head
-    found = Prediction(
+    return Prediction(
         query.uid,
         query.ask.app,
         query.ask.context,
-        digest,
+        digest_of(query.head.inputs) if here else None,
         now,
         plan.group.members,
         plan.p,
         outputs,
         query.ask.items,
-        head.id,
+        query.head.id,
         variants={part.stage: part.reply.variant for part in join.answered if part.reply is not None},
         floor=query.ask.accuracy or None,
+        arm=query.ask.arm,
     )
-    found.arm = query.ask.arm
-    return found

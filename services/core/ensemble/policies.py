@@ -52,7 +52,7 @@ class _Weighing:
         return [member.model for member in members]
 
     def combine(self, state: MemberWeights, members: Sequence[Member], outputs: Mapping[str, Outputs]) -> Combined:
-        return combined(self._present(state, members) if len(outputs) > 1 else {}, members, outputs)
+        return combined(self._now(state, members)[0] if len(outputs) > 1 else {}, members, outputs)
 
     def observe(
         self,
@@ -85,10 +85,6 @@ class _Weighing:
         state = decode(MemberWeights, data)
         logs = {model: log if math.isfinite(log) else 0.0 for model, log in state.logs.items()}
         return MemberWeights(logs, state.counts)
-
-    def _present(self, state: MemberWeights, members: Sequence[Member]) -> dict[str, float]:
-        """The shares."""
-        return self._now(state, members)[0]
 
     def _now(self, state: MemberWeights, members: Sequence[Member]) -> tuple[dict[str, float], list[Learnt]]:
         """The shares, and what is known. Those asked for last are kept: each query asks for them, and they are the same until there is feedback."""
@@ -147,7 +143,7 @@ class Exp3(_Learning):
 
     def select(self, state: MemberWeights, members: Sequence[Member], ask: Requirements, u: float) -> Sequence[str]:
         del ask
-        shares = self._present(state, members)
+        shares = self._now(state, members)[0]
         upto = 0.0
         for model in sorted(shares):  # dispatchers may list the members in another order
             upto += shares[model]
