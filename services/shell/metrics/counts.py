@@ -40,6 +40,7 @@ SHARES = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 MILLISECONDS = tuple(1000.0 * bound for bound in SECONDS)
 
 _what = attrgetter("app", "outcome", "variant", "policy")
+_part = attrgetter("app", "stage", "variant", "outcome")
 _code = attrgetter("code")
 _latency = attrgetter("latency_ms")
 _cost = attrgetter("cost")
@@ -197,13 +198,14 @@ class EventTotals:
         for row in rows:
             self._mistakes[(row.code,)] += row.count
 
-    def _several(self, rows: Iterable[OutcomeEvent]) -> None:
+    def _several(self, rows: Sequence[OutcomeEvent]) -> None:
         """Parts of queries, which are no queries, and the confidence of what several models answered."""
+        parts = Counter(_part(row) for row in rows if row.parent is not None)
+        for (app, stage, variant, outcome), count in parts.items():
+            key = (self._app(app), stage or "", variant or "", outcome)
+            self._parts[self._room(self._parts, key)] += count
         for row in rows:
-            if row.parent is not None:
-                key = (self._app(row.app), row.stage or "", row.variant or "", row.outcome)
-                self._parts[self._room(self._parts, key)] += 1
-            elif row.confidence is not None:
+            if row.parent is None and row.confidence is not None:
                 totals = self._apps.setdefault(self._app(row.app), AppTotals())
                 if totals.confidence is None:
                     totals.confidence = Histogram(SHARES)
