@@ -99,27 +99,36 @@ class NatsKeyValue:
             await self._jet.publish(self._subject(key), b"", mark)
 
     async def keys(self, under: str = "") -> list[str]:
-        found: dict[str, None] = {}
+        return [entry.key for entry in await self._present(under, headers_only=True)]
+
+    async def entries(self, under: str = "") -> list[KeyValueEntry]:
+        return await self._present(under)
+
+    async def _present(self, under: str, *, headers_only: bool = False) -> list[KeyValueEntry]:
+        found: dict[str, KeyValueEntry] = {}
         pattern = f"{self._subject(under)}.>" if under else f"{self._prefix}>"
 
-        def take(delivery: Delivery, _: int) -> None:
-            key = delivery.subject.removeprefix(self._prefix)
-            if _deleted(delivery):
-                found.pop(key, None)
-            else:
-                found[key] = None
+        def take(delivery: Delivery, revision: int) -> None:
+            entry = self._entry(delivery, revision)
+            found.pop(entry.key, None)
+            if entry.value is not None:
+                found[entry.key] = entry
 
-        await read_all(self._jet, self._stream, pattern, take, headers_only=True)
-        return list(found)
+        await read_all(self._jet, self._stream, pattern, take, headers_only=headers_only)
+        return list(found.values())
 
     async def watch(self, handler: Callable[[KeyValueEntry | None], None]) -> Subscription:
         def take(delivery: Delivery, revision: int) -> None:
-            value = None if _deleted(delivery) else delivery.data
-            handler(KeyValueEntry(delivery.subject.removeprefix(self._prefix), value, revision))
+            handler(self._entry(delivery, revision))
 
         reader = OrderedReader(self._jet, self._stream, f"{self._prefix}>", take, lambda: handler(None))
         await reader.start()
         return reader
+
+    def _entry(self, delivery: Delivery, revision: int) -> KeyValueEntry:
+        headers = delivery.headers or {}
+        deleted = headers.get(_OPERATION) in ("DEL", "PURGE") or "Nats-Marker-Reason" in headers
+        return KeyValueEntry(delivery.subject.removeprefix(self._prefix), None if deleted else delivery.data, revision)
 
     async def _last(self, key: str) -> KeyValueEntry:
         try:
@@ -133,11 +142,6 @@ class NatsKeyValue:
     def _subject(self, key: str) -> str:
         check_key(key)
         return self._prefix + key
-
-
-def _deleted(delivery: Delivery) -> bool:
-    headers = delivery.headers or {}
-    return headers.get(_OPERATION) in ("DEL", "PURGE") or "Nats-Marker-Reason" in headers
 
 
 CHUNK = 128 * 1024

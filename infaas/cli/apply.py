@@ -20,7 +20,6 @@ from bus.fields import Named, Number, fields_of, hints_of
 from bus.messages.catalog import AGREEMENT, AppRecord, Ensemble, Functions, ModelRecord
 from bus.messages.public import Register
 from bus.messages.verbs import AppSettings
-from bus.port import KeyValueEntry
 from bus.subjects import WITHOUT_APP
 from infaas.cli.options import DataDir, Json
 from infaas.cli.output import fail, progress, show, usage
@@ -157,10 +156,8 @@ def _render(document: Item) -> None:
 async def catalogue(client: Client) -> Catalog:
     """The apps and models of a running system."""
     bucket, found = await client.bus.key_value(client.subjects.catalog_bucket, create=False), Catalog()
-    keys = [*await bucket.keys("app"), *await bucket.keys("model")]
-    for entry in await asyncio.gather(*map(bucket.get, keys), return_exceptions=True):
-        if isinstance(entry, KeyValueEntry):  # else it has gone meanwhile
-            found.apply(entry.key, entry.value)
+    for entry in [*await bucket.entries("app"), *await bucket.entries("model")]:
+        found.apply(entry.key, entry.value)
     return found
 
 

@@ -349,14 +349,8 @@ class RegistrarEdge:
     async def _read(self, under: str = "") -> Catalog:
         """The records that are in the bucket now. A watch may lag behind what an operator has just changed."""
         found = Catalog()
-        keys = await self._catalog.keys(under)
-        for at in range(0, len(keys), TOGETHER):
-            entries = await asyncio.gather(*map(self._catalog.get, keys[at : at + TOGETHER]), return_exceptions=True)
-            for entry in entries:
-                if isinstance(entry, KeyValueEntry):
-                    found.apply(entry.key, entry.value)
-                elif not isinstance(entry, NotFound):
-                    raise entry
+        for entry in await self._catalog.entries(under):
+            found.apply(entry.key, entry.value)
         return found
 
     async def _reset_selection(self, command: ResetSelection) -> ContextsDeleted:
