@@ -143,7 +143,11 @@ async def check_system(system: SystemAddress) -> list[Finding]:
     nats = await run_async_check("nats", lambda: _nats(system.nats))
     parts = await _look_at_parts(system)
     if nats.state != "ok":
-        return [nats, await run_async_check("sql", lambda: _sql(system.sql)), *await _look_at_parts(system, parts)]
+        return [
+            nats,
+            await run_async_check("sql", lambda: asyncio.to_thread(_sql, system.sql)),
+            *await _look_at_parts(system, parts),
+        ]
     from bus.natsbus import NatsBus  # noqa: PLC0415
 
     try:
@@ -161,8 +165,8 @@ async def check_system(system: SystemAddress) -> list[Finding]:
         checks: dict[str, Callable[[], Awaitable[str]]] = {
             "jetstream": lambda: _jetstream(bus),
             "outcomes": lambda: _outcomes(bus, subjects),
-            "sql": lambda: _sql(system.sql),
-            "drift": lambda: _drift(system.sql),
+            "sql": lambda: asyncio.to_thread(_sql, system.sql),
+            "drift": lambda: asyncio.to_thread(_drift, system.sql),
             "dispatchers": lambda: _dispatchers(heartbeats),
             "workers": lambda: _workers(heartbeats),
             "clock": lambda: _clock(heartbeats),
@@ -348,11 +352,7 @@ async def _outcomes(bus: Bus, subjects: Subjects) -> str:
     return f"{waiting} batches wait for the database"
 
 
-async def _sql(dsn: str) -> str:
-    return await asyncio.to_thread(_sql_now, dsn)
-
-
-def _sql_now(dsn: str) -> str:
+def _sql(dsn: str) -> str:
     import psycopg  # noqa: PLC0415
 
     try:
@@ -371,12 +371,8 @@ def _sql_now(dsn: str) -> str:
     return seen
 
 
-async def _drift(dsn: str) -> str:
+def _drift(dsn: str) -> str:
     """Whether the apps' queries look like the validation sets."""
-    return await asyncio.to_thread(_drift_now, dsn)
-
-
-def _drift_now(dsn: str) -> str:
     import psycopg  # noqa: PLC0415
 
     from infaas.cli.history import DRIFT  # noqa: PLC0415
