@@ -104,6 +104,7 @@ class KeyValue(Protocol):
     async def keys(self, under: str = "") -> list[str]:
         """under: only keys that begin with this and a dot."""
         ...
+
     async def entries(self, under: str = "") -> list[KeyValueEntry]:
         """What these keys hold now, in the order in which they were written. It is read in one pass, however many they are."""
         ...

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from bus.codec import BadMessage, decode, encode
 from bus.durability import address_of, greeting, weaknesses
-from bus.login import Login, login_from
+from bus.login import Login, SystemAddress, login_from
 from bus.messages.fleet import DispatcherHeartbeat, WorkerHeartbeat
 from bus.messages.public import Listing, ListRequest
 from bus.port import Bus, BusError, Delivery, NoResponders
@@ -35,7 +35,7 @@ from infaas.cli.machine_checks import (
 from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import FAILED, Failure, drifted, line_width, missed_words, show
 from infaas.cli.parts import processes_of
-from infaas.connecting import SystemAddress, connect, data_place, locate
+from infaas.connecting import connect, data_place, locate
 from infaas.errors import InfaasError, NotConnected
 
 _MARKS = {"ok": "ok     ", "failed": "FAILED ", "skipped": "skipped"}
@@ -184,9 +184,10 @@ async def check_system(system: SystemAddress) -> list[Finding]:
 
 async def _look_at_parts(system: SystemAddress, before: list[Finding] | None = None) -> list[Finding]:
     """The first look that finds something counts: the other checks take seconds, in which a process may hang, or one that hung be replaced."""
-    if not system.metrics or any(one.state == "failed" for one in before or ()):
+    page = system.metrics
+    if not page or any(one.state == "failed" for one in before or ()):
         return before or []
-    return [await run_async_check("parts", lambda: _parts(system.metrics))]
+    return [await run_async_check("parts", lambda: _parts(page))]
 
 
 class _Heartbeats:
@@ -273,7 +274,7 @@ def check_certificates(system: SystemAddress, ca: str) -> list[Finding]:
     context = Login(tls_ca=ca).options()["tls"] if ca else ssl.create_default_context()
     context.check_hostname = False  # the names are others' business
     found = []
-    for name, url in (("NATS", system.nats), ("gateway", system.gateway), ("dashboard", system.dashboard)):
+    for name, url in (("NATS", system.nats), ("gateway", system.gateway or ""), ("dashboard", system.dashboard or "")):
         with suppress(OSError, ValueError):
             host, port = address_of(url.partition(",")[0]) if name == "NATS" else _https(url)
             try:

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from bus.fields import meant
+from bus.login import SystemAddress
 from infaas.cli.options import DataDir, Json
 from infaas.cli.output import Column, line_width, print_json, print_table, show, usage
-from infaas.connecting import SystemAddress, data_place, read_endpoints
+from infaas.connecting import data_place, read_endpoints
 from services.core.settings import Setting, Settings, described
 from services.core.settings.fields import NAME_IN_KEY
 from services.core.toml import value_text
