@@ -62,7 +62,7 @@ def settings(
     if toml:
         print(as_toml(shown))
     elif json:
-        print_json([{**one._asdict(), "variable": _variable(one.key)} for one in shown])
+        print_json([{**one._asdict(), "variable": f"INFAAS_{one.key.upper().replace('.', '__')}"} for one in shown])
     else:
         for line in as_text(shown, line_width()):
             print(line)
@@ -141,8 +141,3 @@ def as_toml(shown: list[Setting]) -> str:
 
 def _default(one: Setting) -> str:
     return "(must be given)" if one.default is None else value_text(one.default)
-
-
-def _variable(key: str) -> str:
-    """The variable that sets it. Settings outside the sections have names of their own, INFAAS_PREFIX."""
-    return f"INFAAS_{key.upper().replace('.', '__')}"

@@ -1,10 +1,12 @@
 """The SQL table of each kind of event, and an event as one row of it. The columns have the names of the event's fields."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
+import psycopg
 from msgspec import Struct
 
 from bus.messages.events import EVENTS, Event
@@ -90,6 +92,30 @@ def moment(seconds: float) -> datetime:
         raise OverflowError(f"{seconds} is no time") from error
 
 
+class Rejected(NamedTuple):
+    """A message that cannot be written, and why."""
+
+    subject: str
+    reason: str
+    body: bytes
+
+
+def printable(text: str) -> str:
+    """The text without NUL, which PostgreSQL does not take."""
+    return text.replace("\0", "\ufffd")
+
+
+def set_aside(connection: psycopg.Connection[Any], rejected: Iterable[Rejected]) -> None:
+    """Keep what cannot be recorded. Raises psycopg.Error."""
+    connection.cursor().executemany(
+        "INSERT INTO infaas_internal.rejected (digest, subject, reason, body) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING",
+        [
+            (hashlib.sha256(one.subject.encode() + b"\0" + one.body).digest(), *map(printable, one[:2]), one.body)
+            for one in rejected
+        ],
+    )
+
+
 def _values(columns: tuple[str, ...], types: tuple[str, ...]) -> Callable[[Sequence[Event]], list[tuple[Any, ...]]]:
     ids = [i for i, kind in enumerate(types) if kind == "uuid"]
     free = [i for i, column in enumerate(columns) if column in _FREE]
@@ -108,9 +134,7 @@ def _values(columns: tuple[str, ...], types: tuple[str, ...]) -> Callable[[Seque
         for i in free:
             texts = [row[i] for row in rows if row[i]]
             if "\0" in "".join(texts) or max(map(len, texts), default=0) > MOST_TEXT:
-                rows = [
-                    (*row[:i], row[i] and row[i][:MOST_TEXT].replace("\0", "\ufffd"), *row[i + 1 :]) for row in rows
-                ]
+                rows = [(*row[:i], row[i] and printable(row[i][:MOST_TEXT]), *row[i + 1 :]) for row in rows]
         return rows
 
     return values

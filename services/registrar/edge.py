@@ -48,7 +48,6 @@ from services.registrar.commands import (
     ClaimRegistration,
     ContextsDeleted,
     Finish,
-    ForgetStatus,
     MarkCancelled,
     Noted,
     Pruned,
@@ -102,7 +101,6 @@ class RegistrarEdge:
             TakeOverRegistration: self._take_over,
             MarkCancelled: self._mark_cancelled,
             PutStatus: self._put_status,
-            ForgetStatus: self._forget_status,
             **dict.fromkeys(AMENDMENTS, self._change_app),
             SetSelection: self._set_selection,
             SetReplicas: self._set_replicas,
@@ -217,10 +215,8 @@ class RegistrarEdge:
                 return changed
 
     async def _put_status(self, command: PutStatus) -> None:
-        await self._status.put(f"registration.{command.status.registration}", encode(command.status))
-
-    async def _forget_status(self, command: ForgetStatus) -> None:
-        await self._status.delete(f"registration.{command.registration}")
+        key = f"registration.{command.registration}"
+        await (self._status.put(key, encode(command.status)) if command.status else self._status.delete(key))
 
     async def _finish(self, command: Finish) -> Pruned | None:
         """The record goes last: as long as it is there, what failed is tried again."""
