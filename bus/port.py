@@ -4,10 +4,12 @@ Core messages are delivered at most once, in order per publisher. Durable messag
 least once. Handlers are plain functions. The event loop calls them in the order of arrival. They must not block.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
+T, R = TypeVar("T"), TypeVar("R")
 OTHER_LOOP = (
     "this client belongs to the event loop in which it was connected, and this is another one: connect again in this one, or use "
     "infaas.connect_blocking(), which works anywhere"
@@ -240,3 +242,11 @@ class Bus(Protocol):
         """Take no new messages, handle those that have arrived, send those that are buffered, then close."""
 
     async def close(self) -> None: ...
+
+
+async def together(work: Callable[[T], Awaitable[R]], arguments: Sequence[T], at_once: int) -> list[R]:
+    """What the work returns for each argument, in their order, with so many under way."""
+    found: list[R] = []
+    for at in range(0, len(arguments), at_once):
+        found += await asyncio.gather(*map(work, arguments[at : at + at_once]))
+    return found

@@ -18,7 +18,7 @@ from bus.messages.catalog import Profile, Signature
 from bus.messages.flow import Payload, id_digest
 from bus.messages.jobs import JobStatus
 from bus.messages.public import ContainerReport, RegistrationStatus, Tensor
-from bus.port import KeyValue, NotFound
+from bus.port import KeyValue, NotFound, together
 from bus.tensors import BadTensor, to_array
 from infaas.cli.options import DataDir, Json
 from infaas.cli.output import fail, one_line, print_variants, progress_bars, show
@@ -67,10 +67,7 @@ async def read_kept(client: Client, app: str) -> list[Payload]:
         except NotFound:  # its time was over
             return None
 
-    found: list[Payload] = []
-    for at in range(0, len(keys), TOGETHER):
-        found += filter(None, await asyncio.gather(*map(one, keys[at : at + TOGETHER])))
-    return sorted(found, key=lambda payload: payload.time)
+    return sorted(filter(None, await together(one, keys, TOGETHER)), key=lambda payload: payload.time)
 
 
 async def delete_kept(client: Client, app: str, id: str | None = None) -> int:
@@ -79,8 +76,7 @@ async def delete_kept(client: Client, app: str, id: str | None = None) -> int:
     keys = await bucket.keys(check_name(app, "app"))
     if id is not None:
         keys = [key for key in keys if id == key.split(".")[1] or id_digest(id) == key.split(".")[2]]
-    for at in range(0, len(keys), TOGETHER):
-        await asyncio.gather(*map(bucket.delete, keys[at : at + TOGETHER]))
+    await together(bucket.delete, keys, TOGETHER)
     return len(keys)
 
 

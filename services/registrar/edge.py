@@ -23,7 +23,7 @@ from bus.messages.verbs import (
     UnlinkModel,
 )
 from bus.messages.work import ArtifactsKept
-from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, WrongRevision
+from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, WrongRevision, together
 from bus.subjects import Subjects
 from services.core.batching import batching_key
 from services.core.catalog import (
@@ -474,9 +474,7 @@ def _reservation(model: str, version: str) -> str:
 
 
 async def _delete_all(bucket: KeyValue, under: str) -> None:
-    keys = await bucket.keys(under)
-    for at in range(0, len(keys), TOGETHER):
-        await asyncio.gather(*map(bucket.delete, keys[at : at + TOGETHER]))
+    await together(bucket.delete, await bucket.keys(under), TOGETHER)
 
 
 async def _get(bucket: KeyValue, key: str, message: type[_Message]) -> _Message | None:
