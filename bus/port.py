@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 OTHER_LOOP = (
     "this client belongs to the event loop in which it was connected, and this is another one: connect again in this one, or use "
     "infaas.connect_blocking(), which works anywhere"
