@@ -18,7 +18,8 @@ from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord, value_of
 from bus.subjects import WITHOUT_APP
 from services.core.catalog import target_of
 from services.core.cost import PER_CORE, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms, pays_whole
-from services.recorder.tables import Rejected, moment, set_aside
+from services.recorder.events import Rejected, set_aside
+from services.recorder.tables import moment
 from services.shell.store import Store
 
 log = logging.getLogger(__name__)

@@ -5,6 +5,7 @@ unique by uid (schema/0001_events.sql says how). Rows that the database refuses 
 with the reason; the rows around them are written.
 """
 
+import hashlib
 import logging
 import math
 from collections import Counter
@@ -30,7 +31,7 @@ from bus.messages.scaling import DemandHistory
 from bus.subjects import WITHOUT_APP
 from services.core.catalog import UNREAD
 from services.core.outcomes import is_client_error, meaning
-from services.recorder.tables import TABLES, Batch, EventTable, Rejected, moment, printable, set_aside
+from services.recorder.tables import TABLES, Batch, EventTable, moment, printable
 from services.shell.store import Store, copy, uuid_array
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,14 @@ class KnownOutcome(NamedTuple):
     code: str | None
     worker: str | None
     cost: float
+
+
+class Rejected(NamedTuple):
+    """A message that cannot be written, and why."""
+
+    subject: str
+    reason: str
+    body: bytes
 
 
 class EventWriter:
@@ -137,6 +146,17 @@ class EventWriter:
                 "DELETE FROM infaas_internal.instances i WHERE since < now() - interval '7 days'"
                 " AND NOT EXISTS (SELECT FROM infaas_internal.live_instances l WHERE l.instance = i.instance)"
             )
+
+
+def set_aside(connection: psycopg.Connection[Any], rejected: Iterable[Rejected]) -> None:
+    """Keep what cannot be recorded. Raises psycopg.Error."""
+    connection.cursor().executemany(
+        "INSERT INTO infaas_internal.rejected (digest, subject, reason, body) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING",
+        [
+            (hashlib.sha256(one.subject.encode() + b"\0" + one.body).digest(), *map(printable, one[:2]), one.body)
+            for one in rejected
+        ],
+    )
 
 
 def _read(message: EventMessage) -> BatchPart | Rejected:

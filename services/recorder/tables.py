@@ -1,12 +1,10 @@
 """The SQL table of each kind of event, and an event as one row of it. The columns have the names of the event's fields."""
 
-import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
-import psycopg
 from msgspec import Struct
 
 from bus.messages.events import EVENTS, Event
@@ -92,28 +90,9 @@ def moment(seconds: float) -> datetime:
         raise OverflowError(f"{seconds} is no time") from error
 
 
-class Rejected(NamedTuple):
-    """A message that cannot be written, and why."""
-
-    subject: str
-    reason: str
-    body: bytes
-
-
 def printable(text: str) -> str:
     """The text without NUL, which PostgreSQL does not take."""
     return text.replace("\0", "\ufffd")
-
-
-def set_aside(connection: psycopg.Connection[Any], rejected: Iterable[Rejected]) -> None:
-    """Keep what cannot be recorded. Raises psycopg.Error."""
-    connection.cursor().executemany(
-        "INSERT INTO infaas_internal.rejected (digest, subject, reason, body) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING",
-        [
-            (hashlib.sha256(one.subject.encode() + b"\0" + one.body).digest(), *map(printable, one[:2]), one.body)
-            for one in rejected
-        ],
-    )
 
 
 def _values(columns: tuple[str, ...], types: tuple[str, ...]) -> Callable[[Sequence[Event]], list[tuple[Any, ...]]]:
