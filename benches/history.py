@@ -32,8 +32,9 @@ from psycopg.conninfo import make_conninfo
 from streamlit.testing.v1 import AppTest
 
 from bus.codec import encode
+from bus.login import SystemAddress
 from dashboard.serve import set_system_address
-from infaas.connecting import SystemAddress, read_endpoints
+from infaas.connecting import read_endpoints
 from services.core.catalog import key_of
 from services.recorder.catalog import CatalogWriter
 from services.recorder.events import Maintenance

@@ -1,5 +1,6 @@
 """The credentials of a NATS connection: the key that `infaas auth` created, the connection's own inboxes, and TLS."""
 
+import os
 import re
 import ssl
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from bus.port import BadLogin
 
 _SEED = re.compile(r"^\s*(SU[A-Z2-7]{56})\s*$", re.MULTILINE)
 _INBOX = re.compile(r"^#\s*inbox:\s*(\S+)\s*$", re.MULTILINE)
+ENDPOINTS = "endpoints.json"  # the file that `infaas up` writes into its data directory
 # The short names of environment variables, for the client library and the commands. Services also read INFAAS_BUS__... (docs/settings.md).
 VARIABLES = {
     "nkey_seed": "INFAAS_NKEY_SEED",
@@ -66,6 +68,34 @@ class Login(Struct, frozen=True, kw_only=True):
                 f"TLS cannot be set up from tls_ca {self.tls_ca[:200]!r}, tls_certificate {self.tls_certificate!r} and tls_key: {error.strerror or error}"
             ) from error
         return context
+
+
+class SystemAddress(Struct, frozen=True):
+    """Where a system is, as `infaas up` writes it into its data directory: URLs with credentials.
+
+    sql: of the read-only role. writer: of the recorder's role. dashboard to metrics: of these pages; None: there are none. settings: those that
+    decide what is scaled, as a tree, so that `infaas shadow` starts from them. given: value and origin of all that were set, by key;
+    config: the file that did. login: an operator's, for commands. data_dir: the directory that they were read from, if any.
+    """
+
+    nats: str
+    sql: str
+    prefix: str = "infaas"
+    data_dir: Path | None = None
+    writer: str = ""
+    dashboard: str | None = None
+    gateway: str | None = None
+    gateway_grpc: str | None = None
+    metrics: str | None = None
+    settings: dict[str, Any] = {}
+    given: dict[str, tuple[Any, str]] = {}
+    config: str | None = None
+    login: Login = Login()
+
+    @property
+    def monitoring(self) -> str:
+        """Where its NATS servers show their settings, as `bus.durability.weaknesses` takes it."""
+        return str(self.given.get("bus.monitoring", ("",))[0] or os.environ.get("INFAAS_BUS__MONITORING", ""))
 
 
 def login_from(environ: Mapping[str, str]) -> Login:

@@ -186,7 +186,7 @@ class MemoryBus:
     ) -> None:
         self.name = name
         self._broker = broker or Broker()
-        self._report = on_error or _log_error
+        self._report = on_error or log_error
         self._inbox = f"{self.new_inbox()}."
         self._waiting: dict[str, asyncio.Future[Delivery]] = {}
         self._callbacks: list[Callable[[Status], None]] = []
@@ -367,5 +367,6 @@ class MemoryBus:
             raise BusClosed("this connection to the bus is closed")
 
 
-def _log_error(error: Exception) -> None:
+def log_error(error: Exception) -> None:
+    """What a bus does with an error of a handler unless it is told another way."""
     _log.error("bus: %s", error, exc_info=error)

@@ -238,8 +238,12 @@ class MemoryKeyValue:
         self._set(key, None)
 
     async def keys(self, under: str = "") -> list[str]:
+        return [entry.key for entry in await self.entries(under)]
+
+    async def entries(self, under: str = "") -> list[KeyValueEntry]:
         first = f"{under}." if under else ""
-        return [e.key for e in self._entries.values() if e.value is not None and e.key.startswith(first)]
+        found = [e for e in self._entries.values() if e.value is not None and e.key.startswith(first)]
+        return sorted(found, key=lambda entry: entry.revision)
 
     async def watch(self, handler: Callable[[KeyValueEntry | None], None]) -> MemoryWatch:
         watch = MemoryWatch(self._watches, handler, self._report)

@@ -40,28 +40,16 @@ class NatsKeyValue:
         self._prefix = f"$KV.{bucket}."
 
     async def open(self, *, create: bool, max_age_s: float = 0.0, max_bytes: int = 0) -> None:
-        if not create:
-            await self._jet.stream_info(self._stream)
-            return
         config = {
-            "name": self._stream,
             "subjects": [f"{self._prefix}>"],
             "max_msgs_per_subject": 1,
-            "max_msgs": -1,
             "max_bytes": max_bytes or -1,
-            "max_consumers": -1,
-            "max_msg_size": -1,
-            "max_age": int(max_age_s * NANO),
             "discard": "old" if max_bytes else "new",
-            "storage": "file",
-            "duplicate_window": int(min(120.0, max_age_s or 120.0) * NANO),
-            "allow_rollup_hdrs": True,
             "deny_delete": True,
-            "allow_direct": True,
             "allow_msg_ttl": True,
         }
-        limits = ("max_age", "max_bytes", "duplicate_window") if max_age_s else ()
-        await self._jet.create_stream(config, ("allow_msg_ttl", *limits))
+        update = ("allow_msg_ttl", *(["max_bytes"] if max_age_s else ()))
+        await _open(self._jet, self._stream, config, update, max_age_s, create=create)
 
     async def put(self, key: str, value: bytes) -> int:
         return await self._jet.publish(self._subject(key), value)
@@ -99,27 +87,36 @@ class NatsKeyValue:
             await self._jet.publish(self._subject(key), b"", mark)
 
     async def keys(self, under: str = "") -> list[str]:
-        found: dict[str, None] = {}
+        return [entry.key for entry in await self._present(under, headers_only=True)]
+
+    async def entries(self, under: str = "") -> list[KeyValueEntry]:
+        return await self._present(under)
+
+    async def _present(self, under: str, *, headers_only: bool = False) -> list[KeyValueEntry]:
+        found: dict[str, KeyValueEntry] = {}
         pattern = f"{self._subject(under)}.>" if under else f"{self._prefix}>"
 
-        def take(delivery: Delivery, _: int) -> None:
-            key = delivery.subject.removeprefix(self._prefix)
-            if _deleted(delivery):
-                found.pop(key, None)
-            else:
-                found[key] = None
+        def take(delivery: Delivery, revision: int) -> None:
+            entry = self._entry(delivery, revision)
+            found.pop(entry.key, None)
+            if entry.value is not None:
+                found[entry.key] = entry
 
-        await read_all(self._jet, self._stream, pattern, take, headers_only=True)
-        return list(found)
+        await read_all(self._jet, self._stream, pattern, take, headers_only=headers_only)
+        return list(found.values())
 
     async def watch(self, handler: Callable[[KeyValueEntry | None], None]) -> Subscription:
         def take(delivery: Delivery, revision: int) -> None:
-            value = None if _deleted(delivery) else delivery.data
-            handler(KeyValueEntry(delivery.subject.removeprefix(self._prefix), value, revision))
+            handler(self._entry(delivery, revision))
 
         reader = OrderedReader(self._jet, self._stream, f"{self._prefix}>", take, lambda: handler(None))
         await reader.start()
         return reader
+
+    def _entry(self, delivery: Delivery, revision: int) -> KeyValueEntry:
+        headers = delivery.headers or {}
+        deleted = headers.get(_OPERATION) in ("DEL", "PURGE") or "Nats-Marker-Reason" in headers
+        return KeyValueEntry(delivery.subject.removeprefix(self._prefix), None if deleted else delivery.data, revision)
 
     async def _last(self, key: str) -> KeyValueEntry:
         try:
@@ -133,11 +130,6 @@ class NatsKeyValue:
     def _subject(self, key: str) -> str:
         check_key(key)
         return self._prefix + key
-
-
-def _deleted(delivery: Delivery) -> bool:
-    headers = delivery.headers or {}
-    return headers.get(_OPERATION) in ("DEL", "PURGE") or "Nats-Marker-Reason" in headers
 
 
 CHUNK = 128 * 1024
@@ -170,28 +162,12 @@ class NatsObjectStore:
         self._stream = f"OBJ_{bucket}"
 
     async def open(self, *, max_age_s: float, create: bool) -> None:
-        if not create:
-            try:
-                await self._jet.stream_info(self._stream)
-            except NotFound:
-                raise NotFound(f"no bucket {self._bucket}") from None
-            return
-        window = min(120.0, max_age_s) if max_age_s else 120.0
         config = {
-            "name": self._stream,
             "subjects": [f"$O.{self._bucket}.C.>", f"$O.{self._bucket}.M.>"],
-            "max_age": int(max_age_s * NANO),
-            "max_msgs": -1,
             "max_bytes": -1,
-            "max_consumers": -1,
-            "max_msg_size": -1,
             "discard": "new",
-            "storage": "file",
-            "duplicate_window": int(window * NANO),
-            "allow_rollup_hdrs": True,
-            "allow_direct": True,
         }
-        await self._jet.create_stream(config, ("max_age", "duplicate_window") if max_age_s else ())
+        await _open(self._jet, self._stream, config, (), max_age_s, create=create)
 
     async def put(self, key: str, data: bytes | Path | Sequence[Buffer]) -> None:
         before = await self._find(key)
@@ -355,6 +331,21 @@ class NatsObjectStore:
         finally:
             puller.stop()
             await drop_consumer(self._jet, self._stream, name)
+
+
+async def _open(
+    jet: JetStream, stream: str, config: dict[str, Any], update: tuple[str, ...], max_age_s: float, *, create: bool
+) -> None:
+    """Find a bucket's stream, or make it. config: what is not the same for all buckets. update: as of `Streams.make`. Raises NotFound."""
+    if not create:
+        try:
+            await jet.stream_info(stream)
+        except NotFound:
+            raise NotFound(f"no bucket {stream.partition('_')[2]}") from None
+        return
+    ages = {"max_age": int(max_age_s * NANO), "duplicate_window": int(min(120.0, max_age_s or 120.0) * NANO)}
+    same = {"name": stream, "storage": "file", "allow_rollup_hdrs": True, "allow_direct": True}
+    await jet.streams.make(same | ages | config, (*update, *(ages if max_age_s else ())))
 
 
 async def _pieces(data: bytes | Path | Sequence[Buffer], hashed: Callable[[Buffer], None]) -> AsyncIterator[Buffer]:

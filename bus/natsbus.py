@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Self
 
-from bus.memory import Broker
+from bus.memory import Broker, log_error
 from bus.natsbehind import Behind
 from bus.natsbuckets import NatsKeyValue, NatsObjectStore
 from bus.natsclient import DirectClient, LostConnection, NatsError, NatsSubscription, UnexpectedEOF
@@ -73,7 +73,7 @@ class NatsBus:
     def __init__(
         self, *, on_error: Callable[[Exception], None] | None = None, max_pending_bytes: int = MOST_PENDING
     ) -> None:
-        self._report = on_error or _log_error
+        self._report = on_error or log_error
         self._client = DirectClient(self._handler_failed, self._complained, max_pending_bytes)
         self._callbacks: list[Callable[[Status], None]] = []
         self._on_denied: list[Callable[[str], bool]] = []
@@ -424,10 +424,6 @@ class _Twice(NamedTuple):
 def _expire(answer: "asyncio.Future[Delivery]", subject: str, timeout: float) -> None:
     if not answer.done():
         answer.set_exception(RequestTimeout(f"no answer on {subject} within {timeout} s"))
-
-
-def _log_error(error: Exception) -> None:
-    _log.error("bus: %s", error, exc_info=error)
 
 
 def _short(error: Exception | None) -> str:

@@ -244,10 +244,6 @@ class JetStream:
     async def stream_info(self, stream: str) -> dict[str, Any]:
         return await self.call(f"STREAM.INFO.{stream}")
 
-    async def create_stream(self, config: dict[str, Any], update: tuple[str, ...] = ()) -> None:
-        """Make sure the stream exists; where it does with another configuration, the keys in `update` are brought in line."""
-        await self.streams.make(config, update)
-
     async def ensure_stream(self, spec: StreamSpec) -> None:
         window = min(DUPLICATE_WINDOW_S, spec.max_age_s) if spec.max_age_s else DUPLICATE_WINDOW_S
         config = {
@@ -258,13 +254,11 @@ class JetStream:
             "max_age": int(spec.max_age_s * NANO),
             "discard": "new" if spec.full == "refuse" else "old",
             "storage": "memory" if spec.memory else "file",
-            "max_consumers": -1,
-            "max_msgs": -1,
             "duplicate_window": int(window * NANO),
             "allow_direct": True,
         }
         changeable = ("subjects", "max_bytes", "max_age", "discard", "duplicate_window", "retention", "storage")
-        await self.create_stream(config, changeable)
+        await self.streams.make(config, changeable)
 
     async def create_consumer(self, stream: str, config: dict[str, Any]) -> dict[str, Any]:
         """Create a consumer, or confirm that it exists. Returns its info."""

@@ -4,10 +4,13 @@ Core messages are delivered at most once, in order per publisher. Durable messag
 least once. Handlers are plain functions. The event loop calls them in the order of arrival. They must not block.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
+T = TypeVar("T")
+R = TypeVar("R")
 OTHER_LOOP = (
     "this client belongs to the event loop in which it was connected, and this is another one: connect again in this one, or use "
     "infaas.connect_blocking(), which works anywhere"
@@ -103,6 +106,10 @@ class KeyValue(Protocol):
     async def delete(self, key: str) -> None: ...
     async def keys(self, under: str = "") -> list[str]:
         """under: only keys that begin with this and a dot."""
+        ...
+
+    async def entries(self, under: str = "") -> list[KeyValueEntry]:
+        """What these keys hold now, in the order in which they were written. It is read in one pass, however many they are."""
         ...
 
     async def watch(self, handler: Callable[[KeyValueEntry | None], None]) -> Subscription:
@@ -236,3 +243,11 @@ class Bus(Protocol):
         """Take no new messages, handle those that have arrived, send those that are buffered, then close."""
 
     async def close(self) -> None: ...
+
+
+async def together(work: Callable[[T], Awaitable[R]], arguments: Sequence[T], at_once: int) -> list[R]:
+    """What the work returns for each argument, in their order, with so many under way."""
+    found: list[R] = []
+    for at in range(0, len(arguments), at_once):
+        found += await asyncio.gather(*map(work, arguments[at : at + at_once]))
+    return found

@@ -19,8 +19,9 @@ from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
+from bus.login import SystemAddress
 from dashboard import NEEDS, can_show
-from infaas.connecting import SystemAddress, data_place, locate
+from infaas.connecting import data_place, locate
 from infaas.logfiles import LOGS
 
 if TYPE_CHECKING:

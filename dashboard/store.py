@@ -25,13 +25,14 @@ from psycopg.types.numeric import FloatLoader
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from bus.durability import weaknesses
+from bus.login import SystemAddress
 from bus.subjects import WITHOUT_APP
 from dashboard import formats
 from dashboard.serve import FAILURES, STATEMENTS, log_directory, system_address
 from dashboard.window import Window
 from infaas.answers import Answer
 from infaas.blocking import Infaas, connect_blocking
-from infaas.connecting import SystemAddress, read_endpoints
+from infaas.connecting import read_endpoints
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 
 Result = TypeVar("Result")
@@ -265,7 +266,7 @@ class _Aside(Generic[Result]):
 def not_ready() -> list[str]:
     """What the system on this machine says that it lacks (`/readyz`, docs/metrics.md). Empty if it lacks nothing or cannot be asked."""
     try:
-        page = urlsplit(read_endpoints(log_directory().parent).metrics)
+        page = urlsplit(read_endpoints(log_directory().parent).metrics or "")
         connection = HTTPConnection(page.hostname or "", page.port, timeout=CONNECT_S)
         try:
             connection.request("GET", "/readyz")

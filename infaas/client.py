@@ -13,6 +13,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
@@ -50,7 +51,7 @@ from infaas.queries import (
 from infaas.tables import as_inputs, is_plain
 
 if TYPE_CHECKING:
-    from infaas.following import JobUploads
+    from infaas.following import Jobs
     from infaas.following import OnProgress as OnJobProgress
     from infaas.registering import Arrays
 
@@ -74,7 +75,6 @@ class Client:
         self._owns_bus = owns_bus
         self._inputs: ObjectStore | None = None
         self._files = files
-        self._uploads: JobUploads | None = None
         self._cleaning: set[asyncio.Task[None]] = set()
 
     async def open(self) -> Self:
@@ -384,30 +384,18 @@ class Client:
         takes them, and `wait_job` or `save_output` brings the output, which ends in .npy, .jsonl or .msgpack. input may also be what `query` takes. accuracy: least accuracy, 0..1. model, variant: only this one. job: your own id
         for the job. measure: the app's own metric in place of accuracy, {"mae": 60}. Returns the job's id at once. Raises Refused, which names the wrong field.
         """
-        from infaas import following  # noqa: PLC0415  (a query needs none of it)
-
-        app, files = check_name(app, "app"), self._job_files()
+        app = check_name(app, "app")
         wishes = check_needs({"accuracy": accuracy, "model": model, "variant": variant, **(measure or {})})
-        job = job or following.new_id()
-        target, source = files.target(app, job, output), ""
-        try:
-            source = await files.source(app, job, input, lambda x: self._fitted(app, x, model, always=True))
-            return await following.submit(self.bus, self.subjects, app, source, target, job=job, **wishes)
-        except BaseException as error:
-            files.awaited.pop(job, None)
-            if isinstance(error, InfaasError):
-                await files.discard(source)
-            raise
+        fitted = partial(self._fitted, app, model=model, always=True)
+        return await self._jobs.submit(app, input, output, job, fitted, **wishes)
 
     async def save_output(self, job: str, path: str | Path) -> None:
         """Write the output of a job that is done to a file of this machine, if it is not there but in a bucket. Raises BadInput."""
-        await self._job_files().save(await self.job(job), Path(path))
+        await self._jobs.save(await self.job(job), Path(path))
 
     async def job(self, job: str) -> JobStatus:
         """The last status of a job: `state`, `done` of `total` items, `cost`, and the `reason` if it failed."""
-        from infaas import following  # noqa: PLC0415
-
-        return await following.status(self.bus, self.subjects, check_name(job, "job"))
+        return await self._jobs.status(check_name(job, "job"))
 
     async def wait_job(
         self, job: str, *, on_progress: "OnJobProgress | None" = None, timeout: float | None = None
@@ -417,22 +405,19 @@ class Client:
         on_progress gets every status. timeout: seconds to wait; after that Timeout is raised, and the job continues. Of a job that this
         client has submitted, the output is where it was asked for.
         """
-        return await self._job_files().wait(check_name(job, "job"), on_progress, timeout)
+        return await self._jobs.wait(check_name(job, "job"), on_progress, timeout)
 
     async def cancel_job(self, job: str) -> None:
         """Stop a job and delete the output written so far. Raises Refused if the job has ended."""
-        from infaas import following  # noqa: PLC0415
-
-        await following.cancel(self.bus, self.subjects, check_name(job, "job"))
-        self._job_files().awaited.pop(job, None)
+        await self._jobs.cancel(check_name(job, "job"))
 
     # -- internals
 
-    def _job_files(self) -> "JobUploads":
-        from infaas.following import JobUploads  # noqa: PLC0415  (a query needs none of it)
+    @cached_property
+    def _jobs(self) -> "Jobs":
+        from infaas.following import Jobs  # noqa: PLC0415  (a query needs none of it)
 
-        self._uploads = self._uploads or JobUploads(self.bus, self.subjects, self._files)
-        return self._uploads
+        return Jobs(self.bus, self.subjects, self._files)
 
     async def _fitted(self, app: str | None, x: Any, model: str | None, *, always: bool = False) -> Any:
         """Inputs as the app takes them, by the signature that the system tells of it. always: also arrays and lists. Raises BadInput."""

@@ -4,11 +4,14 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bus.login import Login, login_from, merged
+from msgspec import ValidationError, convert
+from msgspec.structs import replace
+
+from bus.login import ENDPOINTS, Login, SystemAddress, login_from, merged
 from bus.port import BadLogin, BusError
 from infaas.errors import NotConnected
 
@@ -17,37 +20,9 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-ENDPOINTS = "endpoints.json"  # the file that `infaas up` writes into its data directory
 DEFAULT_DATA_DIR = ".infaas"
 DEFAULT_NATS = "nats://127.0.0.1:4222"
 DEFAULT_SQL = "postgresql://infaas_reader@127.0.0.1:5433/infaas"
-
-
-@dataclass(frozen=True)
-class SystemAddress:
-    """URLs with credentials; "" if unknown. sql: of the read-only role. writer: of the recorder's role. metrics, dashboard, gateway: of these pages.
-
-    data_dir: the data directory that they were read from, if any. settings: those that decide what is scaled, as far as known. given: value and
-    origin of all that were set, by key; config: the file that did. login: an operator's.
-    """
-
-    nats: str
-    sql: str
-    prefix: str = "infaas"
-    data_dir: Path | None = None
-    writer: str = ""
-    metrics: str = ""
-    dashboard: str = ""
-    gateway: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    given: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    config: str | None = None
-    login: Login = field(default_factory=Login)
-
-    @property
-    def monitoring(self) -> str:
-        """Where its NATS servers show their settings, as `bus.durability.weaknesses` takes it."""
-        return str(self.given.get("bus.monitoring", ("",))[0] or os.environ.get("INFAAS_BUS__MONITORING", ""))
 
 
 def data_place(data_dir: str | Path | None = None) -> Path:
@@ -85,33 +60,17 @@ def read_endpoints(data_dir: Path) -> SystemAddress:
     path = data_dir / ENDPOINTS
     start = f"start one with `infaas up --data-dir {data_dir}`"
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
+        found = convert(content, SystemAddress)
     except FileNotFoundError:
         raise NotConnected(f"no system runs in {data_dir}: {start}") from None
     except OSError as error:
         raise NotConnected(f"cannot read {path}: {error.strerror}; does it belong to another user?") from error
-    except ValueError as error:
+    except (ValueError, ValidationError) as error:
         raise NotConnected(f"{path} is damaged ({error}); {start}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("nats"), str) or not isinstance(found.get("sql"), str):
-        raise NotConnected(f"{path} is damaged (no nats and sql in it); {start}")
-    if not found.get("running"):
+    if not content.get("running"):
         raise NotConnected(f"the system in {data_dir} is stopped: {start}")
-    prefix, writer = str(found.get("prefix", "infaas")), str(found.get("writer", ""))
-    settings, given = found.get("settings"), found.get("given")
-    return SystemAddress(
-        nats=found["nats"],
-        sql=found["sql"],
-        prefix=prefix,
-        data_dir=data_dir,
-        writer=writer,
-        metrics=str(found.get("metrics") or ""),
-        dashboard=str(found.get("dashboard") or ""),
-        gateway=str(found.get("gateway") or ""),
-        settings=settings if isinstance(settings, dict) else {},
-        given=given if isinstance(given, dict) else {},
-        config=found.get("config"),
-        login=Login(**found.get("login", {})),
-    )
+    return replace(found, data_dir=data_dir)
 
 
 def why_not(error: Exception, *, named: bool) -> str:

@@ -184,66 +184,80 @@ async def submit(
         raise NotConnected(str(error)) from error
 
 
-async def status(bus: Bus, subjects: Subjects, job: str) -> JobStatus:
-    """The job's last status. Raises Refused if no job has this id, and NotConnected."""
-    return await asked(bus, subjects.job_status(job), JobStatus, COORDINATOR)
-
-
-async def cancel(bus: Bus, subjects: Subjects, job: str) -> None:
-    """Stop the job. Raises Refused if it has ended or is unknown, and NotConnected."""
-    await asked(bus, subjects.job_cancel(job), JobCancelled, COORDINATOR)
-
-
-async def wait(
-    bus: Bus, subjects: Subjects, job: str, on_progress: OnProgress | None = None, timeout: float | None = None
-) -> JobStatus:
-    """Follow a job until it is done, failed or cancelled. Returns its last status, even if it failed.
-
-    on_progress gets every status. timeout: seconds to wait; the job itself continues. Raises Refused if there is no such job, Timeout,
-    and NotConnected if no coordinator answers for GONE_S seconds.
-    """
-    follower = Follower(
-        bus, subjects.job_status(job), JobStatus, COORDINATOR, on_progress or (lambda _status: None), QUIET_S
-    )
-    try:
-        with suppress(
-            Forbidden
-        ):  # an app's client may not subscribe, since the job may be another's; it requests the status
-            await follower.open()
-        async with asyncio.timeout(timeout):
-            return await follower.end(OVER, accepted=False)
-    except InfaasError:  # some of them are TimeoutErrors as well
-        raise
-    except TimeoutError:
-        raise Timeout(f"job {job} has not ended after {timeout} s; it continues") from None
-    except BusError as error:
-        raise NotConnected(str(error)) from error
-    finally:
-        await follower.close()
-
-
-# -- files of jobs
-
 ENDINGS = (".npy", ".jsonl", ".ndjson", ".msgpack", ".mpk")  # of what jobs read and write
 OBJECT = 2**22  # bytes of the items in one object of a MessagePack stream
 OBJECT_ITEMS = 1024
 
 
-class JobUploads:
-    """A job's input and output as its owner has them, as URLs for the system: those in `place` stay there, others go through its bucket."""
+class Jobs:
+    """Offline jobs of one client. Input and output as their owner has them become URLs for the system: those in `place` stay there, others go
+    through its bucket.
+    """
 
     def __init__(self, bus: Bus, subjects: Subjects, place: Path | None) -> None:
         self._bus = bus
         self._subjects = subjects
         self._bucket = subjects.uploads_bucket
         self._place = None if place is None else place.resolve()
-        self.uploads = f"nats://{self._bucket}/"
-        self.awaited: dict[str, Path] = {}  # by job: where its output goes once it is done
+        self._uploads = f"nats://{self._bucket}/"
+        self._awaited: dict[str, Path] = {}  # by job: where its output goes once it is done
+
+    async def submit(
+        self, app: str, input: Any, output: Any, job: str | None, fitted: Callable[[Any], Awaitable[Any]], **wishes: Any
+    ) -> str:
+        """As the function `submit`, whose errors it raises, and BadInput. fitted: inputs as the app takes them."""
+        job = job or new_id()
+        target, source = self._target(app, job, output), ""
+        try:
+            source = await self._source(app, job, input, fitted)
+            return await submit(self._bus, self._subjects, app, source, target, job=job, **wishes)
+        except BaseException as error:
+            self._awaited.pop(job, None)
+            if isinstance(error, InfaasError) and source.startswith(self._uploads):  # an input that no job reads
+                with suppress(BusError):
+                    await (await self._store()).delete(source.removeprefix(self._uploads))
+            raise
+
+    async def status(self, job: str) -> JobStatus:
+        """The job's last status. Raises Refused if no job has this id, and NotConnected."""
+        return await asked(self._bus, self._subjects.job_status(job), JobStatus, COORDINATOR)
+
+    async def cancel(self, job: str) -> None:
+        """Stop the job. Raises Refused if it has ended or is unknown, and NotConnected."""
+        await asked(self._bus, self._subjects.job_cancel(job), JobCancelled, COORDINATOR)
+        self._awaited.pop(job, None)
+
+    async def wait(self, job: str, on_progress: OnProgress | None = None, timeout: float | None = None) -> JobStatus:
+        """Follow a job until it is done, failed or cancelled, and save an output that is awaited. Returns its last status, even if it failed.
+
+        on_progress gets every status. timeout: seconds to wait; the job itself continues. Raises Refused if there is no such job, Timeout,
+        NotConnected if no coordinator answers for GONE_S seconds, and BadInput.
+        """
+        subject = self._subjects.job_status(job)
+        follower = Follower(self._bus, subject, JobStatus, COORDINATOR, on_progress or (lambda _status: None), QUIET_S)
+        try:
+            # an app's client may not subscribe, since the job may be another's; it requests the status
+            with suppress(Forbidden):
+                await follower.open()
+            async with asyncio.timeout(timeout):
+                status = await follower.end(OVER, accepted=False)
+        except InfaasError:  # some of them are TimeoutErrors as well
+            raise
+        except TimeoutError:
+            raise Timeout(f"job {job} has not ended after {timeout} s; it continues") from None
+        except BusError as error:
+            raise NotConnected(str(error)) from error
+        finally:
+            await follower.close()
+        path = self._awaited.pop(job, None)
+        if path is not None and status.state == "done":
+            await self.save(status, path)
+        return status
 
     def _stays(self, path: Path) -> bool:
         return self._place is not None and path.resolve().is_relative_to(self._place)
 
-    def target(self, app: str, job: str, given: Any) -> str:
+    def _target(self, app: str, job: str, given: Any) -> str:
         """Where the system writes the output. A file of one's own is awaited from now on. Raises BadInput."""
         if not isinstance(given, (str, Path)):
             raise BadInput(f"output: must be a path or a URL, not {given!r}")
@@ -253,12 +267,12 @@ class JobUploads:
         if path.suffix.lower() not in ENDINGS:
             raise BadInput(f"output: {path} must end in one of {', '.join(ENDINGS)}: the ending says the format")
         _check_free(path)
-        if rival := next((one for one, other in self.awaited.items() if other == path.resolve() and one != job), ""):
+        if rival := next((one for one, other in self._awaited.items() if other == path.resolve() and one != job), ""):
             raise BadInput(f"output: job {rival} writes to {path}: choose another name, or wait for that job")
-        self.awaited[job] = path.resolve()
-        return f"{self.uploads}{uploads_of(app)}{job}{path.suffix.lower()}"
+        self._awaited[job] = path.resolve()
+        return f"{self._uploads}{uploads_of(app)}{job}{path.suffix.lower()}"
 
-    async def source(self, app: str, job: str, given: Any, fitted: Callable[[Any], Awaitable[Any]]) -> str:
+    async def _source(self, app: str, job: str, given: Any, fitted: Callable[[Any], Awaitable[Any]]) -> str:
         """Where the system reads the input, which is uploaded if need be. fitted: inputs as the app takes them. Raises BadInput, Refused."""
         path = Path(given) if isinstance(given, (str, Path)) else None
         if path is not None and ("://" in str(given) or (self._stays(path) and path.suffix.lower() in ENDINGS)):
@@ -275,13 +289,7 @@ class JobUploads:
                 await (await self._store()).put(key, path)
             except OSError as error:
                 raise BadInput(f"input: cannot read {path}: {error.strerror or error}") from error
-        return self.uploads + key
-
-    async def discard(self, url: str) -> None:
-        """Delete an uploaded input that no job reads."""
-        if url.startswith(self.uploads):
-            with suppress(BusError):
-                await (await self._store()).delete(url.removeprefix(self.uploads))
+        return self._uploads + key
 
     async def save(self, status: JobStatus, path: Path) -> None:
         """Write the output of a job that is done to a file. Raises BadInput."""
@@ -298,21 +306,13 @@ class JobUploads:
         _check_free(path)
         try:
             await (await self._store(bucket)).get_to(key, path)
-            self.awaited.pop(status.job, None)
+            self._awaited.pop(status.job, None)
         except NotFound:
             raise BadInput(
                 f"the output of job {status.job} is gone: the system keeps one for a day; submit the job again"
             ) from None
         except OSError as error:
             raise BadInput(f"output: cannot write {path}: {error.strerror or error}") from error
-
-    async def wait(self, job: str, on_progress: OnProgress | None, timeout: float | None) -> JobStatus:
-        """As the function `wait`; then an output that is awaited is saved. Raises BadInput, too."""
-        status = await wait(self._bus, self._subjects, job, on_progress, timeout)
-        path = self.awaited.pop(job, None)
-        if path is not None and status.state == "done":
-            await self.save(status, path)
-        return status
 
     async def _store(self, bucket: str = "") -> ObjectStore:
         try:

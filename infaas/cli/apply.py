@@ -20,13 +20,12 @@ from bus.fields import Named, Number, fields_of, hints_of
 from bus.messages.catalog import AGREEMENT, AppRecord, Ensemble, Functions, ModelRecord
 from bus.messages.public import Register
 from bus.messages.verbs import AppSettings
-from bus.port import KeyValueEntry
 from bus.subjects import WITHOUT_APP
 from infaas.cli.options import DataDir, Json
 from infaas.cli.output import fail, progress, show, usage
 from infaas.cli.pipeline import change_of
 from infaas.client import Client
-from infaas.connecting import connect, with_client
+from infaas.connecting import with_client
 from infaas.errors import BadInput, RegistrationFailed
 from infaas.folders import random_samples, repository
 from infaas.registering import REMOTE
@@ -125,25 +124,24 @@ def _apply(path: Path, dry_run: bool, data_dir: Path | None, say: Callable[[str]
         partial(file_of, one, place.at("pipeline").at(i), folder, planning=False) for i, one in enumerate(file.pipeline)
     )
 
-    async def run() -> Item:
-        async with connect(data_dir=data_dir) as client:
-            plan = [*_plan(file, pipelines, await catalogue(client), place, folder)]
-            for one in plan:
-                say(one.words)
-            failed = []
-            for one in [] if dry_run else plan:
-                try:
-                    await _carry_out(client, one)
-                except (BadInput, RegistrationFailed) as error:  # the other models are made
-                    progress(f"not made: {one.words}: {error}")
-                    failed.append(str(error))
-            if failed:
-                fail(
-                    f"{len(failed)} of {len(plan)} changes were not made: {failed[0]}; mend that and apply it again, the others stay"
-                )
-            return {"changes": [one.words for one in plan], "applied": not dry_run}
+    async def run(client: "Client") -> Item:
+        plan = [*_plan(file, pipelines, await catalogue(client), place, folder)]
+        for one in plan:
+            say(one.words)
+        failed = []
+        for one in [] if dry_run else plan:
+            try:
+                await _carry_out(client, one)
+            except (BadInput, RegistrationFailed) as error:  # the other models are made
+                progress(f"not made: {one.words}: {error}")
+                failed.append(str(error))
+        if failed:
+            fail(
+                f"{len(failed)} of {len(plan)} changes were not made: {failed[0]}; mend that and apply it again, the others stay"
+            )
+        return {"changes": [one.words for one in plan], "applied": not dry_run}
 
-    return asyncio.run(run())
+    return with_client(data_dir, run)
 
 
 def _render(document: Item) -> None:
@@ -157,10 +155,8 @@ def _render(document: Item) -> None:
 async def catalogue(client: Client) -> Catalog:
     """The apps and models of a running system."""
     bucket, found = await client.bus.key_value(client.subjects.catalog_bucket, create=False), Catalog()
-    keys = [*await bucket.keys("app"), *await bucket.keys("model")]
-    for entry in await asyncio.gather(*map(bucket.get, keys), return_exceptions=True):
-        if isinstance(entry, KeyValueEntry):  # else it has gone meanwhile
-            found.apply(entry.key, entry.value)
+    for entry in [*await bucket.entries("app"), *await bucket.entries("model")]:
+        found.apply(entry.key, entry.value)
     return found
 
 

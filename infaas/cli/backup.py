@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from bus.codec import decode_kept
 from bus.messages.public import RegistrationStatus
-from bus.port import KeyValue, KeyValueEntry, NotFound, WrongRevision
+from bus.port import KeyValue, NotFound, WrongRevision
 from infaas.cli.options import DataDir, Json, check_verb
 from infaas.cli.output import Failure, one_line, progress, show
 from infaas.client import Client
@@ -218,9 +218,9 @@ async def _records(client: Client) -> list[LastingRecord]:
     """The lasting records that are there now."""
     found: dict[tuple[str, str], LastingRecord] = {}
     for bucket in LASTING_BUCKETS:
-        for key, body in (await _entries(await _bucket(client, bucket))).items():
-            if lasting(bucket, key) is not None:
-                found[bucket, key] = LastingRecord(bucket, key, body)
+        for one in await (await _bucket(client, bucket)).entries():
+            if lasting(bucket, one.key) is not None:
+                found[bucket, one.key] = LastingRecord(bucket, one.key, one.value or b"")
     return list(found.values())
 
 
@@ -231,25 +231,6 @@ async def _bucket(client: Client, name: str) -> KeyValue:
         raise Failure(
             f"NATS has no bucket {name}: the system does not run yet; `infaas doctor` says what is missing"
         ) from None
-
-
-async def _entries(bucket: KeyValue) -> dict[str, bytes]:
-    """Values that are there, by key."""
-    found: dict[str, bytes | None] = {}
-    synced = asyncio.Event()
-
-    def take(entry: KeyValueEntry | None) -> None:
-        if entry is None:
-            synced.set()
-        else:
-            found[entry.key] = entry.value
-
-    watching = await bucket.watch(take)
-    try:
-        await synced.wait()
-    finally:
-        await watching.drain()
-    return {key: body for key, body in found.items() if body is not None}
 
 
 def _needed(records: Iterable[LastingRecord]) -> set[str]:
@@ -334,7 +315,7 @@ def _restore_catalog(missing: bool, data_dir: Path | None) -> dict[str, Any]:
 
 
 async def _size(client: Client) -> int:
-    return len(await _entries(await _bucket(client, "catalog")))
+    return len(await (await _bucket(client, "catalog")).keys())
 
 
 async def _write_back(

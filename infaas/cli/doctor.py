@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from bus.codec import BadMessage, decode, encode
 from bus.durability import address_of, greeting, weaknesses
-from bus.login import Login, login_from
+from bus.login import Login, SystemAddress, login_from
 from bus.messages.fleet import DispatcherHeartbeat, WorkerHeartbeat
 from bus.messages.public import Listing, ListRequest
 from bus.port import Bus, BusError, Delivery, NoResponders
@@ -35,7 +35,7 @@ from infaas.cli.machine_checks import (
 from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import FAILED, Failure, drifted, line_width, missed_words, show
 from infaas.cli.parts import processes_of
-from infaas.connecting import SystemAddress, connect, data_place, locate
+from infaas.connecting import connect, data_place, locate
 from infaas.errors import InfaasError, NotConnected
 
 _MARKS = {"ok": "ok     ", "failed": "FAILED ", "skipped": "skipped"}
@@ -143,7 +143,11 @@ async def check_system(system: SystemAddress) -> list[Finding]:
     nats = await run_async_check("nats", lambda: _nats(system.nats))
     parts = await _look_at_parts(system)
     if nats.state != "ok":
-        return [nats, await run_async_check("sql", lambda: _sql(system.sql)), *await _look_at_parts(system, parts)]
+        return [
+            nats,
+            await run_async_check("sql", lambda: asyncio.to_thread(_sql, system.sql)),
+            *await _look_at_parts(system, parts),
+        ]
     from bus.natsbus import NatsBus  # noqa: PLC0415
 
     try:
@@ -161,8 +165,8 @@ async def check_system(system: SystemAddress) -> list[Finding]:
         checks: dict[str, Callable[[], Awaitable[str]]] = {
             "jetstream": lambda: _jetstream(bus),
             "outcomes": lambda: _outcomes(bus, subjects),
-            "sql": lambda: _sql(system.sql),
-            "drift": lambda: _drift(system.sql),
+            "sql": lambda: asyncio.to_thread(_sql, system.sql),
+            "drift": lambda: asyncio.to_thread(_drift, system.sql),
             "dispatchers": lambda: _dispatchers(heartbeats),
             "workers": lambda: _workers(heartbeats),
             "clock": lambda: _clock(heartbeats),
@@ -180,9 +184,10 @@ async def check_system(system: SystemAddress) -> list[Finding]:
 
 async def _look_at_parts(system: SystemAddress, before: list[Finding] | None = None) -> list[Finding]:
     """The first look that finds something counts: the other checks take seconds, in which a process may hang, or one that hung be replaced."""
-    if not system.metrics or any(one.state == "failed" for one in before or ()):
+    page = system.metrics
+    if not page or any(one.state == "failed" for one in before or ()):
         return before or []
-    return [await run_async_check("parts", lambda: _parts(system.metrics))]
+    return [await run_async_check("parts", lambda: _parts(page))]
 
 
 class _Heartbeats:
@@ -269,7 +274,7 @@ def check_certificates(system: SystemAddress, ca: str) -> list[Finding]:
     context = Login(tls_ca=ca).options()["tls"] if ca else ssl.create_default_context()
     context.check_hostname = False  # the names are others' business
     found = []
-    for name, url in (("NATS", system.nats), ("gateway", system.gateway), ("dashboard", system.dashboard)):
+    for name, url in (("NATS", system.nats), ("gateway", system.gateway or ""), ("dashboard", system.dashboard or "")):
         with suppress(OSError, ValueError):
             host, port = address_of(url.partition(",")[0]) if name == "NATS" else _https(url)
             try:
@@ -348,11 +353,7 @@ async def _outcomes(bus: Bus, subjects: Subjects) -> str:
     return f"{waiting} batches wait for the database"
 
 
-async def _sql(dsn: str) -> str:
-    return await asyncio.to_thread(_sql_now, dsn)
-
-
-def _sql_now(dsn: str) -> str:
+def _sql(dsn: str) -> str:
     import psycopg  # noqa: PLC0415
 
     try:
@@ -371,12 +372,8 @@ def _sql_now(dsn: str) -> str:
     return seen
 
 
-async def _drift(dsn: str) -> str:
+def _drift(dsn: str) -> str:
     """Whether the apps' queries look like the validation sets."""
-    return await asyncio.to_thread(_drift_now, dsn)
-
-
-def _drift_now(dsn: str) -> str:
     import psycopg  # noqa: PLC0415
 
     from infaas.cli.history import DRIFT  # noqa: PLC0415

@@ -13,12 +13,13 @@ from cyclopts import Parameter
 from bus.messages.jobs import OVER
 from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import Column, fail, number, print_json, print_table, progress_bars, show, usage, when
-from infaas.connecting import connect
+from infaas.connecting import with_client
 from infaas.inputs import STDIN, read_input
 from infaas.queries import check_name
 
 if TYPE_CHECKING:
     from bus.messages.jobs import JobStatus
+    from infaas.client import Client
     from infaas.following import OnProgress
 
 Seconds = Annotated[float | None, Parameter(help="Longest wait in seconds. The job itself continues.")]
@@ -72,18 +73,17 @@ def submit(
     _check_timeout(wait, timeout)
     source = read_input(STDIN) if input == STDIN else input
 
-    async def run() -> "str | JobStatus":
-        async with connect(data_dir=data_dir) as client:
-            stated = {"metric": metric}
-            job = await client.submit(
-                app, source, output, accuracy=accuracy, model=model, variant=variant, job=id, measure=stated
-            )
-            if not wait:
-                return job
-            with _progress() as on_progress:
-                return await client.wait_job(job, on_progress=on_progress, timeout=timeout)
+    async def run(client: "Client") -> "str | JobStatus":
+        stated = {"metric": metric}
+        job = await client.submit(
+            app, source, output, accuracy=accuracy, model=model, variant=variant, job=id, measure=stated
+        )
+        if not wait:
+            return job
+        with _progress() as on_progress:
+            return await client.wait_job(job, on_progress=on_progress, timeout=timeout)
 
-    result = asyncio.run(run())
+    result = with_client(data_dir, run)
     if isinstance(result, str):
         show({"job": result}, json, lambda document: print(document["job"]))
         return 0
@@ -131,26 +131,25 @@ def jobs(
     if id is not None and app is not None:
         usage("--app: a job has one app: leave the option out, or the id")
 
-    async def run() -> "list[dict[str, Any]] | JobStatus":
-        async with connect(data_dir=data_dir) as client:
-            if id is None:
-                items = await client.jobs(app=app)
-                if not wait:
-                    return items
-                names = [item["job"] for item in items if item["state"] not in OVER]
-                with _progress() as on_progress:
-                    waits = [client.wait_job(name, on_progress=on_progress, timeout=timeout) for name in names]
-                    return [_document(status) for status in await asyncio.gather(*waits)]
-            if wait:
-                with _progress() as on_progress:
-                    status = await client.wait_job(id, on_progress=on_progress, timeout=timeout)
-            else:
-                status = await client.job(id)
-            if output is not None and (status.state == "done" or not wait):
-                await client.save_output(id, output)
-            return status
+    async def run(client: "Client") -> "list[dict[str, Any]] | JobStatus":
+        if id is None:
+            items = await client.jobs(app=app)
+            if not wait:
+                return items
+            names = [item["job"] for item in items if item["state"] not in OVER]
+            with _progress() as on_progress:
+                waits = [client.wait_job(name, on_progress=on_progress, timeout=timeout) for name in names]
+                return [_document(status) for status in await asyncio.gather(*waits)]
+        if wait:
+            with _progress() as on_progress:
+                status = await client.wait_job(id, on_progress=on_progress, timeout=timeout)
+        else:
+            status = await client.job(id)
+        if output is not None and (status.state == "done" or not wait):
+            await client.save_output(id, output)
+        return status
 
-    result = asyncio.run(run())
+    result = with_client(data_dir, run)
     if isinstance(result, list):
         empty = "no unfinished jobs" if wait else "no jobs: `infaas submit` makes one"
         show({"items": result}, json, lambda document: _table(document["items"], empty, wide))
@@ -174,20 +173,19 @@ def cancel(id: str, /, *, data_dir: DataDir = None, json: Json = False) -> int:
 
     """
 
-    async def run() -> str:
+    async def run(client: "Client") -> str:
         from infaas.registering import last_status  # noqa: PLC0415  (the lists need none of it)
 
-        async with connect(data_dir=data_dir) as client:
-            check_name(id, "id")
-            if (last := await last_status(client.bus, client.subjects, id)) is not None:
-                await client.cancel_registration(id)
-                return "failed registration" if last.state == "failed" else "registration"
-            if id not in {item["job"] for item in await client.jobs()}:
-                fail(f"there is no job and no registration {id}: `infaas jobs` and `infaas registrations` list them")
-            await client.cancel_job(id)
-            return "job"
+        check_name(id, "id")
+        if (last := await last_status(client.bus, client.subjects, id)) is not None:
+            await client.cancel_registration(id)
+            return "failed registration" if last.state == "failed" else "registration"
+        if id not in {item["job"] for item in await client.jobs()}:
+            fail(f"there is no job and no registration {id}: `infaas jobs` and `infaas registrations` list them")
+        await client.cancel_job(id)
+        return "job"
 
-    kind = asyncio.run(run())
+    kind = with_client(data_dir, run)
     failed = kind.startswith("failed")
     told = f"{'dismissed' if failed else 'cancelled'} {kind} {id}"
     show({kind.removeprefix("failed "): id, "cancelled": not failed}, json, lambda _: print(told))

@@ -12,7 +12,7 @@ import msgspec
 
 from bus.fields import meant
 from bus.messages.catalog import is_error, value_of
-from bus.port import BusError, Forbidden, KeyValueEntry
+from bus.port import BusError, Forbidden
 from infaas.cli.history import with_history
 from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import (
@@ -486,15 +486,13 @@ async def _registrations(client: Client) -> list[Item]:
     try:
         async with asyncio.timeout(_SYNC_S):
             bucket = await client.bus.key_value(client.subjects.status_bucket, create=False)
-            keys = sorted(await bucket.keys("registration"))
-            entries = await asyncio.gather(*map(bucket.get, keys), return_exceptions=True)
+            entries = sorted(await bucket.entries("registration"), key=lambda entry: entry.key)
     except Forbidden as error:
         raise denied("the list of registrations") from error
     except (BusError, TimeoutError):
         return []
     found: list[Item] = []
     for entry in entries:
-        if isinstance(entry, KeyValueEntry):  # else it has gone meanwhile
-            with suppress(msgspec.DecodeError):
-                found.append(msgspec.msgpack.decode(entry.value or b"", type=Item))
+        with suppress(msgspec.DecodeError):
+            found.append(msgspec.msgpack.decode(entry.value or b"", type=Item))
     return found

@@ -18,13 +18,13 @@ from bus.messages.catalog import Profile, Signature
 from bus.messages.flow import Payload, id_digest
 from bus.messages.jobs import JobStatus
 from bus.messages.public import ContainerReport, RegistrationStatus, Tensor
-from bus.port import KeyValue, NotFound
+from bus.port import KeyValue, NotFound, together
 from bus.tensors import BadTensor, to_array
 from infaas.cli.options import DataDir, Json
 from infaas.cli.output import fail, one_line, print_variants, progress_bars, show
 from infaas.cli.register import COLUMNS
 from infaas.client import Client
-from infaas.connecting import connect, find_sql, with_client
+from infaas.connecting import find_sql, with_client
 from infaas.errors import BadInput, RegistrationFailed
 from infaas.following import new_id
 from infaas.queries import check_name
@@ -67,10 +67,7 @@ async def read_kept(client: Client, app: str) -> list[Payload]:
         except NotFound:  # its time was over
             return None
 
-    found: list[Payload] = []
-    for at in range(0, len(keys), TOGETHER):
-        found += filter(None, await asyncio.gather(*map(one, keys[at : at + TOGETHER])))
-    return sorted(found, key=lambda payload: payload.time)
+    return sorted(filter(None, await together(one, keys, TOGETHER)), key=lambda payload: payload.time)
 
 
 async def delete_kept(client: Client, app: str, id: str | None = None) -> int:
@@ -79,8 +76,7 @@ async def delete_kept(client: Client, app: str, id: str | None = None) -> int:
     keys = await bucket.keys(check_name(app, "app"))
     if id is not None:
         keys = [key for key in keys if id == key.split(".")[1] or id_digest(id) == key.split(".")[2]]
-    for at in range(0, len(keys), TOGETHER):
-        await asyncio.gather(*map(bucket.delete, keys[at : at + TOGETHER]))
+    await together(bucket.delete, keys, TOGETHER)
     return len(keys)
 
 
@@ -195,7 +191,7 @@ def export(
         Only items whose label is known.
 
     """
-    kept = asyncio.run(_kept(data_dir, app, labelled=labelled))
+    kept = with_client(data_dir, lambda client: _read(client, data_dir, app, labelled=labelled))
     with file.open("wb") as opened:
         np.savez_compressed(opened, **kept.arrays)  # type: ignore[arg-type]  # it takes any names
     said = {"app": app, "file": str(file), "items": kept.items, "left_out": kept.left_out}
@@ -243,7 +239,7 @@ def remeasure(app: str, /, *, data_dir: DataDir = None, json: Json = False) -> i
 
     """
     try:
-        document = asyncio.run(_remeasure(data_dir, app))
+        document = with_client(data_dir, lambda client: _remeasure(client, data_dir, app))
     except RegistrationFailed as failed:
         fail(str(failed))
 
@@ -254,11 +250,6 @@ def remeasure(app: str, /, *, data_dir: DataDir = None, json: Json = False) -> i
 
     show(document, json, render)
     return 0
-
-
-async def _kept(data_dir: Path | None, app: str, *, labelled: bool) -> KeptItems:
-    async with connect(data_dir=data_dir) as client:
-        return await _read(client, data_dir, app, labelled=labelled)
 
 
 async def _read(client: Client, data_dir: Path | None, app: str, *, labelled: bool) -> KeptItems:
@@ -285,42 +276,41 @@ def _labels(dsn: str, app: str, found: list[Payload]) -> dict[tuple[str, int], L
         fail(f"cannot read the labels from the database: {one_line(error)}; is the system running? (infaas doctor)")
 
 
-async def _remeasure(data_dir: Path | None, app: str) -> dict[str, Any]:
+async def _remeasure(client: Client, data_dir: Path | None, app: str) -> dict[str, Any]:
     from infaas.registering import document_of, measure_again  # noqa: PLC0415
     from services.executor.workshop.sandbox.protocol import UploadRejected  # noqa: PLC0415
 
     documents = []
-    async with connect(data_dir=data_dir) as client:
-        kept = await _read(client, data_dir, app, labelled=True)
-        if kept.items < LEAST:
-            fail(
-                f"{app} has {kept.items} labelled items among the queries that it has kept, and {LEAST} are needed: send labels"
-                " (infaas feedback), or keep a larger share (infaas app set --payloads)"
-            )
-        models = [one for one in await client.models(app=app) if app in one["serving"]]
-        if not models:
-            fail(f"{app} is a pipeline, or serves no model: remeasure the app of a stage")
-        with tempfile.TemporaryDirectory(prefix="infaas-") as directory, progress_bars() as shown:
+    kept = await _read(client, data_dir, app, labelled=True)
+    if kept.items < LEAST:
+        fail(
+            f"{app} has {kept.items} labelled items among the queries that it has kept, and {LEAST} are needed: send labels"
+            " (infaas feedback), or keep a larger share (infaas app set --payloads)"
+        )
+    models = [one for one in await client.models(app=app) if app in one["serving"]]
+    if not models:
+        fail(f"{app} is a pipeline, or serves no model: remeasure the app of a stage")
+    with tempfile.TemporaryDirectory(prefix="infaas-") as directory, progress_bars() as shown:
 
-            def on_progress(status: RegistrationStatus) -> None:
-                said = f"{status.progress:4.0%} {status.model} {status.state}: {status.step}"
-                shown(status.step, status.progress, line=said, key=f"{status.model} {status.step}")
+        def on_progress(status: RegistrationStatus) -> None:
+            said = f"{status.progress:4.0%} {status.model} {status.state}: {status.step}"
+            shown(status.step, status.progress, line=said, key=f"{status.model} {status.step}")
 
-            for model in models:
-                samples = {name: one for name, one in kept.arrays.items() if not name.startswith(OUTPUTS)}
-                samples[LABELS] = numbered(samples[LABELS], model["labels"])
-                path = Path(directory) / f"{model['model']}.npz"
-                await asyncio.to_thread(np.savez, path, **samples)  # type: ignore[arg-type]  # it takes any names
-                report = None
-                if model["format"] == CONTAINER:
-                    try:
-                        report, path = await _answered_again(client, app, model, path, on_progress)
-                    except UploadRejected as error:
-                        fail(f"{model['model']}: {error}")
-                status = await measure_again(client.bus, client.subjects, model, app, path, LABELS, on_progress, report)
-                if status.state != "done":
-                    raise RegistrationFailed(status)
-                documents.append(await document_of(client.variants, status))
+        for model in models:
+            samples = {name: one for name, one in kept.arrays.items() if not name.startswith(OUTPUTS)}
+            samples[LABELS] = numbered(samples[LABELS], model["labels"])
+            path = Path(directory) / f"{model['model']}.npz"
+            await asyncio.to_thread(np.savez, path, **samples)  # type: ignore[arg-type]  # it takes any names
+            report = None
+            if model["format"] == CONTAINER:
+                try:
+                    report, path = await _answered_again(client, app, model, path, on_progress)
+                except UploadRejected as error:
+                    fail(f"{model['model']}: {error}")
+            status = await measure_again(client.bus, client.subjects, model, app, path, LABELS, on_progress, report)
+            if status.state != "done":
+                raise RegistrationFailed(status)
+            documents.append(await document_of(client.variants, status))
     return {"app": app, "labels": kept.items, "models": documents}
 
 

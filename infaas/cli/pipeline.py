@@ -1,6 +1,5 @@
 """`infaas pipeline VERB`: apps that other apps answer together (docs/pipelines.md)."""
 
-import asyncio
 import inspect
 import json as json_text
 import os
@@ -21,7 +20,7 @@ from msgspec.structs import replace
 from bus.port import BusError
 from infaas.cli.options import DataDir, Json, Verbs, Whole, Wide, check_verb, imported
 from infaas.cli.output import Column, fail, found_words, number, print_table, progress, render_done, show, usage
-from infaas.connecting import connect, with_client
+from infaas.connecting import with_client
 from infaas.errors import InfaasError
 
 if TYPE_CHECKING:
@@ -234,7 +233,7 @@ def _plan(path: Path, policy: str | None, data_dir: Path | None, wide: bool, jso
     options, hop, target = file.options, HOP, TARGET
     measured: list[Item] = []
     if missing:
-        rows, target, seen, measured = asyncio.run(_asked(file, offered, data_dir))
+        rows, target, seen, measured = with_client(data_dir, lambda client: _asked(client, file, offered))
         file = with_items(file, seen)
         asked = {vertex.name for vertex in file.pipeline.vertices if vertex.accuracy is not None}
         options += tuple(
@@ -258,7 +257,7 @@ def _plan(path: Path, policy: str | None, data_dir: Path | None, wide: bool, jso
 
 
 async def _asked(
-    file: "PipelineFile", offered: set[str], data_dir: Path | None
+    client: "Client", file: "PipelineFile", offered: set[str]
 ) -> tuple[dict[str, list[Item]], float, list[Item], list[Item]]:
     """The variants of the running system that could serve the other vertices, and the pipeline's target and edges there, and what labels say of its answers.
 
@@ -267,20 +266,19 @@ async def _asked(
     from services.simulation.scenario.pipelines import TARGET  # noqa: PLC0415  (numpy takes long to import)
 
     found = {}
-    async with connect(data_dir=data_dir) as client:
-        registered = await client.pipelines(app=file.name)
-        apps = {one["app"]: one["versions"] for one in await client.apps()}
-        for vertex in file.pipeline.vertices:
-            if vertex.name in offered:
-                continue
-            listed = await client.variants(app=vertex.app) if vertex.app in apps else []
-            rows = found[vertex.name] = serving_now(listed, apps.get(vertex.app, {}))
-            if not rows:
-                what = "it has no variants" if vertex.app in apps else "there is no such app"
-                usage(
-                    f"{file.location.file}: vertex {vertex.name}, app {vertex.app}: {what} in the running system;"
-                    f' add [[option]] with vertex = "{vertex.name}", hardware, price_per_hour and batch_latency_ms'
-                )
+    registered = await client.pipelines(app=file.name)
+    apps = {one["app"]: one["versions"] for one in await client.apps()}
+    for vertex in file.pipeline.vertices:
+        if vertex.name in offered:
+            continue
+        listed = await client.variants(app=vertex.app) if vertex.app in apps else []
+        rows = found[vertex.name] = serving_now(listed, apps.get(vertex.app, {}))
+        if not rows:
+            what = "it has no variants" if vertex.app in apps else "there is no such app"
+            usage(
+                f"{file.location.file}: vertex {vertex.name}, app {vertex.app}: {what} in the running system;"
+                f' add [[option]] with vertex = "{vertex.name}", hardware, price_per_hour and batch_latency_ms'
+            )
     if not registered:
         return found, TARGET, [], []
     return found, registered[0]["slo_target"], registered[0]["edges"], registered[0]["measured"]

@@ -1,6 +1,5 @@
 """`infaas query` and `infaas explain`: one query, or the decision that it would get."""
 
-import asyncio
 import contextlib
 import csv
 import math
@@ -26,14 +25,14 @@ from infaas.cli.output import (
     sure_of,
     usage,
 )
-from infaas.connecting import connect, with_client
+from infaas.connecting import with_client
 from infaas.errors import BadInput, Refused
 from infaas.inputs import STDIN, read_input, read_json
-from infaas.queries import Needs
 
 if TYPE_CHECKING:
     from bus.tensors import Array
     from infaas.answers import Answer
+    from infaas.client import Client
 
 
 _MAX_ITEMS = 20  # items of an output that are printed
@@ -85,7 +84,7 @@ def query(
     x = read_json(json_input) if json_input is not None else read_input(input or STDIN, key=input_key)
     wanted = needs.to_needs()
     wanted["id"] = id
-    answer = asyncio.run(_query(data_dir, app, x, timeout, wanted))
+    answer = with_client(data_dir, lambda client: client.query(app, x, timeout=timeout, raise_refused=False, **wanted))
     if isinstance(answer, Refused):
         if json:
             print_json(answer.to_map())
@@ -114,16 +113,15 @@ def feedback(app: str, file: Path, /, *, data_dir: DataDir = None, json: Json = 
     items = read_labels(file)
     refused: dict[int, Refused] = {}
 
-    async def send() -> None:
-        async with connect(data_dir=data_dir) as client:
-            with progress_bars() as shown:
-                for first in range(0, len(items), _TOGETHER):
-                    found = await client.feedbacks(app, items[first : first + _TOGETHER])
-                    refused.update({first + place: why for place, why in found.items()})
-                    done = min(first + _TOGETHER, len(items))
-                    shown(f"{done:,} labels of {len(items):,}", done, len(items))
+    async def send(client: "Client") -> None:
+        with progress_bars() as shown:
+            for first in range(0, len(items), _TOGETHER):
+                found = await client.feedbacks(app, items[first : first + _TOGETHER])
+                refused.update({first + place: why for place, why in found.items()})
+                done = min(first + _TOGETHER, len(items))
+                shown(f"{done:,} labels of {len(items):,}", done, len(items))
 
-    asyncio.run(send())
+    with_client(data_dir, send)
     said = {"labels": len(items), "accepted": len(items) - len(refused)}
     more = [{"line": place + 2, "error": str(why)} for place, why in sorted(refused.items())]
     show(
@@ -168,13 +166,6 @@ def _labelled(row: dict[str, str | None], place: str) -> dict[str, Any]:
         if math.isfinite(value):
             found["label"] = int(value) if found["label"].lstrip("+-").isdecimal() else value
     return found
-
-
-async def _query(
-    data_dir: Path | None, app: str | None, x: Any, timeout: float | None, needs: Needs
-) -> "Answer | Refused":
-    async with connect(data_dir=data_dir) as client:
-        return await client.query(app, x, timeout=timeout, raise_refused=False, **needs)
 
 
 def _render(answer: "Answer") -> None:

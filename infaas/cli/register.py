@@ -1,6 +1,5 @@
 """`infaas register`: build and measure the variants of a trained model."""
 
-import asyncio
 import sys
 from collections import Counter
 from dataclasses import asdict
@@ -25,7 +24,7 @@ from infaas.cli.output import (
     usage,
 )
 from infaas.client import Client
-from infaas.connecting import connect
+from infaas.connecting import with_client
 from infaas.errors import BadInput, InfaasError, RegistrationFailed
 from infaas.folders import MLMODEL, example_of, is_mlflow, mlflow_model, signed
 from infaas.inputs import read_arrays
@@ -143,31 +142,30 @@ def register(
 
     under_way: list[str] = []
 
-    async def run() -> dict[str, Any]:
-        async with connect(data_dir=data_dir) as client:
-            with progress_bars() as shown:
+    async def run(client: "Client") -> dict[str, Any]:
+        with progress_bars() as shown:
 
-                def on_progress(status: "RegistrationStatus") -> None:
-                    under_way[:] = [status.registration]
-                    if status.state != "failed":  # which the error says
-                        said = f"{status.progress:4.0%} {status.state}: {status.step}"
-                        shown(status.step, status.progress, line=said, key=status.step)
+            def on_progress(status: "RegistrationStatus") -> None:
+                under_way[:] = [status.registration]
+                if status.state != "failed":  # which the error says
+                    said = f"{status.progress:4.0%} {status.state}: {status.step}"
+                    shown(status.step, status.progress, line=said, key=status.step)
 
-                if is_mlflow(model_file):
-                    found = await _folder(client, Path(model_file), validation, app, model, on_progress, options)
-                else:
-                    assert validation is not None, "checked above"
-                    status = await client.register(
-                        model_file, app=app, model=model, validation=validation, on_progress=on_progress, **options
-                    )
-                    found = await document_of(client.variants, status)
-            return found if stated.dry_run else found | {"unsure": await _unsure(client, app, found)}
+            if is_mlflow(model_file):
+                found = await _folder(client, Path(model_file), validation, app, model, on_progress, options)
+            else:
+                assert validation is not None, "checked above"
+                status = await client.register(
+                    model_file, app=app, model=model, validation=validation, on_progress=on_progress, **options
+                )
+                found = await document_of(client.variants, status)
+        return found if stated.dry_run else found | {"unsure": await _unsure(client, app, found)}
 
     try:
-        document = asyncio.run(run())
+        document = with_client(data_dir, run)
     except KeyboardInterrupt:
         if under_way:
-            asyncio.run(_interrupted(under_way[0], data_dir))
+            with_client(data_dir, lambda client: _interrupted(client, under_way[0]))
         raise
     except RegistrationFailed as failed:
         if json:
@@ -248,30 +246,29 @@ def names_of(given: str) -> list[str]:
     )
 
 
-async def _interrupted(registration: str, data_dir: Path | None) -> None:
+async def _interrupted(client: "Client", registration: str) -> None:
     """Ask on a terminal what becomes of a registration that is under way; else say how it can be cancelled."""
     from infaas.registering import OVER, last_status  # noqa: PLC0415  (few commands are interrupted)
 
-    async with connect(data_dir=data_dir) as client:
-        status = await last_status(client.bus, client.subjects, registration)
-        if status is None or status.state in OVER:
-            progress("nothing was registered" if status is None else f"registration {registration} is {status.state}")
-            return
-        later = f"`infaas registrations` shows it, `infaas cancel {registration}` cancels it"
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            progress(f"registration {registration} goes on in the background: {later}")
-            return
-        print(
-            f"\nregistration {registration}: press Enter to let it go on, or c and Enter to cancel it: ",
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
-        if sys.stdin.readline().strip().lower() not in ("c", "cancel"):
-            progress(f"it goes on in the background: {later}")
-            return
-        await client.cancel_registration(registration)
-        progress(f"cancelled registration {registration}")
+    status = await last_status(client.bus, client.subjects, registration)
+    if status is None or status.state in OVER:
+        progress("nothing was registered" if status is None else f"registration {registration} is {status.state}")
+        return
+    later = f"`infaas registrations` shows it, `infaas cancel {registration}` cancels it"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        progress(f"registration {registration} goes on in the background: {later}")
+        return
+    print(
+        f"\nregistration {registration}: press Enter to let it go on, or c and Enter to cancel it: ",
+        end="",
+        file=sys.stderr,
+        flush=True,
+    )
+    if sys.stdin.readline().strip().lower() not in ("c", "cancel"):
+        progress(f"it goes on in the background: {later}")
+        return
+    await client.cancel_registration(registration)
+    progress(f"cancelled registration {registration}")
 
 
 def lines_of(path: Path) -> list[str]:

@@ -83,8 +83,8 @@ def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
     It reads the database of the setting store.reader_dsn. Without that, it finds the system as the commands do; the system may
     start later.
     """
+    from bus.login import SystemAddress  # noqa: PLC0415
     from dashboard.serve import RESTS_S, CannotServe, ServeOptions, serve  # noqa: PLC0415
-    from infaas.connecting import SystemAddress  # noqa: PLC0415
     from services.core.settings.fields import listed  # noqa: PLC0415
     from services.shell.http import inherited_socket, listen  # noqa: PLC0415
     from services.shell.runtime import telemetry  # noqa: PLC0415

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from bus.fields import meant
+from bus.login import SystemAddress
 from infaas.cli.options import DataDir, Json
 from infaas.cli.output import Column, line_width, print_json, print_table, show, usage
-from infaas.connecting import SystemAddress, data_place, read_endpoints
+from infaas.connecting import data_place, read_endpoints
 from services.core.settings import Setting, Settings, described
 from services.core.settings.fields import NAME_IN_KEY
 from services.core.toml import value_text
@@ -61,7 +62,7 @@ def settings(
     if toml:
         print(as_toml(shown))
     elif json:
-        print_json([{**one._asdict(), "variable": _variable(one.key)} for one in shown])
+        print_json([{**one._asdict(), "variable": f"INFAAS_{one.key.upper().replace('.', '__')}"} for one in shown])
     else:
         for line in as_text(shown, line_width()):
             print(line)
@@ -140,8 +141,3 @@ def as_toml(shown: list[Setting]) -> str:
 
 def _default(one: Setting) -> str:
     return "(must be given)" if one.default is None else value_text(one.default)
-
-
-def _variable(key: str) -> str:
-    """The variable that sets it. Settings outside the sections have names of their own, INFAAS_PREFIX."""
-    return f"INFAAS_{key.upper().replace('.', '__')}"

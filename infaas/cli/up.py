@@ -18,14 +18,17 @@ from infaas.cli.options import DataDir, Json, whole
 from infaas.cli.output import fail, progress, usage
 
 if TYPE_CHECKING:
+    from bus.login import SystemAddress
     from services.core.settings import Settings
-    from services.shell.host.endpoints import SystemEndpoints
     from services.shell.host.stack import Stack, StackSpec
 
 log = logging.getLogger(__name__)
 
 # they tell commands where a system is; a new system ignores them
 _CLIENT_VARIABLES = ("INFAAS_NATS_URL", "INFAAS_SQL_DSN")
+_URLS = {
+    "nats": "NATS", "sql": "SQL", "dashboard": "dashboard", "gateway": "gateway", "gateway_grpc": "gRPC", "metrics": "metrics"
+}  # fmt: skip
 _SLOW_S = 15.0  # after which a start prints what it waits for
 
 
@@ -248,18 +251,10 @@ async def _start(stack: "Stack", as_json: bool) -> None:
     print("ready: Ctrl-C stops everything", flush=True)
 
 
-def _print_urls(endpoints: "SystemEndpoints", as_json: bool) -> None:
-    urls = endpoints.public()
+def _print_urls(endpoints: "SystemAddress", as_json: bool) -> None:
     if as_json:
-        print(jsonlib.dumps(urls), flush=True)
+        print(jsonlib.dumps({name: getattr(endpoints, name) for name in _URLS}), flush=True)
         return
-    for name, title in (
-        ("nats", "NATS"),
-        ("sql", "SQL"),
-        ("dashboard", "dashboard"),
-        ("gateway", "gateway"),
-        ("gateway_grpc", "gRPC"),
-        ("metrics", "metrics"),
-    ):
-        if urls[name] is not None:
-            print(f"{title:10} {urls[name]}", flush=True)
+    for name, title in _URLS.items():
+        if (url := getattr(endpoints, name)) is not None:
+            print(f"{title:10} {url}", flush=True)

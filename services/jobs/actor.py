@@ -152,7 +152,7 @@ class Coordinator(TableActor):
             text = f"app: {app} has no signature yet: nothing is known of its inputs"
             return refuse(reply, Error(code="unsatisfiable", message=text))
         self._accepting[job] = (reply, ActiveJob(record, route, self._settings.window))
-        return (self._start(Do(("accept", job), Accept(route, record), ACCEPT_S)),)
+        return (self._commands.start(Do(("accept", job), Accept(route, record), ACCEPT_S)),)
 
     def _running(self) -> list[JobRecord]:
         own = (*self._active.values(), *(active for _, active in self._accepting.values()))
@@ -179,7 +179,7 @@ class Coordinator(TableActor):
         foreign = record is not None and app_of(reply) not in ("", record.status.app)
         if envelope.subject == self._subjects.job_cancel(job) and not foreign:
             self._cancelling.setdefault(job, []).append(reply)
-            return (self._start(Do(("cancel", job), MarkJobCancelled(job, envelope.now), COMMAND_S)),)
+            return (self._commands.start(Do(("cancel", job), MarkJobCancelled(job, envelope.now), COMMAND_S)),)
         if record is None or foreign:
             return _refuse(reply, f"job: there is none with the id {job}: see infaas.list.jobs")
         return answer(reply, self._statuses.with_notes(record.status, envelope.now))
@@ -212,9 +212,6 @@ class Coordinator(TableActor):
 
     # -- results of commands
 
-    def _start(self, command: Do) -> Do:
-        return self._commands.start(command)
-
     def _start_all(self, commands: Iterable[Do]) -> list[Do]:
         return [self._commands.start(command) for command in commands]
 
@@ -235,20 +232,15 @@ class Coordinator(TableActor):
             return NOTHING
         if what == "keep":
             return self._kept(active, kept=result, now=now)
-        commands: list[Do] = []
-        if what == "read":
-            commands = active.was_read(result, now)
-        elif what == "resume":
-            commands = active.resumed(result)
-        elif what == "feed":
-            commands = active.fed(result)
-        elif what == "assemble":
-            commands = active.assembled(result, now)
-        elif what == "conclude":
-            commands = active.concluded(result, now)
-        elif what == "abandon":
-            commands = active.abandoned(result, now)
-        return self._start_all(commands)
+        go_on: dict[str, Callable[[], list[Do]]] = {
+            "read": lambda: active.was_read(result, now),
+            "resume": lambda: active.resumed(result),
+            "feed": lambda: active.fed(result),
+            "assemble": lambda: active.assembled(result, now),
+            "conclude": lambda: active.concluded(result, now),
+            "abandon": lambda: active.abandoned(result, now),
+        }
+        return self._start_all(go_on[what]()) if what in go_on else NOTHING
 
     def _kept(self, active: ActiveJob, *, kept: bool, now: float) -> Iterable[Effect]:
         if not kept:  # another coordinator has taken it over
@@ -355,7 +347,7 @@ class Coordinator(TableActor):
         reason = f"app: {record.status.app} was deleted, or has no models any more"
         status = msgspec.structs.replace(record.status, state="failed", step="", reason=reason, finished=now)
         self._records[job] = msgspec.structs.replace(record, status=status)
-        close = self._start(Do(("close", job), Keep(self._records[job]), COMMAND_S))
+        close = self._commands.start(Do(("close", job), Keep(self._records[job]), COMMAND_S))
         return [close, *self._statuses.publish(status, now)]
 
     def _forget(self) -> list[Do]:

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from bus.codec import decode, encode
 from bus.messages.jobs import OVER, Chunk, JobRecord, Part
 from bus.messages.public import Error, ObjectRef
-from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, StreamSpec, WrongRevision
+from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, StreamSpec, WrongRevision, together
 from bus.subjects import Subjects
 from services.jobs.commands import (
     Abandon,
@@ -45,8 +45,6 @@ PARTS_KEPT_S = 24 * 3600.0  # of parts whose job nobody carries on
 INLINE = 2**20  # bytes of a chunk above which it goes through the object store
 QUEUE_BYTES = 2**30
 AT_ONCE = 8  # objects fetched or deleted concurrently
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def stream(subjects: Subjects) -> StreamSpec:
@@ -203,7 +201,7 @@ class JobsEdge:
             return decode(Part, await store.get(part_key(job, chunk_range.number)))
 
         try:
-            parts = await _concurrently(get, command.chunks)
+            parts = await together(get, command.chunks, AT_ONCE)
         except NotFound as error:
             return Broken(f"output: a part of it is gone: {error}")
         return await asyncio.to_thread(
@@ -217,7 +215,7 @@ class JobsEdge:
             await store.delete(part_key(job, number))
             await store.delete(f"{part_key(job, number)}.in")
 
-        await _concurrently(drop, list(numbers))
+        await together(drop, list(numbers), AT_ONCE)
 
     # -- ends
 
@@ -316,14 +314,6 @@ class JobsEdge:
             return await self._records.get(job)
         except NotFound:
             return None
-
-
-async def _concurrently(work: Callable[[T], Awaitable[R]], arguments: list[T]) -> list[R]:
-    """Run the work for all arguments, a few at a time; the results keep the order of the arguments."""
-    found: list[R] = []
-    for at in range(0, len(arguments), AT_ONCE):
-        found += await asyncio.gather(*(work(argument) for argument in arguments[at : at + AT_ONCE]))
-    return found
 
 
 # -- s3://

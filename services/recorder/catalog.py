@@ -18,6 +18,7 @@ from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord, value_of
 from bus.subjects import WITHOUT_APP
 from services.core.catalog import target_of
 from services.core.cost import PER_CORE, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms, pays_whole
+from services.recorder.events import Rejected, set_aside
 from services.recorder.tables import moment
 from services.shell.store import Store
 
@@ -68,12 +69,7 @@ class CatalogWriter:
                 elif kind == "variant":
                     self._variant(connection, name, None if value is None else decode(VariantRecord, value))
         except (BadMessage, psycopg.DataError, psycopg.IntegrityError, ValueError, OverflowError) as error:
-            body = value or b""
-            connection.execute(
-                "INSERT INTO infaas_internal.rejected (digest, subject, reason, body) VALUES (%s, %s, %s, %s)"
-                " ON CONFLICT DO NOTHING",
-                (hashlib.sha256(key.encode() + b"\0" + body).digest(), key, str(error).replace("\0", "\ufffd"), body),
-            )
+            set_aside(connection, [Rejected(key, str(error), value or b"")])
             log.error("a catalogue entry was set aside: %s", error, extra={"key": key})
             if value is not None:
                 self._entry(connection, key, None)

@@ -31,7 +31,7 @@ from bus.messages.scaling import DemandHistory
 from bus.subjects import WITHOUT_APP
 from services.core.catalog import UNREAD
 from services.core.outcomes import is_client_error, meaning
-from services.recorder.tables import TABLES, Batch, EventTable, moment
+from services.recorder.tables import TABLES, Batch, EventTable, moment, printable
 from services.shell.store import Store, copy, uuid_array
 
 log = logging.getLogger(__name__)
@@ -132,15 +132,8 @@ class EventWriter:
         return len(differing)
 
     def _set_aside(self, rejected: list[Rejected]) -> None:
-        with self._store.transaction() as connection, connection.cursor() as cursor:
-            cursor.executemany(
-                "INSERT INTO infaas_internal.rejected (digest, subject, reason, body) VALUES (%s, %s, %s, %s)"
-                " ON CONFLICT DO NOTHING",
-                [
-                    (hashlib.sha256(item.subject.encode() + b"\0" + item.body).digest(), *_printable(item), item.body)
-                    for item in rejected
-                ],
-            )
+        with self._store.transaction() as connection:
+            set_aside(connection, rejected)
         for item in rejected:
             log.error("an event was set aside: %s", item.reason, extra={"subject": item.subject})
 
@@ -155,6 +148,17 @@ class EventWriter:
             )
 
 
+def set_aside(connection: psycopg.Connection[Any], rejected: Iterable[Rejected]) -> None:
+    """Keep what cannot be recorded. Raises psycopg.Error."""
+    connection.cursor().executemany(
+        "INSERT INTO infaas_internal.rejected (digest, subject, reason, body) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING",
+        [
+            (hashlib.sha256(one.subject.encode() + b"\0" + one.body).digest(), *map(printable, one[:2]), one.body)
+            for one in rejected
+        ],
+    )
+
+
 def _read(message: EventMessage) -> BatchPart | Rejected:
     table = TABLES.get(message.subject.rpartition(".")[2])
     if table is None:
@@ -164,10 +168,6 @@ def _read(message: EventMessage) -> BatchPart | Rejected:
     except DECODE_ERRORS as error:
         return Rejected(message.subject, explain(error), message.data)
     return BatchPart(batch.id, message.subject, table, batch.rows)
-
-
-def _printable(item: Rejected) -> tuple[str, str]:
-    return item.subject.replace("\0", "\ufffd"), item.reason.replace("\0", "\ufffd")
 
 
 class AskedNames:
@@ -309,7 +309,7 @@ def _by_second(
 
 
 def _name(app: str) -> str:
-    return app[:NAME_LENGTH].replace("\0", "\ufffd")
+    return printable(app[:NAME_LENGTH])
 
 
 # -- the present state, folded from events; the later event wins, in whatever order two arrive
@@ -391,17 +391,13 @@ def _fold_jobs(connection: psycopg.Connection[Any], events: list[JobEvent]) -> N
         [
             (
                 *(e.job, e.app, e.model, e.variant, e.accuracy, e.input, e.output, e.state, e.total, e.done, e.failed),
-                *(_printable_text(e.reason), e.cost, moment(e.created)),
+                *(e.reason and printable(e.reason), e.cost, moment(e.created)),
                 *(None if at is None else moment(at) for at in (e.started, e.finished)),
                 moment(e.time),
             )
             for e in latest(events, lambda e: e.job)
         ],
     )
-
-
-def _printable_text(text: str | None) -> str | None:
-    return None if text is None else text.replace("\0", "\ufffd")
 
 
 _FOLDS: dict[str, Any] = {
@@ -479,7 +475,7 @@ HISTORY_DAYS = 7
 def demand_history(store: Store, app: str) -> DemandHistory:
     """What the app was asked for in the last days. Raises psycopg.Error."""
     with store.transaction() as connection:
-        rows = connection.execute(_DEMAND, {"app": app.replace("\0", "\ufffd"), "days": HISTORY_DAYS}).fetchall()
+        rows = connection.execute(_DEMAND, {"app": printable(app), "days": HISTORY_DAYS}).fetchall()
     if not rows:
         return DemandHistory(app=app)
     start = rows[0][0]

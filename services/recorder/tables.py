@@ -90,6 +90,11 @@ def moment(seconds: float) -> datetime:
         raise OverflowError(f"{seconds} is no time") from error
 
 
+def printable(text: str) -> str:
+    """The text without NUL, which PostgreSQL does not take."""
+    return text.replace("\0", "\ufffd")
+
+
 def _values(columns: tuple[str, ...], types: tuple[str, ...]) -> Callable[[Sequence[Event]], list[tuple[Any, ...]]]:
     ids = [i for i, kind in enumerate(types) if kind == "uuid"]
     free = [i for i, column in enumerate(columns) if column in _FREE]
@@ -108,9 +113,7 @@ def _values(columns: tuple[str, ...], types: tuple[str, ...]) -> Callable[[Seque
         for i in free:
             texts = [row[i] for row in rows if row[i]]
             if "\0" in "".join(texts) or max(map(len, texts), default=0) > MOST_TEXT:
-                rows = [
-                    (*row[:i], row[i] and row[i][:MOST_TEXT].replace("\0", "\ufffd"), *row[i + 1 :]) for row in rows
-                ]
+                rows = [(*row[:i], row[i] and printable(row[i][:MOST_TEXT]), *row[i + 1 :]) for row in rows]
         return rows
 
     return values

@@ -71,10 +71,10 @@ from services.registrar.commands import (
     AlreadyTaken,
     ClaimRegistration,
     ContextsDeleted,
-    ForgetStatus,
     MarkCancelled,
     Noted,
     Pruned,
+    PutStatus,
     RegistrationClaimed,
     RegistrationRecord,
     ReleaseMoved,
@@ -329,7 +329,7 @@ class Registrar(TableActor):
         if status is not None and status.state == "failed":
             self._cancelling.setdefault(registration, []).append(reply)
             self._dismissing[registration] = status
-            return (Do(("dismiss", registration), ForgetStatus(registration), COMMAND_S),)
+            return (Do(("dismiss", registration), PutStatus(registration, None), COMMAND_S),)
         if status is not None and status.state in OVER:
             return refuse(reply, error_of(f"registration: {registration} has ended already: it is {status.state}"))
         if status is None and registration not in self._records:

@@ -178,10 +178,6 @@ def _pause(record: AppRecord, change: PauseRelease, _: Catalog) -> AppRecord | E
     return moved_to(record, goes_on if change.resume else "paused", step, ORDERED)
 
 
-def _abort(record: AppRecord, _: AbortRelease, __: Catalog) -> AppRecord | Error:
-    return moved_to(record, "aborted", 0 if record.release is None else record.release.step, ORDERED)
-
-
 def _promote(record: AppRecord, _: PromoteRelease, catalog: Catalog, reason: str = ORDERED) -> AppRecord | Error:
     release = record.releasing
     after = moved_to(record, "promoted", 0 if release is None else release.step, reason)
@@ -318,7 +314,7 @@ AMENDMENTS: dict[type[Struct], Amendment] = {
     StartRelease: Amendment(_start, reads=ALL),
     PauseRelease: Amendment(_pause),
     PromoteRelease: Amendment(_promote, reads=MODELS, refits=True),
-    AbortRelease: Amendment(_abort),
+    AbortRelease: Amendment(lambda app, *_: moved_to(app, "aborted", app.release.step if app.release else 0, ORDERED)),
     StepRelease: Amendment(_step, reads=MODELS, refits=True),
     LinkVersion: Amendment(_link, reads=MODELS, makes=True, refits=True),
     UnlinkModel: Amendment(_unlink, reads=ALL, refits=True),
@@ -356,14 +352,6 @@ def told(refused: Error, app: str, catalog: Catalog) -> Error:
 
 def _settings(request: AddApp | SetApp | LinkModel, _: Catalog) -> str:
     return default_fault(request.default_output)
-
-
-def _selection(request: SetSelection, _: Catalog) -> str:
-    return "; ".join(selection_errors(request))
-
-
-def _forgotten(request: ResetSelection, catalog: Catalog) -> Error | None:
-    return _unknown_app(request.app) if catalog.app(request.app) is None else None
 
 
 def _deleted(request: DeleteVersion, catalog: Catalog) -> Error | None:
@@ -426,8 +414,8 @@ CHECKS: dict[type[AdminVerb], Callable[[Any, Catalog], str | Error | None]] = {
     AddApp: _settings,
     SetApp: _settings,
     LinkModel: _settings,
-    SetSelection: _selection,
-    ResetSelection: _forgotten,
+    SetSelection: lambda asked, _: "; ".join(selection_errors(asked)),
+    ResetSelection: lambda asked, catalog: _unknown_app(asked.app) if catalog.app(asked.app) is None else None,
     DeleteVersion: _deleted,
     SetReplicas: _kept,
     DeployPipeline: _planned,

@@ -85,9 +85,10 @@ class MarkCancelled(Struct, frozen=True):
 
 
 class PutStatus(Struct, frozen=True):
-    """Keep a registration's status in the status bucket as `registration.<id>`."""
+    """Keep a registration's status in the status bucket as `registration.<id>`; None: delete that of one that has ended."""
 
-    status: RegistrationStatus
+    registration: str
+    status: RegistrationStatus | None
 
 
 class LinkVersion(Struct, frozen=True, kw_only=True):
@@ -184,12 +185,6 @@ class Pruned(Struct, frozen=True):
 
     note: str
     kept: ArtifactsKept | None = None
-
-
-class ForgetStatus(Struct, frozen=True):
-    """Delete the status of an ended registration."""
-
-    registration: str
 
 
 class Finish(Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from bus.messages.verbs import (
     UnlinkModel,
 )
 from bus.messages.work import ArtifactsKept
-from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, WrongRevision
+from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, WrongRevision, together
 from bus.subjects import Subjects
 from services.core.batching import batching_key
 from services.core.catalog import (
@@ -48,7 +48,6 @@ from services.registrar.commands import (
     ClaimRegistration,
     ContextsDeleted,
     Finish,
-    ForgetStatus,
     MarkCancelled,
     Noted,
     Pruned,
@@ -102,7 +101,6 @@ class RegistrarEdge:
             TakeOverRegistration: self._take_over,
             MarkCancelled: self._mark_cancelled,
             PutStatus: self._put_status,
-            ForgetStatus: self._forget_status,
             **dict.fromkeys(AMENDMENTS, self._change_app),
             SetSelection: self._set_selection,
             SetReplicas: self._set_replicas,
@@ -217,10 +215,8 @@ class RegistrarEdge:
                 return changed
 
     async def _put_status(self, command: PutStatus) -> None:
-        await self._status.put(f"registration.{command.status.registration}", encode(command.status))
-
-    async def _forget_status(self, command: ForgetStatus) -> None:
-        await self._status.delete(f"registration.{command.registration}")
+        key = f"registration.{command.registration}"
+        await (self._status.put(key, encode(command.status)) if command.status else self._status.delete(key))
 
     async def _finish(self, command: Finish) -> Pruned | None:
         """The record goes last: as long as it is there, what failed is tried again."""
@@ -349,14 +345,8 @@ class RegistrarEdge:
     async def _read(self, under: str = "") -> Catalog:
         """The records that are in the bucket now. A watch may lag behind what an operator has just changed."""
         found = Catalog()
-        keys = await self._catalog.keys(under)
-        for at in range(0, len(keys), TOGETHER):
-            entries = await asyncio.gather(*map(self._catalog.get, keys[at : at + TOGETHER]), return_exceptions=True)
-            for entry in entries:
-                if isinstance(entry, KeyValueEntry):
-                    found.apply(entry.key, entry.value)
-                elif not isinstance(entry, NotFound):
-                    raise entry
+        for entry in await self._catalog.entries(under):
+            found.apply(entry.key, entry.value)
         return found
 
     async def _reset_selection(self, command: ResetSelection) -> ContextsDeleted:
@@ -484,9 +474,7 @@ def _reservation(model: str, version: str) -> str:
 
 
 async def _delete_all(bucket: KeyValue, under: str) -> None:
-    keys = await bucket.keys(under)
-    for at in range(0, len(keys), TOGETHER):
-        await asyncio.gather(*map(bucket.delete, keys[at : at + TOGETHER]))
+    await together(bucket.delete, await bucket.keys(under), TOGETHER)
 
 
 async def _get(bucket: KeyValue, key: str, message: type[_Message]) -> _Message | None:

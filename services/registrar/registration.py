@@ -33,7 +33,6 @@ from services.core.settings import RegistrarSettings
 from services.registrar.checks import CONTAINER
 from services.registrar.commands import (
     AddVariants,
-    ForgetStatus,
     LinkVersion,
     PutRecords,
     PutStatus,
@@ -450,7 +449,7 @@ class RegistrationStatuses:
         oldest = ended[: max(0, min(beyond, AT_ONCE))]
         for one in oldest:
             self.forget(one)
-        return [Do(("forget", one), ForgetStatus(one), TIMEOUT_S) for one in oldest]
+        return [Do(("forget", one), PutStatus(one, None), TIMEOUT_S) for one in oldest]
 
     def publish(self, status: RegistrationStatus, now: float) -> tuple[Effect, ...]:
         """Publish a status of this registrar's, and save it when the state is new or the last save is old."""
@@ -478,4 +477,6 @@ class RegistrationStatuses:
 
     def _save(self, status: RegistrationStatus) -> Effect:
         self._saving[status.registration] = status
-        return self._commands.start(Do(("status", status.registration), PutStatus(status), TIMEOUT_S))
+        return self._commands.start(
+            Do(("status", status.registration), PutStatus(status.registration, status), TIMEOUT_S)
+        )

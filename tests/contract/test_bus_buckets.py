@@ -45,6 +45,7 @@ async def test_keys_may_be_asked_for_by_what_they_begin_with(buses: Buses, conne
         await bucket.put(key, b"1")
     await bucket.delete("app.x")
     assert sorted(await bucket.keys("app")) == ["app._", "app.x.y"]
+    assert sorted((one.key, one.value) for one in await bucket.entries("app")) == [("app._", b"1"), ("app.x.y", b"1")]
     assert await bucket.keys("nobody") == []
 
 

@@ -10,6 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from bus.codec import encode
+from bus.login import SystemAddress
 from bus.messages.events import (
     AppObjective,
     CostEvent,
@@ -26,7 +27,6 @@ from bus.messages.events import (
 from dashboard import series, store
 from dashboard.serve import set_system_address
 from dashboard.window import between
-from infaas.connecting import SystemAddress
 from services.recorder.catalog import CatalogWriter
 from services.recorder.events import EventWriter
 from services.shell.host.postgres import EmbeddedPostgres, role_dsn

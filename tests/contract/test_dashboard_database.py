@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from bus.codec import encode
+from bus.login import SystemAddress
 from bus.messages.catalog import PipelineRecord, PipelineVertex
 from bus.messages.events import (
     CostEvent,
@@ -26,7 +27,6 @@ from bus.messages.events import (
 from dashboard import store
 from dashboard.serve import set_system_address
 from dashboard.window import between
-from infaas.connecting import SystemAddress
 from services.recorder.catalog import CatalogWriter
 from services.recorder.events import EventWriter
 from services.shell.store import Store

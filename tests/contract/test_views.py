@@ -1,5 +1,6 @@
 """What the views of contract section 3 show: states now, the catalogue, cost by the hour, objectives by the minute."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -331,10 +332,13 @@ def test_accuracy_by_the_hour_is_that_of_the_labels_that_count(db: Recorder) -> 
 
 
 async def test_the_doctor_says_that_an_older_schema_knows_no_drift(superuser_dsn: str, reader_dsn: str) -> None:
-    assert "no app's queries" in (await run_async_check("drift", lambda: doctor._drift(reader_dsn))).detail
+    assert (
+        "no app's queries"
+        in (await run_async_check("drift", lambda: asyncio.to_thread(doctor._drift, reader_dsn))).detail
+    )
     with psycopg.connect(superuser_dsn, autocommit=True) as owner:
         owner.execute("DROP VIEW infaas.drift_events")
-    found = await run_async_check("drift", lambda: doctor._drift(reader_dsn))
+    found = await run_async_check("drift", lambda: asyncio.to_thread(doctor._drift, reader_dsn))
     assert (found.state, found.detail) == ("failed", "the database has an older version's schema, which knows no drift")
     assert "infaas up" in found.remedy
 

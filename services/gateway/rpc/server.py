@@ -19,6 +19,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would log to stderr,
 import grpc
 import grpc.aio
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.json_format import ParseDict
 from grpc._cython import cygrpc
 
 from services.core.settings import GatewaySettings
@@ -168,23 +169,7 @@ class InferenceService:
 
 def _fitted(message: Any, values: dict[str, Any]) -> Any:
     """The message, from those values for which it has fields."""
-    return message(**_known_parts(message.DESCRIPTOR, values))
-
-
-def _known_parts(descriptor: Any, values: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        field = descriptor.fields_by_name.get(name)
-        if field is None:
-            continue
-        part = field.message_type
-        if part is None or part.GetOptions().map_entry:
-            found[name] = value
-        elif isinstance(value, list):
-            found[name] = [_known_parts(part, one) for one in value]
-        else:
-            found[name] = _known_parts(part, value)
-    return found
+    return ParseDict(values, message(), ignore_unknown_fields=True)
 
 
 # -- Health

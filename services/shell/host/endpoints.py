@@ -8,44 +8,18 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
+from bus.login import ENDPOINTS, SystemAddress
 from services.core.settings import DashboardSettings, GatewaySettings, Settings
 from services.shell.host import process
 from services.shell.host.process import ServerError, write_private
 
-FILE = "endpoints.json"
 PARTS = "parts.json"
 SCHEMA = Path(__file__).parents[2] / "recorder" / "schema"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SystemEndpoints:
-    """URLs with credentials. sql: the read-only role; writer: the role of the recorder. What does not exist yet is None.
-
-    settings: those that decide what is scaled, as a tree, so that `infaas shadow` starts from them. given: value and origin of what file and
-    variables set, by key. config: the file. login: the operator's, for commands (`bus.login.Login`).
-    """
-
-    nats: str
-    sql: str
-    writer: str
-    prefix: str = "infaas"
-    dashboard: str | None = None
-    gateway: str | None = None
-    gateway_grpc: str | None = None
-    metrics: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    given: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    config: str | None = None
-    login: Mapping[str, str] = field(default_factory=dict)
-
-    def public(self) -> dict[str, str | None]:
-        """What `infaas up --json` prints."""
-        shown = asdict(self)
-        return {name: shown[name] for name in ("nats", "sql", "dashboard", "gateway", "gateway_grpc", "metrics")}
 
 
 def newest_schema(directory: Path = SCHEMA) -> int:
@@ -73,10 +47,11 @@ def page_url(settings: GatewaySettings | DashboardSettings, port: int) -> str:
     return f"http{'s' if settings.tls_certificate else ''}://{at(settings.address, port)}"
 
 
-def write_endpoints(data_dir: Path, endpoints: SystemEndpoints, ports: dict[str, int]) -> None:
+def write_endpoints(data_dir: Path, endpoints: SystemAddress, ports: dict[str, int]) -> None:
     """Say that the system runs, and where."""
-    content = {**asdict(endpoints), "ports": ports, "pid": os.getpid(), "running": True, "schema": newest_schema()}
-    write_private(data_dir / FILE, json.dumps(content, indent=1) + "\n")
+    kept = {"ports": ports, "pid": os.getpid(), "running": True, "schema": newest_schema()}
+    content = to_builtins(endpoints) | kept
+    write_private(data_dir / ENDPOINTS, json.dumps(content, indent=1) + "\n")
 
 
 def write_parts(data_dir: Path, pids: Mapping[str, int]) -> None:
@@ -88,7 +63,7 @@ def mark_stopped(data_dir: Path) -> None:
     """Say that the system does not run any more. The ports stay in the file for the next start."""
     content = _read(data_dir)
     if content.get("running"):
-        write_private(data_dir / FILE, json.dumps({**content, "pid": None, "running": False}, indent=1) + "\n")
+        write_private(data_dir / ENDPOINTS, json.dumps({**content, "pid": None, "running": False}, indent=1) + "\n")
 
 
 def recorded_ports(data_dir: Path) -> dict[str, int]:
@@ -106,7 +81,7 @@ def recorded(data_dir: Path, name: str) -> Any:
 
 def _read(data_dir: Path) -> dict[str, Any]:
     try:
-        content = json.loads((data_dir / FILE).read_text())
+        content = json.loads((data_dir / ENDPOINTS).read_text())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

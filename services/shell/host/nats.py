@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from msgspec.structs import asdict
+
 from bus.durability import LEAST_VERSION
+from bus.login import Login
 from services.shell.host import process
 from services.shell.host.machine import cores
 from services.shell.host.process import ServerError
@@ -51,8 +54,8 @@ class Keys:
     def tls(self) -> bool:
         return (self.directory / TLS).exists()
 
-    def login(self, roles: Collection[str]) -> dict[str, str]:
-        """Fields of `bus.login.Login` of the user with the fewest rights that has all these roles. Raises ServerError."""
+    def login(self, roles: Collection[str]) -> Login:
+        """That of the user with the fewest rights that has all these roles. Raises ServerError."""
         fit = sorted((len(has), name) for name, has in self._roles.items() if has.issuperset(roles))
         if not fit:
             words = " ".join(f"--role {role}" for role in roles)
@@ -60,11 +63,11 @@ class Keys:
                 f"bus.auth: no user has the roles of this process: infaas auth add NAME --dir {self.directory} {words}"
             )
         seed = self.directory / "users" / f"{fit[0][1]}.nk"
-        return {"nkey_seed": str(seed), **({"tls_ca": str(self.directory / "ca.pem")} if self.tls else {})}
+        return Login(nkey_seed=str(seed), tls_ca=str(self.directory / "ca.pem") if self.tls else "")
 
     def environ(self, roles: Collection[str]) -> dict[str, str]:
         """The same as variables of a process with these services."""
-        return {f"INFAAS_BUS__{name.upper()}": value for name, value in self.login(roles).items()}
+        return {f"INFAAS_BUS__{name.upper()}": value for name, value in asdict(self.login(roles)).items() if value}
 
     def changed(self) -> bool:
         """Whether the servers have to read their users again."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from bus.login import Login
+from bus.login import Login, SystemAddress
 from bus.natsjet import LostStream
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
@@ -22,7 +22,6 @@ from services.core.settings import Settings, WorkerSettings
 from services.shell.host import process
 from services.shell.host.endpoints import (
     PortClaims,
-    SystemEndpoints,
     at,
     check_version,
     choose_ports,
@@ -126,7 +125,7 @@ class Stack:
         self._memory = LastingMemory()
         self.notices: list[str] = []  # what `start` did otherwise than usual, for people
 
-    async def start(self) -> SystemEndpoints:
+    async def start(self) -> SystemAddress:
         """Start servers and services and return where they are; raises ServerError. Call `stop` in any case."""
         spec = self._spec
         try:
@@ -178,7 +177,7 @@ class Stack:
             "registrar", ["registrar", "recorder", "vm-autoscaler", "jobs"], environ | {"INFAAS_STORE__DSN": writer}
         )
         dashboard = self._start_dashboard(chosen["dashboard"], environ, reader) if spec.dashboard else None
-        found = SystemEndpoints(
+        found = SystemAddress(
             nats=nats_url,
             sql=reader,
             writer=writer,
@@ -190,7 +189,7 @@ class Stack:
             settings=deciding(spec.settings),
             given=given(spec.config, spec.environ),
             config=None if spec.config is None else str(spec.config.absolute()),
-            login={} if self._keys is None else self._keys.login(["operator"]),
+            login=Login() if self._keys is None else self._keys.login(["operator"]),
         )
         write_endpoints(spec.data_dir, found, kept | chosen)
         return found
@@ -482,7 +481,7 @@ class Stack:
             login = (
                 login_of(self._spec.settings.bus)
                 if self._keys is None
-                else Login(**self._keys.login(["supervisor", "registrar"]))
+                else self._keys.login(["supervisor", "registrar"])
             )
             self._bus = await NatsBus.connect(url, name="supervisor", **login.options())
             known = KnownStreams([StreamFile(self._spec.data_dir / KNOWN)], adopt=self._spec.settings.bus.adopt)

@@ -188,10 +188,7 @@ class WorkerHost:
                 command, log=file, environ=environ, cwd=Path.cwd(), running=running, forks=self._forks
             )
 
-        if stage != EXECUTOR:
-            self._supervisor.start(Child(name, launch, stage, STEPS, running=running))
-            return
-        ended = partial(self._executor_ended, running)
+        ended = partial(self._executor_ended, running) if stage == EXECUTOR else None
         self._supervisor.start(Child(name, launch, stage, STEPS, ended, running))
 
     def _executor_ended(self, running: Running | None, reason: str, succeeded: bool) -> None:

@@ -8,8 +8,8 @@ import pytest
 import streamlit
 from streamlit.testing.v1 import AppTest
 
+from bus.login import SystemAddress
 from dashboard.serve import set_system_address
-from infaas.connecting import SystemAddress
 from tests.support.servers.nats import free_port
 
 APP = Path(__file__).parents[3] / "dashboard" / "app.py"

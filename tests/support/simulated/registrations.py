@@ -56,7 +56,6 @@ from services.registrar.commands import (
     ClaimRegistration,
     ContextsDeleted,
     Finish,
-    ForgetStatus,
     MarkCancelled,
     Pruned,
     PutRecords,
@@ -216,8 +215,8 @@ class Stage:
                     return error_of("registration: not under way any more")
                 marked = replace(decode(RegistrationRecord, self.status[key]), cancelled=True)
                 self.put(SUBJECTS.status_bucket, key, encode(marked))
-            case PutStatus(status=status):
-                self.put(SUBJECTS.status_bucket, f"registration.{status.registration}", encode(status))
+            case PutStatus(registration=registration, status=status):
+                self.put(SUBJECTS.status_bucket, f"registration.{registration}", status and encode(status))
             case PutRecords():
                 for record in (*command.variants, command.model):
                     self.put(SUBJECTS.catalog_bucket, key_of(record), encode(record))
@@ -240,8 +239,6 @@ class Stage:
                     self.put(SUBJECTS.catalog_bucket, key, None)
                 for prefix in ["work"] + ["registration"] * command.forget:
                     self.put(SUBJECTS.status_bucket, f"{prefix}.{command.registration}", None)
-            case ForgetStatus(registration=registration):
-                self.put(SUBJECTS.status_bucket, f"registration.{registration}", None)
             case Prune():
                 return Pruned("nothing was deleted", ArtifactsKept(artifacts=[], time=self.now))
             case _:

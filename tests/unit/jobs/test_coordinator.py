@@ -131,7 +131,7 @@ class Scene:
         return await following.submit(self.bus, S, "app", str(self.files / source), str(self.files / target), **more)
 
     async def end(self, job: str) -> JobStatus:
-        return await following.wait(self.bus, S, job, timeout=120)
+        return await following.Jobs(self.bus, S, None).wait(job, timeout=120)
 
 
 @contextlib.asynccontextmanager
@@ -207,7 +207,7 @@ async def test_two_coordinators_share_the_jobs_and_inherit_them_all(tmp_path: Pa
         async with working(scene, most=60, shuffled=True) as first:
             await first
         for name in names:  # whoever answers knows all of them
-            assert (await following.status(scene.bus, S, name)).job == name
+            assert (await following.Jobs(scene.bus, S, None).status(name)).job == name
         await scene.kill("c1")
         async with working(scene, shuffled=True):
             ends = [await scene.end(name) for name in names]
@@ -244,16 +244,16 @@ async def test_a_cancelled_job_stops_and_leaves_nothing(tmp_path: Path) -> None:
         await scene.start("c1")
         job = await scene.submit()
         await asyncio.wait_for(scene.work(most=5), 120)
-        await following.cancel(scene.bus, S, job)
+        await following.Jobs(scene.bus, S, None).cancel(job)
         status = await scene.end(job)
         assert (status.state, status.reason) == ("cancelled", "cancelled")
         await until(lambda: os.listdir(scene.files) == ["in.npy"])
-        await following.cancel(scene.bus, S, job)  # once more is harmless
+        await following.Jobs(scene.bus, S, None).cancel(job)  # once more is harmless
         again = await scene.submit(target="out.npy")
         async with working(scene):
             assert (await scene.end(again)).state == "done"
         with pytest.raises(Refused, match="is done already"):
-            await following.cancel(scene.bus, S, again)
+            await following.Jobs(scene.bus, S, None).cancel(again)
 
 
 async def test_an_input_that_changes_meanwhile_ends_the_job(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ async def test_ids_outputs_and_questions(tmp_path: Path) -> None:
             with pytest.raises(Refused, match="output: job mine writes there"):
                 await following.submit(scene.bus, S, "app", str(scene.files / "in.npy"), f"file:{other}", job="yours")
         with pytest.raises(Refused, match="there is none with the id nobody"):
-            await following.status(scene.bus, S, "nobody")
+            await following.Jobs(scene.bus, S, None).status("nobody")
         note = RunnerNote(worker="w0", why="cpu is used 90% by other work")
         scene.bus.publish(S.offline("note"), encode(note))
         await until(lambda: _step(scene, "mine", "w0: cpu is used 90%"))
@@ -330,7 +330,7 @@ async def test_ids_outputs_and_questions(tmp_path: Path) -> None:
 
 
 async def _step(scene: Scene, job: str, text: str) -> bool:
-    return text in (await following.status(scene.bus, S, job)).step
+    return text in (await following.Jobs(scene.bus, S, None).status(job)).step
 
 
 async def test_ended_jobs_are_forgotten_in_the_end(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ async def test_clients_of_other_apps_learn_of_no_such_job(tmp_path: Path) -> Non
             scene.bus.publish(subject, b"", f"_INBOX_.numbers.thief.x.{number}")
         await until(lambda: len(heard) == 2)
         assert all("there is none" in heard[key]["error"]["message"] for key in ("0", "1"))
-        assert (await following.status(scene.bus, S, job)).state not in ("cancelled", "failed")
+        assert (await following.Jobs(scene.bus, S, None).status(job)).state not in ("cancelled", "failed")
         scene.bus.publish(S.job_status(job), b"", "_INBOX_.app.phone.x.2")
         scene.bus.publish(S.job_cancel(job), b"", "_INBOX_.@.operator.x.3")
         await until(lambda: len(heard) == 4)

@@ -256,7 +256,7 @@ async def test_an_end_clears_everything_away_and_may_be_repeated(place: Place) -
         await place.uploads.put(key, b"x")
     await place.do(ClaimRegistration(record=work(), next_version=1))
     status = RegistrationStatus(registration="r1", state="done", app="digits", model="mlp")
-    await place.do(PutStatus(status))
+    await place.do(PutStatus("r1", status))
     end = Finish(registration="r1", model="mlp", version="1", uploads=("r1.model", "r1.validation"))
     for _ in range(2):
         await place.do(end)

@@ -11,6 +11,7 @@ import pytest
 from msgspec import convert
 
 from bus.codec import encode
+from bus.login import SystemAddress
 from bus.memory import Broker
 from bus.messages.fleet import DispatcherHeartbeat, WorkerHeartbeat
 from bus.subjects import Subjects
@@ -18,7 +19,6 @@ from infaas.answers import read_answer
 from infaas.cli import auth, doctor, jobs, lists, pipeline, plan, query, register
 from infaas.cli.output import Column, print_table
 from infaas.cli.query import _render, _render_explain
-from infaas.connecting import SystemAddress
 from infaas.errors import Refused
 from services.core.planning.plan import Action, Plan
 from services.core.planning.problem import PlanningProblem

@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bus.login import SystemAddress
 from infaas.cli import main
 from services.core.settings import Settings, described
-from services.shell.host.endpoints import SystemEndpoints, write_endpoints
+from services.shell.host.endpoints import write_endpoints
 from services.shell.settings import given, load
 from tests.support.clients.commands import ran
 
@@ -81,7 +82,7 @@ def test_what_runs_is_told_with_its_origin_and_what_a_restart_would_change(
     file = tmp_path / "infaas.toml"
     file.write_text("log_level = 'DEBUG'\n[monitor]\nsample_s = 3\n[machines.kinds.big]\nmaximum = 2\n")
     environ = {"INFAAS_DISPATCHER__COUNT": "2", "INFAAS_STORE__DSN": "postgresql://me:secret@here/db"}
-    there = SystemEndpoints(nats="nats://x", sql="", writer="", given=given(file, environ), config=str(file))
+    there = SystemAddress(nats="nats://x", sql="", writer="", given=given(file, environ), config=str(file))
     write_endpoints(tmp_path, there, {})
     file.write_text("[monitor]\nsample_s = 4\n[machines.kinds.big]\nmaximum = 2\n[jobs]\nchunk_kb = 64\n")
     command = ["settings", "--running", "--data-dir", str(tmp_path), "--json"]

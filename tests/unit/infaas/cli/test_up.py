@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from bus.login import SystemAddress
 from infaas.cli import build, main
 from infaas.cli.up import _plan
-from services.shell.host.endpoints import SystemEndpoints, mark_stopped, write_endpoints, write_parts
+from services.shell.host.endpoints import mark_stopped, write_endpoints, write_parts
 from services.shell.host.stack import StackSpec
 from tests.support.clients.commands import ran
 
@@ -54,7 +55,7 @@ def test_without_its_extra_there_is_no_dashboard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "streamlit", None)
-    write_endpoints(tmp_path, SystemEndpoints(nats="nats://n", sql="postgresql://s", writer="w"), {})
+    write_endpoints(tmp_path, SystemAddress(nats="nats://n", sql="postgresql://s", writer="w"), {})
     assert planned("", tmp_path).dashboard is False
     for words in (["open", "--data-dir", str(tmp_path)], ["run", "dashboard"]):
         assert "pip install 'infaas[dashboard]'" in ran(capsys, words, 1).err
@@ -73,7 +74,7 @@ def test_without_its_extra_there_is_no_grpc(
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    write_endpoints(tmp_path, SystemEndpoints(nats="nats://n", sql="postgresql://s", writer="w"), {})
+    write_endpoints(tmp_path, SystemAddress(nats="nats://n", sql="postgresql://s", writer="w"), {})
     return tmp_path
 
 

@@ -6,14 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from bus.login import ENDPOINTS, SystemAddress
 from infaas.connecting import read_endpoints
 from infaas.errors import NotConnected
 from services.shell.host import endpoints
-from services.shell.host.endpoints import DEFAULT_PORTS, PortClaims, SystemEndpoints, choose_ports
+from services.shell.host.endpoints import DEFAULT_PORTS, PortClaims, choose_ports
 from services.shell.host.process import ServerError, free_port
 
-THERE = SystemEndpoints(
+THERE = SystemAddress(
     nats="nats://u:p@127.0.0.1:4222", sql="postgresql://r:p@h/d", writer="postgresql://w:p@h/d", prefix="x"
 )
 
@@ -21,19 +23,18 @@ THERE = SystemEndpoints(
 def test_written_endpoints_are_found_until_they_are_marked_as_stopped(tmp_path: Path) -> None:
     endpoints.write_endpoints(tmp_path, THERE, {"nats": 4222})
     found = read_endpoints(tmp_path)
-    assert (found.nats, found.sql, found.writer, found.prefix) == (THERE.nats, THERE.sql, THERE.writer, THERE.prefix)
-    assert stat.S_IMODE((tmp_path / endpoints.FILE).stat().st_mode) == 0o600
+    assert found == replace(THERE, data_dir=tmp_path)
+    assert stat.S_IMODE((tmp_path / ENDPOINTS).stat().st_mode) == 0o600
     endpoints.write_endpoints(tmp_path, THERE, {"nats": 4333})
     endpoints.mark_stopped(tmp_path)
     with pytest.raises(NotConnected, match="stopped"):
         read_endpoints(tmp_path)
     assert endpoints.recorded_ports(tmp_path) == {"nats": 4333}
-    assert list(THERE.public()) == ["nats", "sql", "dashboard", "gateway", "gateway_grpc", "metrics"]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"ports": 3}', '{"ports": {"nats": "x"}}'])
 def test_a_damaged_file_gives_no_ports(tmp_path: Path, content: str) -> None:
-    (tmp_path / endpoints.FILE).write_text(content)
+    (tmp_path / ENDPOINTS).write_text(content)
     assert endpoints.recorded_ports(tmp_path) == {}
     endpoints.mark_stopped(tmp_path)
     with pytest.raises(NotConnected, match="damaged"):
