@@ -348,7 +348,7 @@ Named = Annotated[str, TOKEN]
 _Message = TypeVar("_Message", bound=Struct)
 
 
-def filled(kind: type[_Message], *sources: Any, **given: Any) -> _Message:
+def filled(kind: type[_Message], /, *sources: Any, **given: Any) -> _Message:
     """A message of this kind: with what is given, and each other field from the first source that has one of its name."""
     for name in kind.__struct_fields__:
         if name not in given:

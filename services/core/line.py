@@ -6,6 +6,8 @@ a connection: what comes after an echo has reached the server after that was sen
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from msgspec import Struct
@@ -28,6 +30,7 @@ class EchoDue(Struct, frozen=True):
     """Timer: send an echo."""
 
 
+@dataclass(slots=True, eq=False)
 class Line:
     """One actor's connection, as its echoes on `subject` show it. stale: seconds since the last echo that came back was sent, from which on
     messages may be old. fresh_until: when that is, Unix seconds. came_once: an echo has come back, so what others say regularly has come as well.
@@ -36,61 +39,44 @@ class Line:
     stood still only where it takes longer than that. Else nothing would ever be said on such a line.
     """
 
-    __slots__ = (
-        "_came",
-        "_from",
-        "_heard",
-        "_least",
-        "_left",
-        "_publish",
-        "_rings",
-        "_sent",
-        "_since",
-        "_stale",
-        "_subject",
-        "_way",
-        "came_once",
-        "fresh_until",
-        "usual",
-    )
-
-    def __init__(self, subject: str, stale: float, publish: type[Publish] = Publish) -> None:
-        self._subject = subject
-        self._publish = publish
-        self._stale = stale
-        self._heard = 0.0
-        self._came = 0.0  # when that came back
-        self._from = 0.0  # the same, or when a rest ended: what was said before that was heard
-        self._way = 0.0  # s that the last echo took
-        self._sent: deque[float] = deque(maxlen=UNDER_WAY)
-        self._left: deque[float] = deque(maxlen=UNDER_WAY)  # when each of them was due, if that was earlier
-        self._rings = float("inf")  # when the next one is due
-        self._since = 0.0  # when this process found that it had not heard itself for too long
-        self._least = (0.0, 0.0, 0.0)  # since when; the least lateness of the window before, and since then
-        self.usual = 0.0
-        self.came_once = False
-        self.fresh_until = float("inf")  # before the first echo nothing is known
+    subject: str
+    stale: float
+    publish: type[Publish] = Publish
+    usual: float = 0.0
+    came_once: bool = False
+    fresh_until: float = inf  # before the first echo nothing is known
+    _heard: float = 0.0
+    _came: float = 0.0  # when that came back
+    _from: float = 0.0  # the same, or when a rest ended: what was said before that was heard
+    _way: float = 0.0  # s that the last echo took
+    _sent: deque[float] = field(default_factory=lambda: deque(maxlen=UNDER_WAY))
+    _left: deque[float] = field(
+        default_factory=lambda: deque(maxlen=UNDER_WAY)
+    )  # when each of them was due, if earlier
+    _rings: float = inf  # when the next one is due
+    _since: float = 0.0  # when this process found that it had not heard itself for too long
+    _least: tuple[float, float, float] = (0.0, 0.0, 0.0)  # since when; the least lateness before, and since then
 
     def rest(self) -> None:
         """No echo is sent for a while: nothing is known until the next one."""
-        self.fresh_until = float("inf")
+        self.fresh_until = inf
 
     def resume(self, now: float) -> Publish:
         """The first echo after a rest; the line counts as fresh for as long as an echo may take. Before any has come back nothing is known."""
         self._since = 0.0
         echo = self.echo(now)
-        self.fresh_until = float("inf")
+        self.fresh_until = inf
         if self.came_once:
-            self.fresh_until, self._from = now + self._stale, now
+            self.fresh_until, self._from = now + self.stale, now
         return echo
 
     def echo(self, now: float) -> Publish:
         """An echo, for the actor to send. Until the very first one is back, messages may be as old as that."""
         if not self._heard:
-            self._heard, self.fresh_until = now, now + self._stale
+            self._heard, self.fresh_until = now, now + self.stale
         self._sent.append(now)
         self._left.append(min(now, self._rings))
-        return self._publish(self._subject, Echo(now))
+        return self.publish(self.subject, Echo(now))
 
     def came(self, echo: Echo, now: float) -> bool:
         """An echo came back. Returns whether the connection was broken before, perhaps, and what came on it lost: an earlier echo never came
@@ -110,7 +96,7 @@ class Line:
             due = self._from + min(ECHO_S, echo.at - self._from)  # a process that seldom turns sends it late, too
             self._came_late(max(0.0, now - due), now)
         self._heard = self._from = echo.at
-        self.fresh_until = self._heard + self._stale
+        self.fresh_until = self._heard + self.stale
         if self.still(now):
             return lost  # the next ones are on their way
         self._since = 0.0

@@ -263,7 +263,7 @@ class Dispatcher(TableActor):
         if error is CANCELLED:
             effects += self.cancelling.ended(query)
         if query.part is not None:
-            effects.extend(self.composites.refused(query.part, error, now))
+            effects.extend(query.part.join.kind.refused(query.part, error, now))
         return effects
 
     def _dispatch(self, query: Query, instance: Instance, now: float, *, more: bool = False) -> Publish:
@@ -306,7 +306,7 @@ class Dispatcher(TableActor):
 
     def _recorded(self, envelope: Envelope) -> Iterable[Effect]:
         self._outcomes.log.stored(envelope.message.through)
-        return self.composites.stored()
+        return self.composites.feedback.learning.stored()
 
     # -- what goes wrong
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from bus.messages.fleet import ExecutorExited
 from bus.messages.flow import ContextChanged, DoneBatch
-from bus.messages.public import Error, ListRequest
+from bus.messages.public import ListRequest
 from bus.subjects import Subjects
 from services.core.actor import Done, Effect, Envelope, Failed, Handler, Inlet, TimedOut
 from services.core.ensemble.policies import make_policy
@@ -27,7 +27,7 @@ from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import JOIN, RESULTS, EndsDue, Joins
 from services.dispatcher.pipelines import Pipelines
 from services.dispatcher.predictions import Predictions
-from services.dispatcher.query import Composite, PartReply, Query, QueryPart
+from services.dispatcher.query import Composite, PartReply, Query
 from services.dispatcher.references import Probe, References
 from services.dispatcher.releases import Mirrored, Releases
 
@@ -172,10 +172,6 @@ class Composites:
         found = [scored for scored in found if scored.variants]
         return self.feedback.learning.compared(of.app, found, now) if found else []
 
-    def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
-        """A part was refused by its own dispatcher."""
-        return part.join.kind.refused(part, error, now)
-
     def due(self, of: str, now: float) -> Iterable[Effect] | None:
         """A deadline has come. None: it is none of the joins'."""
         if of != JOIN:
@@ -192,10 +188,6 @@ class Composites:
         """The catalogue has changed."""
         self.cached.drop()
         self.pipelines.changed()
-
-    def stored(self) -> Iterable[Effect]:
-        """More of the dispatcher's events are on disk."""
-        return self.feedback.stored()
 
     def ask(self, envelope: Envelope, then: Then | None = None) -> Iterable[Effect]:
         """What the members of an app weigh. then: what is replied instead, once the context is in memory."""

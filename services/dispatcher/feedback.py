@@ -6,7 +6,7 @@ over. If nobody knows it any more, has not counted the feedback and has the inpu
 and 5).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Any
 
@@ -135,11 +135,6 @@ class Feedbacks:
     def open(self) -> int:
         """Feedbacks that have not been applied, refused or handed on."""
         return len(self._sought) + self._open_again + self.learning.open
-
-    @property
-    def ended(self) -> Mapping[tuple[str, str], int]:
-        """Feedbacks by app and how they ended: `accepted`, or the code of the refusal."""
-        return self.learning.ended
 
     def _refuse(self, sender: Sender, error: Error) -> list[Effect]:
         return self.learning.tell(sender, Refusal(id=sender.id, error=error))
@@ -324,10 +319,6 @@ class Feedbacks:
             found = score_answered(one.feedback.label, item, whole, self._apps.catalog.variant)
             effects += self.learning.counted(one.event.app, one.event, mark_of_item(whole.app, whole.uid, item), found)
         return self._after(effects)
-
-    def stored(self) -> list[Effect]:
-        """More of the log's events are on disk."""
-        return self.learning.stored()
 
     def read(self, key: str) -> list[Effect]:
         """A context has been read, as `Contexts.took` says."""

@@ -22,10 +22,6 @@ from services.dispatcher.learning import Sender
 LIST_S = 20.0  # s in which all of a list are to end
 MOST_LISTED = 5_000  # feedbacks in a list
 
-DEAF = (
-    "app: {} is a pipeline, and no policy makes its answers, so nothing learns: send feedback to the app of a stage, with"
-    " the stage's own `query` (uid in query_outcomes), or give a stage's app a policy (infaas.admin.set-selection)"
-)
 FORGOTTEN = (
     "{} is not known any more, and whether it has had its feedback is not, either: many others have counted since. If it has not, send the"
     " `inputs` without `query` and `id`"

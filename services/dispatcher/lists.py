@@ -5,6 +5,7 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import asdict
 
 from bus.messages.catalog import AppRecord, ModelRecord, PipelineRecord, VariantRecord, error_of
@@ -53,79 +54,224 @@ PLAN = ("policy", "status", "cost_per_s", "p99_ms", "percentile", "rate", "laten
 STAGE = ("variant", "hardware", "batch", "replicas", "scale", "rho", "accuracy")
 
 
+KINDS = ("apps", "models", "variants", "workers", "pipelines", "releases")
+
+
 def _of(record: object, names: tuple[str, ...]) -> dict[str, Any]:
     """These fields of a record; all None where there is none."""
     return {name: None if record is None else getattr(record, name) for name in names}
 
 
-def listing(
-    what: str,
-    ask: ListRequest,
-    now: float,
-    catalog: Catalog,
-    view: ClusterView,
-    slo_target: float,
-    kept: Mapping[str, PipelineReplicas] = {},
-    hops: Mapping[str, MeasuredHop] = {},
-    unserved: Callable[[str], str] = lambda _: "",
-    seen: Callable[[str, str], SeenItems | None] = lambda *_: None,
-    releases: ReleaseBook | None = None,
-    shown: Callable[[AppView], tuple[VariantRecord, ...]] = attrgetter("records"),
-) -> Listing | Refusal:
-    """The items of one kind. An unknown kind is a bad_request that names the known ones.
-
-    kept: replicas of deployed pipelines. hops: by planned variant, what a batch was measured to take beyond its profile. unserved: why nobody can serve
-    an app. seen: items of answers, by pipeline and the vertex that is asked for them. shown: an app's variants, in the context that is asked for.
+class Lists(Struct, frozen=True):
+    """The items of each kind, as they are asked for. kept: replicas of deployed pipelines. hops: by planned variant, what a batch was measured to take
+    beyond its profile. unserved: why nobody can serve an app. seen: items of answers, by pipeline and the vertex that is asked for them. shown: an app's
+    variants, in the context that is asked for.
     """
-    try:
-        check_name(ask.app, "app")
-        check_name(ask.model, "model")
-    except WrongField as error:
-        return Refusal(error=Error(code="bad_request", message=str(error)))
-    if what == "apps":
-        return Listing(items=_apps(ask, catalog, slo_target, unserved))
-    if what == "models":
-        return Listing(items=_models(ask, catalog))
-    if what == "variants":
-        return Listing(items=_variants(ask, catalog, view, hops, shown))
-    if what == "workers":
-        return Listing(items=_workers(now, view))
-    if what == "pipelines":
-        return Listing(items=_pipelines(ask, catalog, view, slo_target, kept, seen))
-    if what == "releases":
-        return Listing(items=_releases(ask, now, catalog, releases or ReleaseBook()))
-    text = f"there is no list of {what!r}: ask for apps, models, variants, workers, pipelines or releases"
-    return Refusal(error=Error(code="bad_request", message=text))
 
+    ask: ListRequest
+    now: float
+    catalog: Catalog
+    view: ClusterView
+    slo_target: float
+    kept: Mapping[str, PipelineReplicas] = {}
+    hops: Mapping[str, MeasuredHop] = {}
+    unserved: Callable[[str], str] = lambda _: ""
+    seen: Callable[[str, str], SeenItems | None] = lambda *_: None
+    releases: ReleaseBook = ReleaseBook()
+    shown: Callable[[AppView], tuple[VariantRecord, ...]] = attrgetter("records")
 
-def _apps(
-    ask: ListRequest, catalog: Catalog, slo_target: float, unserved: Callable[[str], str]
-) -> list[dict[str, Any]]:
-    """stage_of: the pipelines of which it is a vertex. Their visits are parts of queries, which no figure of the app counts as queries."""
-    stages: dict[str, set[str]] = {}
-    for app in catalog.apps:
-        for vertex in app.pipeline.vertices if app.pipeline is not None else ():
-            stages.setdefault(vertex.app, set()).add(app.app)
-    return [
-        {
-            **_of(app, APP),
-            "models": sorted(app.links),
-            "versions": dict(app.links),
-            "variants": len(catalog.variants_of(app.app)),
-            "slo_target": target_of(app, slo_target),
-            "expects": [msgspec.to_builtins(one) for one in app.expects],
-            "selection": None if app.selection is None else asdict(app.selection),
-            "pipeline": None if app.pipeline is None else msgspec.to_builtins(app.pipeline),
-            "unserved": unserved(app.app) or None,
-            "quality": _quality(catalog.quality(app.app), catalog.variants_of(app.app)),
-            "stage_of": sorted(stages.get(app.app, ())),
-            "inputs": _specs(app.signature.inputs) if app.signature else [],
-            "outputs": _specs(app.signature.outputs) if app.signature else [],
-            "labels": catalog.classes_of(app),
-        }
-        for app in sorted(catalog.apps, key=lambda app: app.app)
-        if ask.app in (None, app.app) and (ask.model is None or ask.model in app.links)
-    ]
+    def of(self, what: str) -> Listing | Refusal:
+        """The items of one kind. An unknown kind is a bad_request that names the known ones."""
+        try:
+            check_name(self.ask.app, "app")
+            check_name(self.ask.model, "model")
+        except WrongField as error:
+            return Refusal(error=Error(code="bad_request", message=str(error)))
+        if what in KINDS:
+            items: list[dict[str, Any]] = getattr(self, f"_{what}")()
+            return Listing(items=items)
+        text = f"there is no list of {what!r}: ask for {', '.join(KINDS[:-1])} or {KINDS[-1]}"
+        return Refusal(error=Error(code="bad_request", message=text))
+
+    def _apps(self) -> list[dict[str, Any]]:
+        """stage_of: the pipelines of which it is a vertex. Their visits are parts of queries, which no figure of the app counts as queries."""
+        stages: dict[str, set[str]] = {}
+        for app in self.catalog.apps:
+            for vertex in app.pipeline.vertices if app.pipeline is not None else ():
+                stages.setdefault(vertex.app, set()).add(app.app)
+        return [
+            {
+                **_of(app, APP),
+                "models": sorted(app.links),
+                "versions": dict(app.links),
+                "variants": len(self.catalog.variants_of(app.app)),
+                "slo_target": target_of(app, self.slo_target),
+                "expects": [msgspec.to_builtins(one) for one in app.expects],
+                "selection": None if app.selection is None else asdict(app.selection),
+                "pipeline": None if app.pipeline is None else msgspec.to_builtins(app.pipeline),
+                "unserved": self.unserved(app.app) or None,
+                "quality": _quality(self.catalog.quality(app.app), self.catalog.variants_of(app.app)),
+                "stage_of": sorted(stages.get(app.app, ())),
+                "inputs": _specs(app.signature.inputs) if app.signature else [],
+                "outputs": _specs(app.signature.outputs) if app.signature else [],
+                "labels": self.catalog.classes_of(app),
+            }
+            for app in sorted(self.catalog.apps, key=lambda app: app.app)
+            if self.ask.app in (None, app.app) and (self.ask.model is None or self.ask.model in app.links)
+        ]
+
+    def _releases(self) -> list[dict[str, Any]]:
+        """The last release of each app. lacks: what its step waits for. figures: of each step and measure, what was counted, in which more is better."""
+        items = []
+        for app in sorted(self.catalog.apps, key=lambda app: app.app):
+            release = app.release
+            if release is None or self.ask.app not in (None, app.app) or self.ask.model not in (None, release.model):
+                continue
+            counted = self.releases.of(app.app, release)
+            items.append(
+                {
+                    "app": app.app,
+                    **asdict(release),
+                    "share": release.share,
+                    "lacks": lacks(release, counted, self.now) if release.state in ("mirror", "step") else "",
+                    "figures": [
+                        {
+                            "step": one.step + 1, "measure": one.name, "of": one.of, "new": one.new.mean, "new_n": one.new.count, "old": one.old.mean,
+                            "old_n": one.old.count, **dict(zip(("low", "high"), one.interval, strict=True)), "margin": one.margin,
+                        }
+                        for one in figures(release, counted)
+                    ],
+                }
+            )  # fmt: skip
+        return items
+
+    def _models(self) -> list[dict[str, Any]]:
+        items = []
+        for model in sorted(self.catalog.models, key=lambda m: (m.model, m.created)):
+            apps = sorted(self.catalog.apps_linking(model.model))
+            if self.ask.model not in (None, model.model) or (
+                self.ask.app is not None and not _concerns(model, self.ask.app, self.catalog)
+            ):
+                continue
+            serving = [
+                a for a in apps if (record := self.catalog.app(a)) and record.links[model.model] == model.version
+            ]
+            items.append(
+                {
+                    **_of(model, MODEL),
+                    "app": None if model.app == WITHOUT_APP else model.app,
+                    "apps": apps,
+                    "serving": serving,
+                    "inputs": _specs(model.signature.inputs),
+                    "outputs": _specs(model.signature.outputs),
+                    "functions": "" if model.functions is None else model.functions.words,
+                    "variants": len(self.catalog.variants_at(model.model, model.version)),
+                }
+            )
+        return items
+
+    def _variants(self) -> list[dict[str, Any]]:
+        items = []
+        for name, app in sorted(self.view.apps.items()):
+            if name.startswith("_") or self.ask.app not in (None, name):
+                continue
+            for i, (group, record) in enumerate(zip(app.groups, self.shown(app), strict=True)):
+                hop = self.hops.get(record.variant)
+                serves = (
+                    app.current[i] or app.serving[True][i]
+                    if self.ask.version is None
+                    else record.version == self.ask.version
+                )
+                if self.ask.model not in (None, record.model) or not serves:
+                    continue
+                instances = (*group.active, *group.loading, *group.troubled)
+                hourly = self.view.nominal_price_per_s(record) * 3600.0
+                items.append(
+                    {
+                        "app": name,
+                        **_of(record, VARIANT),
+                        **_production(record, self.catalog.quality(name) if self.ask.context is None else None),
+                        "accuracy_at": record.remeasured
+                        or ((of := self.catalog.model(record.model, record.version)) and of.created),
+                        "engine": record.profile.host.get("engine"),
+                        "functions": "" if record.functions is None else record.functions.words,
+                        "cascade": "" if record.cascade is None else record.cascade.words,
+                        "batching": "+".join(sorted({one.status.batching for one in instances})) or record.batching,
+                        "unit": record.signature.target[1],
+                        **_of(record.profile, PROFILE),
+                        "latency_ms": group.table.seconds(1) * 1000.0,
+                        "batch_latency_ms": _by_batch(group),
+                        "p99_ms": _p99(record),
+                        "hop_ms": None if hop is None else hop.ms,
+                        "hop_quantiles_ms": None if hop is None else hop.quantiles_ms,
+                        "price_per_hour": hourly,
+                        "cost_per_1000": float(app.cost[i]),
+                        "state": state_of(group, app, self.view),
+                        "quarantined": self.view.quarantines(record.variant),
+                        "instances": len(instances),
+                        "reclaimable": sum(one.status.reclaimable for one in instances),
+                    }
+                )
+        return items
+
+    def _pipelines(self) -> list[dict[str, Any]]:
+        """edges: with `items_seen`, of the last answers that this dispatcher had: answers, mean, dispersion (null: it had none)."""
+        found = []
+        for app in sorted(self.catalog.apps, key=lambda app: app.app):
+            if app.pipeline is None or self.ask.app not in (None, app.app):
+                continue
+            plan = app.plan
+            found.append(
+                {
+                    "app": app.app,
+                    "latency_ms": app.latency_ms,
+                    "slo_target": target_of(app, self.slo_target),
+                    "quality": _quality(live := self.catalog.quality(app.app), ()),
+                    "measured": [] if live is None else _measured(live),
+                    "plan": None if plan is None else _of(plan, PLAN),
+                    "plan_ended": app.plan_ended or None,
+                    "vertices": _stages(app, app.pipeline, self.view, self.kept.get(app.app)),
+                    "edges": [
+                        msgspec.to_builtins(edge)
+                        | ({"items_seen": _asdict(self.seen(app.app, edge.target))} if edge.items else {})
+                        for edge in app.pipeline.edges
+                    ],
+                    "output": app.pipeline.output,
+                    "inputs": _specs(app.signature.inputs) if app.signature else [],
+                    "outputs": _specs(app.signature.outputs) if app.signature else [],
+                    "created": app.created,
+                }
+            )
+        return found
+
+    def _workers(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "worker": worker.name,
+                "hardware": worker.hardware,
+                "kind": worker.kind,
+                "state": _state_of(worker),
+                "incarnation": worker.incarnation,
+                "last_seen_s": round(self.now - worker.seen, 3),
+                "clock_skew_ms": round(worker.skew * 1000.0, 3),
+                "devices": [_of(device, DEVICE) for device in worker.devices.values()],
+                "instances": [
+                    {
+                        "instance": i.id,
+                        "variant": i.record.variant,
+                        "device": i.device,
+                        **_of(i.status, INSTANCE),
+                        "queued": i.own + i.others,
+                        "batch_limit": i.most,
+                        "contexts": i.contexts,
+                        "factor": i.factor,
+                    }
+                    for i in worker.instances.values()
+                ],
+                "simulated": all(d.simulated for d in worker.devices.values()),
+            }
+            for worker in sorted(self.view.workers.values(), key=lambda w: w.name)
+        ]
 
 
 def _quality(found: AppQuality | None, variants: Iterable[VariantRecord]) -> dict[str, Any] | None:
@@ -146,57 +292,9 @@ def _quality(found: AppQuality | None, variants: Iterable[VariantRecord]) -> dic
     return {"promised": found.promised, "found": found.answers.accuracy, **asdict(found.answers)}
 
 
-def _releases(ask: ListRequest, now: float, catalog: Catalog, book: ReleaseBook) -> list[dict[str, Any]]:
-    """The last release of each app. lacks: what its step waits for. figures: of each step and measure, what was counted, in which more is better."""
-    items = []
-    for app in sorted(catalog.apps, key=lambda app: app.app):
-        release = app.release
-        if release is None or ask.app not in (None, app.app) or ask.model not in (None, release.model):
-            continue
-        counted = book.of(app.app, release)
-        items.append(
-            {
-                "app": app.app,
-                **asdict(release),
-                "share": release.share,
-                "lacks": lacks(release, counted, now) if release.state in ("mirror", "step") else "",
-                "figures": [
-                    {
-                        "step": one.step + 1, "measure": one.name, "of": one.of, "new": one.new.mean, "new_n": one.new.count, "old": one.old.mean,
-                        "old_n": one.old.count, **dict(zip(("low", "high"), one.interval, strict=True)), "margin": one.margin,
-                    }
-                    for one in figures(release, counted)
-                ],
-            }
-        )  # fmt: skip
-    return items
-
-
 def _specs(specs: list[Any]) -> list[dict[str, Any]]:
     """columns, unit: as its owner has named them, where it has."""
     return [msgspec.to_builtins(spec) for spec in specs]
-
-
-def _models(ask: ListRequest, catalog: Catalog) -> list[dict[str, Any]]:
-    items = []
-    for model in sorted(catalog.models, key=lambda m: (m.model, m.created)):
-        apps = sorted(catalog.apps_linking(model.model))
-        if ask.model not in (None, model.model) or (ask.app is not None and not _concerns(model, ask.app, catalog)):
-            continue
-        serving = [a for a in apps if (record := catalog.app(a)) and record.links[model.model] == model.version]
-        items.append(
-            {
-                **_of(model, MODEL),
-                "app": None if model.app == WITHOUT_APP else model.app,
-                "apps": apps,
-                "serving": serving,
-                "inputs": _specs(model.signature.inputs),
-                "outputs": _specs(model.signature.outputs),
-                "functions": "" if model.functions is None else model.functions.words,
-                "variants": len(catalog.variants_at(model.model, model.version)),
-            }
-        )
-    return items
 
 
 def _concerns(model: ModelRecord, app: str, catalog: Catalog) -> bool:
@@ -221,53 +319,6 @@ def _production(record: VariantRecord, found: AppQuality | None) -> dict[str, An
     }
 
 
-def _variants(
-    ask: ListRequest,
-    catalog: Catalog,
-    view: ClusterView,
-    hops: Mapping[str, MeasuredHop],
-    shown: Callable[[AppView], tuple[VariantRecord, ...]],
-) -> list[dict[str, Any]]:
-    items = []
-    for name, app in sorted(view.apps.items()):
-        if name.startswith("_") or ask.app not in (None, name):
-            continue
-        for i, (group, record) in enumerate(zip(app.groups, shown(app), strict=True)):
-            hop = hops.get(record.variant)
-            serves = app.current[i] or app.serving[True][i] if ask.version is None else record.version == ask.version
-            if ask.model not in (None, record.model) or not serves:
-                continue
-            instances = (*group.active, *group.loading, *group.troubled)
-            hourly = view.nominal_price_per_s(record) * 3600.0
-            items.append(
-                {
-                    "app": name,
-                    **_of(record, VARIANT),
-                    **_production(record, catalog.quality(name) if ask.context is None else None),
-                    "accuracy_at": record.remeasured
-                    or ((of := catalog.model(record.model, record.version)) and of.created),
-                    "engine": record.profile.host.get("engine"),
-                    "functions": "" if record.functions is None else record.functions.words,
-                    "cascade": "" if record.cascade is None else record.cascade.words,
-                    "batching": "+".join(sorted({one.status.batching for one in instances})) or record.batching,
-                    "unit": record.signature.target[1],
-                    **_of(record.profile, PROFILE),
-                    "latency_ms": group.table.seconds(1) * 1000.0,
-                    "batch_latency_ms": _by_batch(group),
-                    "p99_ms": _p99(record),
-                    "hop_ms": None if hop is None else hop.ms,
-                    "hop_quantiles_ms": None if hop is None else hop.quantiles_ms,
-                    "price_per_hour": hourly,
-                    "cost_per_1000": float(app.cost[i]),
-                    "state": state_of(group, app, view),
-                    "quarantined": view.quarantines(record.variant),
-                    "instances": len(instances),
-                    "reclaimable": sum(one.status.reclaimable for one in instances),
-                }
-            )
-    return items
-
-
 def _by_batch(group: VariantInstances) -> dict[str, float]:
     """Milliseconds of a batch, with its overhead, by the sizes that were measured, which are texts: not all clients take other keys."""
     sizes = {min(row.batch, group.record.max_batch) for row in group.record.profile.rows}
@@ -281,44 +332,6 @@ def _p99(record: VariantRecord) -> dict[str, list[float | None]]:
     return {
         str(row.batch): [row.p99_low_ms, row.p99_ms, row.p99_high_ms] for row in rows if (row.length or 0) == longest
     }
-
-
-def _pipelines(
-    ask: ListRequest,
-    catalog: Catalog,
-    view: ClusterView,
-    slo_target: float,
-    kept: Mapping[str, PipelineReplicas],
-    seen: Callable[[str, str], SeenItems | None],
-) -> list[dict[str, Any]]:
-    """edges: with `items_seen`, of the last answers that this dispatcher had: answers, mean, dispersion (null: it had none)."""
-    found = []
-    for app in sorted(catalog.apps, key=lambda app: app.app):
-        if app.pipeline is None or ask.app not in (None, app.app):
-            continue
-        plan = app.plan
-        found.append(
-            {
-                "app": app.app,
-                "latency_ms": app.latency_ms,
-                "slo_target": target_of(app, slo_target),
-                "quality": _quality(live := catalog.quality(app.app), ()),
-                "measured": [] if live is None else _measured(live),
-                "plan": None if plan is None else _of(plan, PLAN),
-                "plan_ended": app.plan_ended or None,
-                "vertices": _stages(app, app.pipeline, view, kept.get(app.app)),
-                "edges": [
-                    msgspec.to_builtins(edge)
-                    | ({"items_seen": _asdict(seen(app.app, edge.target))} if edge.items else {})
-                    for edge in app.pipeline.edges
-                ],
-                "output": app.pipeline.output,
-                "inputs": _specs(app.signature.inputs) if app.signature else [],
-                "outputs": _specs(app.signature.outputs) if app.signature else [],
-                "created": app.created,
-            }
-        )
-    return found
 
 
 def _measured(live: AppQuality) -> list[dict[str, Any]]:
@@ -369,36 +382,6 @@ def _stages(
             }
         )
     return rows
-
-
-def _workers(now: float, view: ClusterView) -> list[dict[str, Any]]:
-    return [
-        {
-            "worker": worker.name,
-            "hardware": worker.hardware,
-            "kind": worker.kind,
-            "state": _state_of(worker),
-            "incarnation": worker.incarnation,
-            "last_seen_s": round(now - worker.seen, 3),
-            "clock_skew_ms": round(worker.skew * 1000.0, 3),
-            "devices": [_of(device, DEVICE) for device in worker.devices.values()],
-            "instances": [
-                {
-                    "instance": i.id,
-                    "variant": i.record.variant,
-                    "device": i.device,
-                    **_of(i.status, INSTANCE),
-                    "queued": i.own + i.others,
-                    "batch_limit": i.most,
-                    "contexts": i.contexts,
-                    "factor": i.factor,
-                }
-                for i in worker.instances.values()
-            ],
-            "simulated": all(d.simulated for d in worker.devices.values()),
-        }
-        for worker in sorted(view.workers.values(), key=lambda w: w.name)
-    ]
 
 
 def _state_of(worker: Worker) -> str:

@@ -79,7 +79,7 @@ class DispatcherMetrics:
                 ensembles.late, "app", "member"
             ),
             counter("infaas_feedback_total", "Feedbacks of all apps: accepted, or the refusal's code.").add_all(
-                actor.composites.feedback.ended, "app", "outcome"
+                actor.composites.feedback.learning.ended, "app", "outcome"
             ),
             gauge("infaas_dispatcher_workers", "Workers that this dispatcher hears.").add(len(actor.view.workers)),
             gauge("infaas_dispatcher_instances", "Instances that this dispatcher knows of.").add(

@@ -34,7 +34,7 @@ from services.dispatcher.central import CentralQueues
 from services.dispatcher.composites import Composites
 from services.dispatcher.contexts import Contexts, Held
 from services.dispatcher.joint_answers import claim_of, found_of, records_of, refuses, told_by, too_wrong
-from services.dispatcher.lists import listing, state_of
+from services.dispatcher.lists import Lists, state_of
 from services.dispatcher.needs import needs_of, needs_of_member, needs_of_stage, with_arm
 from services.dispatcher.pipeline_run import SeenItems
 from services.dispatcher.pipelines import unserved
@@ -76,7 +76,7 @@ class Questions(Struct, eq=False):
                     app.records if held is None else app.seen(contexts.in_context(Ask(app.app.app, 1, now), held, app))
                 )
 
-            return listing(about, asked, now, *known, lambda app: unserved_app(app, apps), items, book, shown)
+            return Lists(asked, now, *known, lambda app: unserved_app(app, apps), items, book, shown).of(about)
 
         if about == "variants" and asked.context is not None:
             return self.composites.ask(envelope, found)

@@ -14,7 +14,6 @@ from bus.messages.fleet import (
     MoveInstance,
     PlannedBy,
     State,
-    Tier,
     UnloadInstance,
     WorkerHeartbeat,
 )
@@ -24,6 +23,9 @@ from services.core.actor import Do, Effect, Publish, Record
 from services.monitor.devices import MonitoredDevice
 from services.monitor.instances import MonitoredInstance, StateChange
 
+InstanceOrder = LoadInstance | DemoteInstance | UnloadInstance | MoveInstance
+# The end of their subjects.
+ORDERS = {LoadInstance: "load", DemoteInstance: "demote", UnloadInstance: "unload", MoveInstance: "move"}
 KEEP_S = 10.0  # s for one write to the control bucket
 
 
@@ -69,26 +71,9 @@ class MonitorEffects:
 
     # -- to executors
 
-    def _order(self, device: str, what: str, order: Struct) -> Effect:
-        return Publish(self._subjects.executor(self._worker, device, what), order)
-
-    def order_load(self, instance: MonitoredInstance, price_per_s: float) -> Effect:
-        tier: Tier = instance.goes or "device"
-        order = LoadInstance(instance=instance.id, variant=instance.record, price_per_s=price_per_s, tier=tier)
-        return self._order(instance.device, "load", order)
-
-    def order_demote(self, instance: MonitoredInstance) -> Effect:
-        return self._order(instance.device, "demote", DemoteInstance(instance=instance.id))
-
-    def order_unload(self, instance: str, device: str) -> Effect:
-        return self._order(device, "unload", UnloadInstance(instance=instance))
-
-    def order_drop(self, instance: MonitoredInstance) -> Effect:
-        """Only its copy in host memory goes."""
-        return self._order(instance.device, "unload", UnloadInstance(instance=instance.id, tier="host"))
-
-    def order_move(self, instance: MonitoredInstance, cores: list[int]) -> Effect:
-        return self._order(instance.device, "move", MoveInstance(instance=instance.id, cores=cores))
+    def order(self, device: str, order: InstanceOrder) -> Effect:
+        """Order a device's executor."""
+        return Publish(self._subjects.executor(self._worker, device, ORDERS[type(order)]), order)
 
     # -- to all services
 

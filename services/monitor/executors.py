@@ -12,6 +12,7 @@ from bus.messages.fleet import (
     InstanceMoved,
     InstanceSample,
     InstanceUnloaded,
+    UnloadInstance,
 )
 from services.core.actor import Effect
 from services.core.lifecycle import SERVING, Thresholds
@@ -60,7 +61,7 @@ class ExecutorEvents:
             return found
         if instance.state == "Unloading" and instance.goes is None:
             # Released while it was loading: the order is repeated, now that it can be obeyed.
-            return [*found, self.effects.order_unload(instance.id, instance.device)]
+            return [*found, self.effects.order(instance.device, UnloadInstance(instance=instance.id))]
         if instance.state == "Loading" and message.tier in (instance.goes, "device"):
             self.table.failures.succeeded(message.variant)
         if message.tier == "host":
@@ -214,7 +215,7 @@ class ExecutorEvents:
             timeout = LOAD_TIMEOUT_S + instance.record.profile.load_ms / 100.0
             if now - instance.ordered > timeout:
                 reason = f"the executor did not answer the load order within {timeout:.0f} s"
-                found.append(self.effects.order_unload(instance.id, instance.device))
+                found.append(self.effects.order(instance.device, UnloadInstance(instance=instance.id)))
                 found += self.table.failed(instance, reason, now)
                 found += self.table.gone(instance, reason, now)
         return found

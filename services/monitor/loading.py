@@ -6,7 +6,7 @@ The monitor alone admits loads on its worker. So two orders at once never take t
 from collections.abc import Iterable, Mapping
 
 from bus.messages.catalog import VariantRecord
-from bus.messages.fleet import InstanceSample, State
+from bus.messages.fleet import InstanceSample, LoadInstance, State, UnloadInstance
 from services.core.actor import Effect
 from services.core.catalog import Catalog
 from services.core.lifecycle import SERVING
@@ -297,7 +297,9 @@ class InstanceTable:
 
     def order(self, instance: MonitoredInstance) -> Effect:
         """The order to load it. It may be repeated: an executor ignores one for an instance that it has."""
-        return self._effects.order_load(instance, self._devices[instance.device].price_per_s(instance.record))
+        record, price = instance.record, self._devices[instance.device].price_per_s(instance.record)
+        order = LoadInstance(instance=instance.id, variant=record, price_per_s=price, tier=instance.goes or "device")
+        return self._effects.order(instance.device, order)
 
     def adopt(
         self, device: MonitoredDevice, sample: InstanceSample, now: float, *, synced: bool
@@ -310,7 +312,9 @@ class InstanceTable:
         ended = sample.instance in self._ended
         if record is None or ended:
             unload = synced or ended
-            return None, [self._effects.order_unload(sample.instance, device.spec.name)] if unload else []
+            return None, [
+                self._effects.order(device.spec.name, UnloadInstance(instance=sample.instance))
+            ] if unload else []
         state: State = "Warm" if sample.tier == "host" else "Active"
         instance = MonitoredInstance(sample.instance, record, device.spec.name, state, now)
         self._add(device, instance, now)
@@ -392,7 +396,7 @@ class InstanceTable:
             return self.gone(instance, reason, now)
         instance.goes = None
         changes = self._effects.state_changes(instance, instance.move("Unloading", reason, now), now)
-        return [*changes, self._effects.order_unload(instance.id, instance.device)]
+        return [*changes, self._effects.order(instance.device, UnloadInstance(instance=instance.id))]
 
     def gone(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect]:
         """The instance does not exist any more. Its room goes to loads that wait."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from bus.messages.fleet import InstanceMoved
+from bus.messages.fleet import InstanceMoved, MoveInstance
 from bus.messages.scaling import AskToMove
 from services.core.actor import Effect
 from services.core.settings import MonitorSettings
@@ -91,7 +91,7 @@ class Migrations(Struct, eq=False):
         if better:
             names = ", ".join(f"{core} ({self._busy.get(core, 0.0):.0%} busy)" for core in better)
             self._reasons[instance.id] = f"{slow}; core{'s' * (len(better) > 1)} {names} would be better"
-            return [self.effects.order_move(instance, better)]
+            return [self.effects.order(instance.device, MoveInstance(instance=instance.id, cores=better))]
         if others:
             return self._to_device(instance, others[0], f"{slow}; {others[0].spec.name} has room", now)
         why = f"{slow}; this worker has no idler cores and no other device with room"

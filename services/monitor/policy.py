@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 from bus.fields import filled
+from bus.messages.fleet import DemoteInstance, UnloadInstance
 from services.core.actor import Effect
 from services.core.catalog import UNREAD
 from services.core.cost import load_seconds
@@ -170,7 +171,7 @@ class HostTier:
 
     def _drop_copy(self, instance: MonitoredInstance) -> list[Effect]:
         instance.dropping = True
-        return [self._effects.order_drop(instance)]
+        return [self._effects.order(instance.device, UnloadInstance(instance=instance.id, tier="host"))]
 
     def copy_is(self, instance: MonitoredInstance, there: bool, now: float) -> list[Effect]:
         """Its executor says whether host memory has a copy of the model of this instance, which serves. A lost order to drop it is repeated."""
@@ -184,7 +185,7 @@ class HostTier:
         """Unload a Warm instance."""
         changes = self._effects.state_changes(warm, warm.move("Unloading", reason, now), now)
         warm.goes = None
-        return [*changes, self._effects.order_unload(warm.id, warm.device)]
+        return [*changes, self._effects.order(warm.device, UnloadInstance(instance=warm.id))]
 
     def advance(self, now: float) -> list[Effect]:
         """The orders to demote that waited until others had left host memory."""
@@ -200,7 +201,7 @@ class HostTier:
             if taken > self._limit:
                 break
             instance.ordered = now
-            found.append(self._effects.order_demote(instance))
+            found.append(self._effects.order(instance.device, DemoteInstance(instance=instance.id)))
         return found
 
 

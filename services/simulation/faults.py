@@ -86,7 +86,7 @@ class Faults:
             case "worker-dies":
                 victim = next((name for name, one in sorted(self._system.machines.items()) if _meant(fault, one)), None)
                 if victim is not None:
-                    self._system.kill(victim)
+                    self._system.stop(victim, goodbye=False)
                     if isinstance(self._kernel, Connections):
                         for process in processes_of(victim):
                             self._kernel.die(process)

@@ -251,7 +251,7 @@ class SimulatedSystem:
         """A machine that the controller ordered goes without a word, and boots again."""
         machine = self.machines.get(worker)
         if machine is not None:
-            self.kill(worker)
+            self.stop(worker, goodbye=False)
             self._boot(worker, machine.spec)
 
     # -- processes
@@ -286,15 +286,8 @@ class SimulatedSystem:
         elif (machine := self.machines.get(rest)) is not None:
             (self._start_executors if role == "executor" else self._start_monitor)(machine)
 
-    def stop(self, worker: str) -> None:
-        """Stop a worker: its services get Stopping."""
-        self._end(worker, goodbye=True)
-
-    def kill(self, worker: str) -> None:
-        """Kill a worker: its services end without a message."""
-        self._end(worker, goodbye=False)
-
-    def _end(self, worker: str, *, goodbye: bool) -> None:
+    def stop(self, worker: str, *, goodbye: bool = True) -> None:
+        """Stop a worker: its services get Stopping, or end without a message."""
         booting = self.booting.pop(worker, None)
         if booting is not None:
             self.bill.machine(booting, -1, self._environment.now)

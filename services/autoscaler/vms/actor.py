@@ -12,7 +12,6 @@ from math import inf
 from msgspec import Struct
 
 from bus.codec import decode_kept
-from bus.messages.events import AppObjective
 from bus.messages.fleet import LoadReply, WorkerHeartbeat
 from bus.messages.scaling import (
     AskToMove,
@@ -176,11 +175,6 @@ class Controller(TableActor):
         record = self._catalog.variant(variant)
         return max(1, record.threads) if record is not None else 1
 
-    @property
-    def objectives(self) -> list[AppObjective]:
-        """Of all apps, as of the last plan."""
-        return self._planner.objectives
-
     def _turn(self, now: float) -> Turn:
         return Turn(now, self.lease.epoch if self.lease.leads(now) else 0)
 
@@ -246,7 +240,7 @@ class Controller(TableActor):
         return self.drift.told(envelope.message, turn) if self._acts(turn) else NOTHING
 
     def _history(self, envelope: Envelope) -> Iterable[Effect]:
-        self._planner.remember(envelope.message)
+        self._planner.problems.demand.remember(envelope.message)
         return NOTHING
 
     def _asked(self, envelope: Envelope) -> Iterable[Effect]:
@@ -384,7 +378,7 @@ class Controller(TableActor):
             found += self._growth.for_need(need, turn)[1]
         if not stays:
             for need in needs:
-                found += self._growth.by_rule(need, turn, self.fleet.troubled(need.hardware, turn.now))
+                found += self._growth.new_for(need, turn, self.fleet.troubled(need.hardware, turn.now))[1]
         self._growth.still_blocked(wanted)
         if (self._inventory.known and self._dry_run is None) or turn.now - self._led_since > APPEAR_S:
             found += self._growth.keep_minimum(closed, turn)
@@ -484,7 +478,7 @@ def families(actor: Controller) -> Iterable[MetricFamily]:
     found = [leads.add(int(actor.lease.epoch > 0)), workers.add(len(actor.fleet.workers))]
     for name, field, about in OBJECTIVES:
         family = gauge(name, about)
-        for one in actor.objectives:
+        for one in actor._planner.objectives:
             value = getattr(one, field)
             if value is not None:
                 family.add(value, app=one.app)

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from bus.codec import decode_kept
+from bus.fields import filled
 from bus.messages.events import DriftEvent
 from bus.messages.scaling import DriftRecord, OpenDrift, QueriesSampled
 from services.autoscaler.vms.commands import DRIFT, STORE_S, FetchDistribution, SaveDrift, Turn
@@ -128,7 +129,20 @@ class DriftWatch:
             record, ended = self._ended(record, message.model, known, shown, size, window, turn)
             if ended:
                 windows.forget()
-            new = self._new(record, message, known, shown > windows.bound(size, len(shown)), size, window)
+            before, far = {(one.model, one.column) for one in record.open}, distance(known.seen, window.counts)
+            drifted = np.flatnonzero(shown > windows.bound(size, len(shown)))
+            new = [  # the farthest first
+                OpenDrift(
+                    model=message.model,
+                    column=known.columns[i],
+                    since=window.start,
+                    distance=float(far[i]),
+                    size=size,
+                    distribution=key,
+                )
+                for i in sorted(drifted, key=lambda i: -far[i])
+                if (message.model, known.columns[i]) not in before
+            ][: max(0, MOST_OPEN - len(before))]
             record = replace(record, open=[*record.open, *new])
             effects += ended
             effects += [self._event(record, one, turn.now, cells=_cells(known, one.column, window)) for one in new]
@@ -137,31 +151,6 @@ class DriftWatch:
         tests = {of: made for of, made in record.tests.items() if of != key}
         self.records[app] = replace(record, tests=dict([*tests.items()][-MOST_KEPT:]) | {key: [*windows.tests]})
         return [*effects, self._save(app)] if saved else effects
-
-    def _new(
-        self,
-        record: DriftRecord,
-        message: QueriesSampled,
-        known: Distribution,
-        drifted: Array,
-        size: int,
-        window: CountedWindow,
-    ) -> list[OpenDrift]:
-        """The columns that this window has shown to have drifted, the farthest first."""
-        before = {(one.model, one.column) for one in record.open}
-        far = distance(known.seen, window.counts)
-        return [
-            OpenDrift(
-                model=message.model,
-                column=known.columns[i],
-                since=window.start,
-                distance=float(far[i]),
-                size=size,
-                distribution=message.distribution,
-            )
-            for i in sorted(np.flatnonzero(drifted), key=lambda i: -far[i])
-            if (message.model, known.columns[i]) not in before
-        ][: max(0, MOST_OPEN - len(before))]
 
     def _ended(
         self,
@@ -191,16 +180,7 @@ class DriftWatch:
         self, record: DriftRecord, one: OpenDrift, now: float, ended: float | None = None, cells: str = ""
     ) -> Effect:
         return Record(
-            DriftEvent(
-                time=now,
-                app=record.app,
-                model=one.model,
-                column_name=one.column,
-                distance=one.distance,
-                since=one.since,
-                ended=ended,
-                cells=cells,
-            )
+            filled(DriftEvent, one, time=now, app=record.app, column_name=one.column, ended=ended, cells=cells)
         )
 
     def _save(self, app: str) -> Effect:

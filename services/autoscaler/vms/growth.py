@@ -6,6 +6,7 @@ does not keep it: such a plan is at the edge. One machine leaves at a time.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 from msgspec import Struct
 
@@ -16,6 +17,7 @@ from services.autoscaler.vms.machines import Machines
 from services.autoscaler.vms.orders import DryRun, InventoryView
 from services.autoscaler.vms.rules import (
     Add,
+    Additions,
     Blocked,
     FleetLimits,
     Hardware,
@@ -23,9 +25,6 @@ from services.autoscaler.vms.rules import (
     PricedKind,
     Remove,
     WorkerSummary,
-    affordable,
-    below_minimum,
-    choose_machine,
 )
 from services.core.actor import Effect
 
@@ -80,12 +79,11 @@ class MachineGrowth(Struct, eq=False):
         """A count of 0 says that no machine was added."""
         return self.effects.scaling(turn.now, "add_worker", None, f"not added: {blocked.reason}", 0)
 
-    def by_rule(self, need: HardwareNeed, turn: Turn, place: Sequence[tuple[str, str]]) -> list[Effect]:
-        """A machine that one of the rules asks for. place: the variants that it takes load from, and an app of each."""
-        return self.add(need.hardware, self._chosen(need, turn), turn, place)[1]
-
-    def _chosen(self, need: HardwareNeed, turn: Turn) -> Add | Blocked:
-        return choose_machine(need, self._summaries(turn), self.limits, self.memory_share, *self._hindrances(turn))
+    def new_for(
+        self, need: HardwareNeed, turn: Turn, place: Sequence[tuple[str, str]] = ()
+    ) -> tuple[str | None, list[Effect]]:
+        """A machine that is needed, and its name. place: the variants that it takes load from, and an app of each."""
+        return self.add(need.hardware, self._additions(turn).for_need(need, self.memory_share), turn, place)
 
     def for_need(self, need: HardwareNeed, turn: Turn) -> tuple[str | None, list[Effect]]:
         """For an ask: a machine that is being removed and can stay, one that boots already, or a new one."""
@@ -101,12 +99,12 @@ class MachineGrowth(Struct, eq=False):
         name = next(booting, None)
         if name is not None:
             return name, found
-        name, effects = self.add(need.hardware, self._chosen(need, turn), turn)
+        name, effects = self.new_for(need, turn)
         return name, found + effects
 
     def keep_minimum(self, closed: Collection[str], turn: Turn) -> list[Effect]:
         """A machine for a kind that is below its minimum. closed: workers that must go, which do not count."""
-        chosen = below_minimum(self._summaries(turn), self.limits, *self._hindrances(turn), closed)
+        chosen = self._additions(turn).below_minimum(closed)
         if isinstance(chosen, Add):
             _, found = self.add(("", False), chosen, turn)
             return found
@@ -114,10 +112,9 @@ class MachineGrowth(Struct, eq=False):
         self._short = {blocked.kind for blocked in chosen}
         return found
 
-    def _hindrances(self, turn: Turn) -> tuple[Callable[[str], bool], Callable[[str], str]]:
-        """Of a kind: whether one has failed just now, and why none can be had."""
-        now = turn.now
-        return lambda kind: self.machines.pauses(kind, now), lambda kind: self.inventory.obstacle(kind, now)
+    def _additions(self, turn: Turn) -> Additions:
+        pauses, obstacle = partial(self.machines.pauses, now=turn.now), partial(self.inventory.obstacle, now=turn.now)
+        return Additions(self._summaries(turn), self.limits, pauses, obstacle)
 
     def _summaries(self, turn: Turn) -> list[WorkerSummary]:
         return self.fleet.summaries(turn.now, self.limits.settle_s)
@@ -162,7 +159,7 @@ class MachineGrowth(Struct, eq=False):
         if count <= 0:
             self._refused.discard(kind.name)
         for _ in range(count):
-            chosen = affordable(kind, why, self._summaries(turn), self.limits, *self._hindrances(turn))
+            chosen = self._additions(turn).of(kind, why)
             if isinstance(chosen, Blocked):
                 if chosen.reason and kind.name not in self._refused:
                     self._refused.add(kind.name)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import AppObjective
 from bus.messages.fleet import LoadReply, PlannedBy, Release
-from bus.messages.scaling import AskForHistory, DemandHistory, DemandReport, ObjectiveReport
+from bus.messages.scaling import AskForHistory, DemandReport, ObjectiveReport
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import ControllerEffects, FleetSolved, Turn
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
@@ -211,10 +211,6 @@ class FleetPlanner(Struct, eq=False):
         reply = self.subjects.controller(f"history.{self.effects.name}")
         ask = self.subjects.recorder("demand")
         return [Publish(ask, AskForHistory(app=app), reply) for app in self.problems.demand.unknown(turn.now)]
-
-    def remember(self, history: DemandHistory) -> None:
-        """A recorder has answered: what an app was asked for on earlier days."""
-        self.problems.demand.remember(history)
 
     def _due(self, seen: FleetSnapshot, now: float) -> bool:
         at, before = self._planned

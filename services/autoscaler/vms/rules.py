@@ -136,75 +136,62 @@ def hardware_needs(workers: Iterable[WorkerSummary], limits: FleetLimits) -> lis
     return [HardwareNeed(hardware=hardware, reason=reason) for hardware, reason in found.items()]
 
 
-def choose_machine(
-    need: HardwareNeed,
-    workers: Sequence[WorkerSummary],
-    limits: FleetLimits,
-    memory_share: float,
-    pauses: Callable[[str], bool] = lambda _: False,
-    obstacle: Callable[[str], str] = lambda _: "",
-) -> Add | Blocked:
-    """The machine to start for a need. pauses: whether a start of this kind has just failed. obstacle: why none of a kind can be had."""
-    if any(worker.state == "Booting" and need.hardware in worker.hardware for worker in workers):
-        return Blocked()
-    counts = Counter(worker.kind for worker in workers)
-    record = need.record
-    fitting = [
-        kind
-        for kind in limits.kinds.values()
-        if need.hardware in kind.hardware and (record is None or kind.carries(record, memory_share))
-    ]
-    open_kinds = [kind for kind in fitting if counts[kind.name] < kind.maximum and not pauses(kind.name)]
-    if not open_kinds:
-        return Blocked()
-    kind = min(open_kinds, key=lambda each: (bool(obstacle(each.name)), each.price_per_hour, each.name))
-    return affordable(kind, need.reason, workers, limits, pauses, obstacle)
+class Additions(Struct, frozen=True):
+    """Which machine may be started beside these workers. pauses: whether a start of this kind has just failed. obstacle: why none of a kind can be had."""
 
+    workers: Sequence[WorkerSummary]
+    limits: FleetLimits
+    pauses: Callable[[str], bool] = lambda _: False
+    obstacle: Callable[[str], str] = lambda _: ""
 
-def affordable(
-    kind: PricedKind,
-    reason: str,
-    workers: Sequence[WorkerSummary],
-    limits: FleetLimits,
-    pauses: Callable[[str], bool],
-    obstacle: Callable[[str], str],
-) -> Add | Blocked:
-    """One more machine of this kind, if there may be one. pauses, obstacle: as in `choose_machine`."""
-    if sum(worker.kind == kind.name for worker in workers) >= kind.maximum or pauses(kind.name):
-        return Blocked()
-    after = total_price(workers) + kind.price_per_hour
-    why = obstacle(kind.name)
-    if not why and after > limits.budget_per_hour * (1 + 1e-9):
-        why = f"a {kind.name} would bring all workers to {after:.4g} US$/h, the budget is {limits.budget_per_hour:.4g}"
-    if why:
-        return Blocked(reason=f"{reason}; {why}", kind=kind.name)
-    limit = f" of {limits.budget_per_hour:.4g}" if limits.budget_per_hour < inf else ""
-    return Add(kind=kind.name, reason=f"{reason}; all workers then cost {after:.4g}{limit} US$/h")
+    def for_need(self, need: HardwareNeed, memory_share: float) -> Add | Blocked:
+        """The machine to start for a need."""
+        if any(worker.state == "Booting" and need.hardware in worker.hardware for worker in self.workers):
+            return Blocked()
+        counts = Counter(worker.kind for worker in self.workers)
+        record = need.record
+        fitting = [
+            kind
+            for kind in self.limits.kinds.values()
+            if need.hardware in kind.hardware and (record is None or kind.carries(record, memory_share))
+        ]
+        able = [kind for kind in fitting if counts[kind.name] < kind.maximum and not self.pauses(kind.name)]
+        if not able:
+            return Blocked()
+        kind = min(able, key=lambda each: (bool(self.obstacle(each.name)), each.price_per_hour, each.name))
+        return self.of(kind, need.reason)
 
+    def of(self, kind: PricedKind, reason: str) -> Add | Blocked:
+        """One more machine of this kind, if there may be one."""
+        budget = self.limits.budget_per_hour
+        if sum(worker.kind == kind.name for worker in self.workers) >= kind.maximum or self.pauses(kind.name):
+            return Blocked()
+        after = total_price(self.workers) + kind.price_per_hour
+        why = self.obstacle(kind.name)
+        if not why and after > budget * (1 + 1e-9):
+            why = f"a {kind.name} would bring all workers to {after:.4g} US$/h, the budget is {budget:.4g}"
+        if why:
+            return Blocked(reason=f"{reason}; {why}", kind=kind.name)
+        limit = f" of {budget:.4g}" if budget < inf else ""
+        return Add(kind=kind.name, reason=f"{reason}; all workers then cost {after:.4g}{limit} US$/h")
 
-def below_minimum(
-    workers: Sequence[WorkerSummary],
-    limits: FleetLimits,
-    pauses: Callable[[str], bool],
-    obstacle: Callable[[str], str] = lambda _: "",
-    closed: Collection[str] = (),
-) -> Add | list[Blocked]:
-    """The machine to start because a kind is below its minimum. Else the kinds that are below it, and why none is started.
+    def below_minimum(self, closed: Collection[str] = ()) -> Add | list[Blocked]:
+        """The machine to start because a kind is below its minimum. Else the kinds that are below it, and why none is started.
 
-    A silent worker does not count, since it serves nobody. If it comes back, an idle one is removed later. closed: workers that must
-    go, which do not count either.
-    """
-    staying = [worker for worker in workers if worker.state not in ("Draining", "Silent") and worker.name not in closed]
-    counts, everybody = Counter(worker.kind for worker in staying), Counter(worker.kind for worker in workers)
-    blocked = []
-    for kind in limits.kinds.values():
-        if counts[kind.name] < kind.minimum and everybody[kind.name] < kind.maximum and not pauses(kind.name):
-            reason = f"{counts[kind.name]} of at least {kind.minimum} are there"
-            chosen = affordable(kind, reason, workers, limits, pauses, obstacle)
-            if isinstance(chosen, Add):
-                return chosen
-            blocked.append(chosen)
-    return blocked
+        A silent worker does not count, since it serves nobody. If it comes back, an idle one is removed later. closed: workers that must
+        go, which do not count either.
+        """
+        away = ("Draining", "Silent")
+        counts = Counter(one.kind for one in self.workers if one.state not in away and one.name not in closed)
+        blocked = []
+        for kind in self.limits.kinds.values():
+            there = sum(worker.kind == kind.name for worker in self.workers)
+            if counts[kind.name] < kind.minimum and there < kind.maximum and not self.pauses(kind.name):
+                chosen = self.of(kind, f"{counts[kind.name]} of at least {kind.minimum} are there")
+                if isinstance(chosen, Add):
+                    return chosen
+                blocked.append(chosen)
+        return blocked
 
 
 def removal(

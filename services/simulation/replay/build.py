@@ -274,14 +274,7 @@ def _limited(
             found[shape] = there._replace(spec=replace(there.spec, **limits))
         elif kind.maximum:
             devices = simulated_devices(kind.devices)
-            spec = MachineSpec(
-                kind=name,
-                devices=devices,
-                price_per_hour=kind.price_per_hour,
-                maximum=kind.maximum,
-                minimum=kind.minimum,
-                boot_s=limits["boot_s"],
-            )
+            spec = filled(MachineSpec, kind, kind=name, devices=devices, boot_s=limits["boot_s"])
             found[shape] = MachineBlock(spec, spec.price_per_hour, location)
     return list(found.values())
 

@@ -50,11 +50,11 @@ class _Cell:
 
     def __init__(self, key: Key) -> None:
         self.latency, self.accuracy, self.cost, self.items = key
-        self.count = 0
+        self.count = 1
 
     @property
     def key(self) -> Key:
-        return self.latency, self.accuracy, self.cost, self.items / max(1, self.count)
+        return self.latency, self.accuracy, self.cost, self.items / self.count
 
     def join(self, other: "_Cell") -> None:
         self.latency = min(self.latency, other.latency)
@@ -95,15 +95,9 @@ class QueryClasses:
             which = self._of.get(place)
         if which is None:
             which = self._of[place] = len(self._cells)
-            cell = _Cell(key)
-            cell.items = 0.0
-            self._cells.append(cell)
-        cell = self._cells[which]
-        cell.latency = min(cell.latency, key[0])
-        cell.accuracy = max(cell.accuracy, key[1])
-        cell.cost = min(cell.cost, key[2])
-        cell.items += items
-        cell.count += 1
+            self._cells.append(_Cell(key))
+        else:
+            self._cells[which].join(_Cell(key))
         self._times.append(time)
         self._which.append(which)
 

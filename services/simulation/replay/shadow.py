@@ -40,6 +40,7 @@ class ShadowRun:
 
     def __init__(self, name: str, found: Replay, began: float) -> None:
         self._name, self._began, self._found = name, began, found
+        self._every = found.scenario.metrics_every_s
         policy = found.scenario.policies[0]
         report = ShadowReport.of(found.scenario, policy)
         assert isinstance(report, ShadowReport)
@@ -80,10 +81,6 @@ class ShadowRun:
             "machines": workers,
             "instances": sum(instances.values()),
         }
-
-    @property
-    def _every(self) -> float:
-        return self._found.scenario.metrics_every_s
 
     @property
     def _times(self) -> list[float]:

@@ -87,100 +87,89 @@ class Peaks:
         ]
 
 
-def choose(
-    policy: PolicySpec,
-    given: Mapping[str, StaticVariant],
-    serving: Mapping[str, Sequence[VariantRecord]],
-    needs: Mapping[str, Requirements],
-    prices: Mapping[str, float],
-    peaks: Peaks,
-) -> dict[str, StaticVariant]:
-    """The choice for each app that a variant on the policy's hardware serves. given: stated choices, which stay."""
-    capacity = DeviceCapacity(policy.machines, policy.settings.monitor, fixed=policy.base == "static")
-    there = {device.kind for spec in policy.machines if spec.start for device in spec.devices}
-    found: dict[str, StaticVariant] = {}
-    rest: dict[str, tuple[VariantRecord, int]] = {}
-    for app, records in serving.items():
-        by_name = {one.variant: one for one in records}
-        if app in given:
-            found[app] = given[app]
-            capacity.take(by_name[given[app].variant], given[app].instances)
-            continue
-        able = [one for one in records if policy.hardware is None or one.hardware in policy.hardware]
-        fitting = [one for one in able if capacity.device(one) is not None]
-        fitting = [one for one in fitting if one.hardware in there] or fitting
-        if fitting or able:
-            rest[app] = _first(app, fitting or able, peaks.demands(app, needs[app]), policy, prices, capacity)
-            found[app] = StaticVariant(variant=rest[app][0].variant)
-    # Each app in turn gets one more, up to its need and the capacity, so that no app takes everything.
-    growing = {app: (record, min(count, capacity.parallel(record))) for app, (record, count) in rest.items()}
-    while growing:
-        for app, (record, count) in list(growing.items()):
-            if found[app].instances >= count or not capacity.take(record, 1):
-                del growing[app]
-            else:
-                found[app] = StaticVariant(variant=record.variant, instances=found[app].instances + 1)
-    return found
+class StaticChoice:
+    """What the developer of a static system would have chosen for this policy. prices: US$ per hour by kind of device."""
 
+    def __init__(self, policy: PolicySpec, prices: Mapping[str, float], peaks: Peaks) -> None:
+        self._policy, self._prices, self._peaks = policy, prices, peaks
+        self._capacity = DeviceCapacity(policy.machines, policy.settings.monitor, fixed=policy.base == "static")
 
-def _first(
-    app: str,
-    records: Sequence[VariantRecord],
-    demands: list[RequirementClass],
-    policy: PolicySpec,
-    prices: Mapping[str, float],
-    capacity: DeviceCapacity,
-) -> tuple[VariantRecord, int]:
-    """The variant and the number of instances for the peak: the best that fits, else the best. One instance's capacity is taken."""
-    left = list(records)
-    best: tuple[VariantRecord, int] | None = None
-    while left:
-        record, count = _best(app, left, demands, policy, prices, capacity)
-        best = best or (record, count)
-        if capacity.take(record, 1):
-            return record, count
-        left.remove(record)
-    assert best is not None  # there is at least one record
-    return best
+    def of(
+        self,
+        given: Mapping[str, StaticVariant],
+        serving: Mapping[str, Sequence[VariantRecord]],
+        needs: Mapping[str, Requirements],
+    ) -> dict[str, StaticVariant]:
+        """The choice for each app that a variant on the policy's hardware serves. given: stated choices, which stay."""
+        capacity, hardware = self._capacity, self._policy.hardware
+        there = {device.kind for spec in self._policy.machines if spec.start for device in spec.devices}
+        found: dict[str, StaticVariant] = {}
+        rest: dict[str, tuple[VariantRecord, int]] = {}
+        for app, records in serving.items():
+            by_name = {one.variant: one for one in records}
+            if app in given:
+                found[app] = given[app]
+                capacity.take(by_name[given[app].variant], given[app].instances)
+                continue
+            able = [one for one in records if hardware is None or one.hardware in hardware]
+            fitting = [one for one in able if capacity.device(one) is not None]
+            fitting = [one for one in fitting if one.hardware in there] or fitting
+            if fitting or able:
+                rest[app] = self._first(app, fitting or able, self._peaks.demands(app, needs[app]))
+                found[app] = StaticVariant(variant=rest[app][0].variant)
+        # Each app in turn gets one more, up to its need and the capacity, so that no app takes everything.
+        growing = {app: (record, min(count, capacity.parallel(record))) for app, (record, count) in rest.items()}
+        while growing:
+            for app, (record, count) in list(growing.items()):
+                if found[app].instances >= count or not capacity.take(record, 1):
+                    del growing[app]
+                else:
+                    found[app] = StaticVariant(variant=record.variant, instances=found[app].instances + 1)
+        return found
 
+    def _first(
+        self, app: str, records: Sequence[VariantRecord], demands: list[RequirementClass]
+    ) -> tuple[VariantRecord, int]:
+        """The variant and the number of instances for the peak: the best that fits, else the best. One instance's capacity is taken."""
+        left = list(records)
+        best: tuple[VariantRecord, int] | None = None
+        while left:
+            record, count = self._best(app, left, demands)
+            best = best or (record, count)
+            if self._capacity.take(record, 1):
+                return record, count
+            left.remove(record)
+        assert best is not None  # there is at least one record
+        return best
 
-def _best(
-    app: str,
-    records: Sequence[VariantRecord],
-    demands: list[RequirementClass],
-    policy: PolicySpec,
-    prices: Mapping[str, float],
-    capacity: DeviceCapacity,
-) -> tuple[VariantRecord, int]:
-    limit_s = min(demand.latency_ms for demand in demands) / 1000.0
-    candidates = tuple(_candidate(app, one, limit_s, prices, capacity.device(one)) for one in records)
-    named, slack = {one.variant: one for one in records}, policy.settings.autoscaler.slack
-    found = chosen(candidates, demands, slack)
-    if found is not None:
-        return named[found.variant], found.instances
-    fastest = min(candidates, key=lambda one: (one.latency_ms, one.name))
-    found = chosen((fastest,), [RequirementClass(app=one.app, load=one.load) for one in demands], slack)
-    return named[fastest.name], 1 if found is None else found.instances
+    def _best(
+        self, app: str, records: Sequence[VariantRecord], demands: list[RequirementClass]
+    ) -> tuple[VariantRecord, int]:
+        limit_s = min(demand.latency_ms for demand in demands) / 1000.0
+        candidates = tuple(self._candidate(app, one, limit_s) for one in records)
+        named, slack = {one.variant: one for one in records}, self._policy.settings.autoscaler.slack
+        found = chosen(candidates, demands, slack)
+        if found is not None:
+            return named[found.variant], found.instances
+        fastest = min(candidates, key=lambda one: (one.latency_ms, one.name))
+        found = chosen((fastest,), [RequirementClass(app=one.app, load=one.load) for one in demands], slack)
+        return named[fastest.name], 1 if found is None else found.instances
 
-
-def _candidate(
-    app: str, record: VariantRecord, limit_s: float, prices: Mapping[str, float], device: Device | None
-) -> CandidateVariant:
-    """A variant as the leader describes it to a policy (services/autoscaler/vms/problem.py)."""
-    table = LatencyTable(record)
-    alone_ms = table.seconds(1) * 1000.0
-    price = instance_price_per_s(
-        record, prices, device.cores if device is not None else 1, device.memory_mb if device is not None else 0.0
-    )
-    return CandidateVariant(
-        name=record.variant,
-        apps=(app,),
-        model=record.model,
-        hardware=record.hardware,
-        latency_ms=alone_ms,
-        saturation_qps=throughput(table, limit_s),
-        cost_per_s=price,
-        load_s=load_seconds(record),
-        accuracy=record.accuracy,
-        cost_per_1000=price * (alone_ms + HANDLING_MS),
-    )
+    def _candidate(self, app: str, record: VariantRecord, limit_s: float) -> CandidateVariant:
+        """A variant as the leader describes it to a policy (services/autoscaler/vms/problem.py)."""
+        table, device = LatencyTable(record), self._capacity.device(record)
+        alone_ms = table.seconds(1) * 1000.0
+        cores, memory_mb = (1, 0.0) if device is None else (device.cores, device.memory_mb)
+        price = instance_price_per_s(record, self._prices, cores, memory_mb)
+        return CandidateVariant(
+            name=record.variant,
+            apps=(app,),
+            model=record.model,
+            hardware=record.hardware,
+            latency_ms=alone_ms,
+            saturation_qps=throughput(table, limit_s),
+            cost_per_s=price,
+            load_s=load_seconds(record),
+            accuracy=record.accuracy,
+            cost_per_1000=price * (alone_ms + HANDLING_MS),
+        )

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bus.fields import PART, SHARE, TARGET, Named, Number, fields_of
+from bus.fields import PART, SHARE, TARGET, Named, Number, fields_of, filled
 from bus.messages.catalog import (
     AppRecord,
     BatchingRule,
@@ -225,17 +225,15 @@ def catalogue(
     }
     return Catalogue(
         apps=tuple(
-            AppRecord(
+            filled(
+                AppRecord,
+                block,
                 app=app,
                 links=linked.links[app],
                 signature=SIGNATURE if selections.get(app) is None else SEVERAL,
                 selection=selections.get(app),
-                latency_ms=block.latency_ms,
-                default_output=block.default_output,
-                slo_target=block.slo_target,
+                accuracy="",  # the block's is what its queries ask for
                 expects=[Expectation(BEGINS + one.at, one.qps) for one in block.expect],
-                accuracy_mean=block.accuracy_mean,
-                worth=block.worth,
             )
             for app, block in stated.items()
         ),

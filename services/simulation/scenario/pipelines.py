@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
-from bus.fields import PART, SHARE, Named, Number
+from bus.fields import PART, SHARE, Named, Number, filled
 from bus.messages.catalog import AppRecord, EdgeCondition, PipelineEdge, PipelineRecord, PipelineVertex
 from services.core.cost import Goal
 from services.core.pipelines.checks import pipeline_errors
@@ -154,15 +154,13 @@ def problem_of(
         file.location.at("load").refuse(
             "there must be at least one [[load]], as rate = 150: the plan is made for its queries"
         )
-    problem = PipelineProblem(
-        name=file.name,
-        pipeline=file.pipeline,
-        latency_ms=file.latency_ms,
+    problem = filled(
+        PipelineProblem,
+        file,
         options=options,
         arrivals=sample(file),
         percentile=file.percentile or file.slo_target or target,
         hop=hop if file.hop_ms is None else MeasuredHop(file.hop_ms),
-        goal=file.goal,
         budget_per_hour=file.budget_per_hour or inf,
     )
     wrong = problem_errors(problem)

@@ -19,7 +19,7 @@ from services.core.settings import POLICIES, Settings, StaticVariant
 from services.core.toml import Location, checked_at, meant_or_all, one_of, shown, table_at
 from services.shell.policies import own_methods
 from services.shell.settings import SettingsError
-from services.simulation.scenario.baseline import Peaks, choose
+from services.simulation.scenario.baseline import Peaks, StaticChoice
 from services.simulation.scenario.catalogue import Catalogue
 from services.simulation.scenario.machines import Count, MachineBlock, devices_of
 from services.simulation.scenario.model import MachineSpec, Objective, PolicySpec
@@ -147,9 +147,8 @@ class Policies:
             app: one for app, one in self._baseline.items()
             if hardware is None or variants[one.variant].hardware in hardware
         } | own  # fmt: skip
-        choice = choose(
-            replace(spec, base=chosen_by), given, self._things.serving, self._things.needs, self._prices, self._peaks
-        )
+        static = StaticChoice(replace(spec, base=chosen_by), self._prices, self._peaks)
+        choice = static.of(given, self._things.serving, self._things.needs)
         if chosen_by == "replicate":
             choice = {app: own.get(app) or StaticVariant(variant=one.variant) for app, one in choice.items()}
         settings = replace(settings, autoscaler=replace(settings.autoscaler, choice=choice))

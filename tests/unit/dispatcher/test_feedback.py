@@ -67,7 +67,9 @@ def test_what_is_wrong_is_named(app: str, fields: dict[str, Any], code: str, wor
     assert answer.startswith(f"{code}: ")
     assert word in answer
     assert not system.stage.records
-    assert system.dispatcher().composites.feedback.ended == {(UNKNOWN if fields["app"] == "other" else app, code): 1}
+    assert system.dispatcher().composites.feedback.learning.ended == {
+        (UNKNOWN if fields["app"] == "other" else app, code): 1
+    }
 
 
 def test_feedback_too_early_or_with_wrong_inputs_is_refused() -> None:

@@ -20,7 +20,7 @@ from bus.messages.public import ListRequest, Requirements
 from bus.messages.scaling import PipelineReplicas
 from services.core.actor import Changed
 from services.core.selection.cluster import ClusterView
-from services.dispatcher.lists import listing
+from services.dispatcher.lists import Lists
 from tests.support.data.events import beat, catalog_of, change_of, device
 from tests.support.data.pipelines import deployed
 from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, catalogue, variant
@@ -28,7 +28,7 @@ from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, catalogue, v
 
 def listed(what: str, *records: Any, view: ClusterView | None = None) -> Any:
     """The list of all of this kind, of a system whose target is 95 %."""
-    return listing(what, ListRequest(), 0.0, catalog_of(*records), view or ClusterView(PRICES), 0.95)
+    return Lists(ListRequest(), 0.0, catalog_of(*records), view or ClusterView(PRICES), 0.95).of(what)
 
 
 def shown(*beats: WorkerHeartbeat) -> tuple[str, str]:

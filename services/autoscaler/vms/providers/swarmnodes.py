@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from bus.fields import filled
 from bus.messages.scaling import StartMachine, StopMachine
 from bus.subjects import valid_name
 from services.autoscaler.vms.commands import Node
@@ -110,15 +111,13 @@ def inventory(
         # the label of a node that is gone must be removed, too
         old = next((other for other in same if other.worker), one)
         found.append(
-            Node(
-                name=name,
+            filled(
+                Node,
+                one,
                 kind=one.pool,
                 worker=one.worker or old.worker,
                 order=one.order or old.order,
-                up=one.up,
-                availability=one.availability,
                 empty=one.id not in taken,
-                bought=one.bought,
             )
         )
     return found, unusable

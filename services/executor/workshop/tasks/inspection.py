@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Struct, structs
 from numpy import ndarray
 
+from bus.fields import filled
 from bus.messages.catalog import Signature, TensorSpec
 from bus.tensors import BadTensor, datatype_of
 from services.core.placement import FORMATS, REMOTE
@@ -295,14 +296,13 @@ def inspect(task: InspectTask, tell: Callable[[Frame], None], process: FunctionP
         1 if candidate.fixed else min(BATCH, upload.most_batch or BATCH),
         lambda share: tell(Step(step="measuring accuracy", progress=0.5 + share / 2)),
     )
-    return Inspected(
+    return filled(
+        Inspected,
+        upload,
         signature=signature,
-        operators=upload.operators,
         fixed_batch=candidate.fixed,
         samples=len(data),
         accuracy=scorer.judge(found, data, indices).value,
-        frameworks=upload.frameworks,
-        most_batch=upload.most_batch,
         alone=alone,
         functions=None
         if task.functions is None

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from services.autoscaler.vms.rules import (
     Add,
+    Additions,
     Blocked,
     FleetLimits,
     HardwareNeed,
     PricedKind,
     WorkerSummary,
-    below_minimum,
-    choose_machine,
     hardware_needs,
     removal,
     total_price,
@@ -55,7 +54,7 @@ def wanted(*workers: WorkerSummary, **more: Any) -> list[tuple[str, bool]]:
 def machine_for(
     hardware: tuple[str, bool], workers: list[WorkerSummary], some: FleetLimits, *rest: Any, **more: Any
 ) -> Any:
-    return choose_machine(HardwareNeed(hardware=hardware, reason="r", **more), workers, some, 0.8, *rest)
+    return Additions(workers, some, *rest).for_need(HardwareNeed(hardware=hardware, reason="r", **more), 0.8)
 
 
 # -- the three rules (seed rows 33 to 35)
@@ -113,9 +112,9 @@ def test_minimum_and_budget_are_kept_and_said() -> None:
     blocked = machine_for(CPU, [worker("a"), worker("b")], tight)
     assert blocked == Blocked(reason="r; a cpu would bring all workers to 0.3 US$/h, the budget is 0.25", kind="cpu")
     two = limits(kind(minimum=2))
-    assert isinstance(below_minimum([worker("a")], two, lambda _: False), Add)
-    assert below_minimum([worker("a"), worker("b", state="Booting")], two, lambda _: False) == []
-    assert below_minimum([worker("a")], two, lambda _: True) == []
+    assert isinstance(Additions([worker("a")], two).below_minimum(), Add)
+    assert Additions([worker("a"), worker("b", state="Booting")], two).below_minimum() == []
+    assert Additions([worker("a")], two, lambda _: True).below_minimum() == []
 
 
 # -- removal
@@ -169,8 +168,8 @@ some_limits = st.builds(
 
 @given(st.lists(seen, max_size=8, unique_by=lambda each: each.name), some_limits)
 def test_never_above_maximum_or_budget(workers: list[WorkerSummary], some: FleetLimits) -> None:
-    answers = [choose_machine(want, workers, some, 0.8) for want in hardware_needs(workers, some)]
-    for add in [*answers, below_minimum(workers, some, lambda _: False)]:
+    answers = [Additions(workers, some).for_need(want, 0.8) for want in hardware_needs(workers, some)]
+    for add in [*answers, Additions(workers, some).below_minimum()]:
         if isinstance(add, Add):
             chosen = some.kinds[add.kind]
             assert sum(each.kind == add.kind for each in workers) < chosen.maximum
