@@ -12,8 +12,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import onnx.helper as h
-import onnx.numpy_helper as nh
 import psycopg
 import rig
 
@@ -31,13 +29,8 @@ def large(mb: float, seed: int) -> bytes:
         rng.normal(size=shape).astype("f4")
         for shape in ((tiny_models.FEATURES, width), (width, width), (width, tiny_models.CLASSES))
     )
-    nodes = [
-        h.make_node("MatMul", list(pair), [out])
-        for *pair, out in (("x", "w1", "a"), ("a", "w2", "b"), ("b", "w3", "scores"))
-    ]
-    return tiny_models.scoring(
-        nodes, [nh.from_array(first, "w1"), nh.from_array(middle / width, "w2"), nh.from_array(last, "w3")]
-    )
+    nodes = "a = MatMul(x, w1)  b = MatMul(a, w2)  scores = MatMul(b, w3)"
+    return tiny_models.scoring(nodes, w1=first, w2=middle / width, w3=last)
 
 
 def taken(data_dir: Path) -> dict[str, float]:

@@ -4,7 +4,6 @@ import asyncio
 import shutil
 import signal
 import ssl
-import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from os import kill
@@ -24,6 +23,7 @@ from services.shell.runtime.serve import _connect as connect_service
 from services.shell.settings import login_of
 from tests.support.clients.responders import until
 from tests.support.servers.nats import NatsServer
+from tests.support.servers.processes import certified
 
 
 @pytest.fixture
@@ -306,18 +306,7 @@ async def test_closing_while_the_server_is_away_is_quick(server: NatsServer) -> 
 def certificate(tmp_path: Path, nats_server: NatsServer) -> tuple[str, str]:
     """A certificate and its key, as files."""
     del nats_server
-    if shutil.which("openssl") is None:
-        pytest.skip("needs openssl to make a certificate")
-    certificate, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
+    return certified(tmp_path, who="IP:127.0.0.1")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """What rights alone cannot stop, since NATS checks no reply subject: orders that a stream is made to send, answers to somebody else."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import pytest
 from msgspec import json
@@ -18,17 +18,11 @@ from services.jobs.actor import Coordinator
 from services.registrar.actor import Registrar
 from services.shell.runtime.runtime import Runtime
 from tests.support.clients.responders import until
-from tests.support.servers.secured_nats import Secured, ignored, secured
+from tests.support.servers.secured_nats import Secured, ignored
 
 SUBJECTS = Subjects()
 LOAD = SUBJECTS.worker("w1", "load")
 ORDER = encode({"variant": "evil"})
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    with secured(tmp_path_factory.mktemp("forgery")) as server:
-        yield server
 
 
 class Listener:

@@ -18,11 +18,9 @@ from bus.natsjet import LostStream
 from bus.port import ECHO, BusError, Delivery, NotFound
 from bus.subjects import Subjects
 from services.core.settings import BusSettings, Settings, StoreSettings
-from services.shell.host.nats import find_nats_server
-from services.shell.host.process import ServerError
 from services.shell.runtime.known_streams import KnownStreams, StreamFile, StreamTable
 from tests.support.clients.responders import until
-from tests.support.servers.nats import NatsServer
+from tests.support.servers.nats import NatsServer, skip_without_nats
 from tests.support.servers.nats_cluster import Cluster, cluster
 from tests.support.servers.processes import environ, eventually
 
@@ -41,10 +39,7 @@ class Lossy(NatsServer):
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Lossy]:
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
+    skip_without_nats()
     server = Lossy(tmp_path / "nats")
     server.start()
     yield server

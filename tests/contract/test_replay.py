@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from services.recorder.actor import DAY_S, CompareDay
 from services.recorder.catalog import CatalogWriter
 from services.recorder.edge import BEGUN, Counter, RecorderEdge, _begin, best_of
 from services.recorder.edge_copies import FileCopies
-from services.shell.host.postgres import EmbeddedPostgres
 from services.shell.store import Store, StoreError
 from services.simulation.report import MEASURED
 from tests.support.clients import commands
@@ -37,7 +36,6 @@ from tests.support.data.recorded_history import (
     record,
     samples,
 )
-from tests.support.servers.postgres import database
 from tests.support.servers.processes import ROOT
 
 HOUR = ("--from", "2025-11-17T08:00Z", "--to", "2025-11-17T09:00Z")
@@ -73,14 +71,6 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> At:
         return ["--data-dir", str(directory)]
 
     return options
-
-
-@pytest.fixture(scope="module")
-def past(postgres: EmbeddedPostgres) -> Iterator[str]:
-    """A database with the recorded minute, as the role that reads."""
-    with database(postgres) as fresh:
-        minute(fresh.writer)
-        yield fresh.reader
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import asyncio
 import inspect
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -54,12 +53,6 @@ STORED = [
     "_INBOX.anybody",
 ]
 CATALOG = "$KV.infaas-catalog.app.faces"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    with secured(tmp_path_factory.mktemp("rights")) as server:
-        yield server
 
 
 def identities(server: Secured) -> dict[str, Identity]:

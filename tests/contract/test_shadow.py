@@ -1,6 +1,5 @@
 """`infaas shadow`: the recorded minute under another policy, counted as it was, in real rows of a real database."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from bus.messages.events import ScalingEvent, ShadowEvent
 from services.autoscaler.vms.rules import PricedKind
 from services.core.placement import Device
-from services.shell.host.postgres import EmbeddedPostgres
 from services.simulation.kernel import ActorHalted
 from services.simulation.replay.build import ReplayOptions
 from services.simulation.replay.recording import ReplayError
@@ -16,8 +14,7 @@ from services.simulation.replay.shadow import ShadowReport, ShadowRun, shadow_ru
 from services.simulation.report import KEPT
 from services.simulation.scenario.policies import PolicyBlock, common_of
 from tests.support.data.events import event
-from tests.support.data.recorded_history import BEGINS, MINUTE, OTHER, PRICES, minute, outcomes
-from tests.support.servers.postgres import database
+from tests.support.data.recorded_history import BEGINS, MINUTE, OTHER, PRICES, outcomes
 
 GPU = PricedKind(
     name="fast", price_per_hour=3.0, maximum=2, minimum=0, boot_s=9.0,
@@ -27,14 +24,6 @@ CPU = PricedKind(
     name="small", price_per_hour=0.192, maximum=3, minimum=1, boot_s=4.0,
     devices=(Device(name="cpu", kind="cpu", cores=4, memory_mb=8000.0, address="cpu"),),
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def past(postgres: EmbeddedPostgres) -> Iterator[str]:
-    """A database with the recorded minute, as the role that reads."""
-    with database(postgres) as fresh:
-        minute(fresh.writer)
-        yield fresh.reader
 
 
 def options(base: str = "infaas", **more: Any) -> ReplayOptions:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -31,7 +29,7 @@ from tests.support.data.events import (
     variant_record,
 )
 from tests.support.servers.postgres import database
-from tests.support.servers.processes import environ
+from tests.support.servers.processes import infaas
 from tools.reference import sql_page
 
 Sql = Callable[..., Any]
@@ -110,20 +108,8 @@ def test_a_database_that_is_not_there_is_one_line_and_exit_1(dsn: str, said: str
     assert said in err
 
 
-def _without_query(**more: str) -> subprocess.CompletedProcess[Any]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "infaas.cli", "sql"],
-        input="SELECT current_user, 6 * 7 AS answer;\n",
-        capture_output=True,
-        text=True,
-        env=environ(**more),
-        timeout=60,
-        check=False,
-    )
-
-
 def test_without_a_query_psql_is_opened_as_the_reader(postgres: EmbeddedPostgres, empty_dsn: str) -> None:
-    done = _without_query(INFAAS_SQL_DSN=empty_dsn)
+    done = infaas("sql", input="SELECT current_user, 6 * 7 AS answer;\n", INFAAS_SQL_DSN=empty_dsn)
     assert done.returncode == 0, done.stderr
     assert "infaas_reader |     42" in done.stdout
 

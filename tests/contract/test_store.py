@@ -1,9 +1,7 @@
 """The database as contract section 3 fixes it: relations, columns and roles, and what an administrator's `prepare` promises."""
 
-import os
 import re
 import subprocess
-import sys
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +17,7 @@ from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.store import READER, SCHEMA, WRITER, Store, StoreError, prepare
 from services.shell.timescale import when_free
 from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD
-from tests.support.servers.processes import eventually
+from tests.support.servers.processes import eventually, python
 
 RELATIONS = {
     "state_events": "time app model variant worker device from_state to_state reason",
@@ -257,14 +255,7 @@ def test_role_dsn_survives_every_character(superuser_dsn: str) -> None:
 
 
 def _command(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "services.shell.store", "prepare"],
-        check=False,
-        env={**{name: value for name, value in os.environ.items() if not name.startswith("INFAAS_")}, **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return python("-m", "services.shell.store", "prepare", **environ)
 
 
 def test_the_command_prepares_with_passwords_from_files(superuser_dsn: str, tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper
 
-from tests.support.models.tiny_models import digits, exact, made, mlp, npz, tensor
+from tests.support.models.tiny_models import digits, exact, made, mlp, npz
 from tests.support.servers.ensembles import Ensembles
 from tests.support.servers.processes import infaas
 
@@ -58,8 +57,8 @@ def file(tmp_path: Path) -> Path:
     x, y = digits()
     (tmp_path / "first.onnx").write_bytes(exact(mlp(seed=77)))
     (tmp_path / "validation.npz").write_bytes(npz(x=x, y=y))
-    mean = [helper.make_node("ReduceMean", ["x"], ["price"], axes=[1], keepdims=1)]
-    (tmp_path / "priced.onnx").write_bytes(made(mean, [tensor("x", ["n", 16])], [tensor("price", ["n", 1])]))
+    mean = "(float[n, 16] x) => (float[n, 1] price) {price = ReduceMean<axes=[1], keepdims=1>(x)}"
+    (tmp_path / "priced.onnx").write_bytes(made(mean))
     (tmp_path / "priced.npz").write_bytes(npz(x=x, y=x.mean(axis=1)))
     (tmp_path / "worded.npz").write_bytes(npz(x=x, y=np.array([f"class {one}" for one in y])))
     score = "def near(y, outputs):\n    return float((outputs['scores'].argmax(axis=1) == [int(one[6:]) for one in y]).mean())\n"

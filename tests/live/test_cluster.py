@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from bus.natsbus import NatsBus
 from bus.port import BusError
@@ -17,10 +16,9 @@ from bus.subjects import Subjects
 from infaas.client import Client
 from services.core.settings import BusSettings, MonitorSettings
 from services.recorder.__main__ import streams
-from services.shell.host.nats import find_nats_server
-from services.shell.host.process import ServerError
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
+from tests.support.servers.nats import skip_without_nats
 from tests.support.servers.nats_cluster import Cluster, api, cluster, leader, whole
 from tests.support.servers.worker import APP, Worker, measured, worker
 
@@ -201,10 +199,7 @@ async def led_by_somebody_but(bus: NatsBus, stream: str, name: str) -> bool:
 async def test_streams_and_buckets_are_copied_to_servers_that_join(tmp_path: Path) -> None:
     made = Cluster(tmp_path)
 
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
+    skip_without_nats()
     try:
         made.servers["n1"].start()
         made.servers["n2"].start()

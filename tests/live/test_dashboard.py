@@ -6,8 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,18 +16,8 @@ from websockets.sync.client import connect
 from websockets.typing import Origin
 
 from tests.support.servers.nats import free_port
-from tests.support.servers.processes import environ, eventually, infaas, program, read_line, script
+from tests.support.servers.processes import environ, eventually, fetched, infaas, program, read_line, script
 from tests.support.servers.system import Whole
-
-
-def status(url: str) -> int:
-    try:
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return 0
 
 
 @contextmanager
@@ -45,23 +33,23 @@ def alone(*options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str], s
 
 def test_a_system_has_one_and_says_where(system: Whole) -> None:
     for page in ("", "/_stcore/health"):  # another test may have had it killed
-        assert eventually(lambda page=page: status(f"{system.dashboard}{page}") == 200)
+        assert eventually(lambda page=page: fetched(f"{system.dashboard}{page}")[0] == 200)
     assert len(system.pids("dashboard")) == 1
 
 
 def test_it_knows_no_password_that_writes(system: Whole) -> None:
     secret = (system.directory / "writer.secret").read_text().strip()
-    assert eventually(lambda: status(system.dashboard) == 200)  # it runs while there are visitors
+    assert eventually(lambda: fetched(system.dashboard)[0] == 200)  # it runs while there are visitors
     for pid in system.pids("dashboard"):
         assert secret not in Path(f"/proc/{pid}/environ").read_text()
     assert secret not in (system.directory / "logs" / "dashboard.log").read_text()
 
 
 def test_it_is_started_again(system: Whole) -> None:
-    assert eventually(lambda: status(system.dashboard) == 200)
+    assert eventually(lambda: fetched(system.dashboard)[0] == 200)
     (before,) = system.pids("dashboard")
     os.kill(before, signal.SIGKILL)
-    assert eventually(lambda: before not in system.pids("dashboard") and status(system.dashboard) == 200)
+    assert eventually(lambda: before not in system.pids("dashboard") and fetched(system.dashboard)[0] == 200)
 
 
 def test_its_log_is_json_lines_on_a_pipe_streamlits_too() -> None:
@@ -95,7 +83,7 @@ def test_alone_it_ends_at_once_with_visitors_and_without(tmp_path: Path) -> None
 def test_behind_a_proxy_it_has_the_path_and_the_origin_that_visitors_see(tmp_path: Path) -> None:
     seen = "https://infaas.example.org/board"
     with alone("--data-dir", str(tmp_path), INFAAS_DASHBOARD__PUBLIC_URL=seen) as (_, where):
-        assert eventually(lambda: status(f"http://{where}/board/_stcore/health") == 200)
+        assert eventually(lambda: fetched(f"http://{where}/board/_stcore/health")[0] == 200)
         with connect(
             f"ws://{where}/board/_stcore/stream", origin=Origin("https://infaas.example.org"), open_timeout=60
         ):
@@ -140,7 +128,7 @@ def test_a_name_that_others_point_to_this_machine_gets_nothing(served: str) -> N
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with alone("--data-dir", str(tmp_path_factory.mktemp("nothing"))) as (_, where):
-        assert eventually(lambda: status(f"http://{where}/") == 200)
+        assert eventually(lambda: fetched(f"http://{where}/")[0] == 200)
         yield where
 
 

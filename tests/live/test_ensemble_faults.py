@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import time
-import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from tests.support.clients.constant_load import NOTICED, LibraryLoad, Query, Sto
 from tests.support.clients.responders import until
 from tests.support.gateways.gateway_process import gateway
 from tests.support.servers.ensembles import MEMBERS, Ensembles, inputs, near, scores_of, taught
-from tests.support.servers.processes import eventually
+from tests.support.servers.processes import eventually, fetched
 from tests.support.servers.system import talk
 
 
@@ -55,9 +54,7 @@ def test_counters_are_the_number_of_queries(ensembles: Ensembles, tmp_path: Path
     x, _ = inputs(count, 8)
     with gateway(ensembles, tmp_path) as gate:
         for item in x.tolist():
-            body = json.dumps({"input": item}).encode()
-            with urllib.request.urlopen(urllib.request.Request(f"{gate.url}/counted/predict", body)) as reply:
-                assert json.load(reply)["default"] is False
+            assert json.loads(fetched(f"{gate.url}/counted/predict", {"input": item})[1])["default"] is False
         told = json.loads(get(f"{gate.url}/clipper/metrics"))
     assert told["counters"] == [{"app:counted:num_predictions": {"count": count}}]
     more = {"parts": 5 * count}
@@ -251,9 +248,7 @@ async def test_a_gateway_is_killed_and_the_other_one_serves_on(
     ensembles: Ensembles, tmp_path: Path, client: Any
 ) -> None:
     def predict(url: str, item: list[float]) -> int:
-        body = json.dumps({"input": item}).encode()
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/fronted/predict", body), timeout=60) as reply:
-            found = json.load(reply)
+        found = json.loads(fetched(f"{url}/fronted/predict", {"input": item})[1])
         assert found["default"] is False
         return int(found["query_id"])
 

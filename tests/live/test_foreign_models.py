@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ import pytest
 import infaas
 from infaas.errors import BadInput, Refused
 from tests.support.models import tiny_models
+from tests.support.servers.processes import fetched
 from tests.support.servers.system import Whole
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
@@ -286,10 +286,8 @@ def test_nan_is_refused_where_nobody_allowed_it(client: infaas.Infaas, tmp_path:
 
 
 def posted(url: str, body: Any) -> dict[str, Any]:
-    request = Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urlopen(request, timeout=60) as reply:
-        found: dict[str, Any] = json.load(reply)
-        return found
+    found: dict[str, Any] = json.loads(fetched(url, body)[1])
+    return found
 
 
 def test_every_door_takes_rows_and_speaks_the_owners_words(
@@ -305,8 +303,8 @@ def test_every_door_takes_rows_and_speaks_the_owners_words(
             assert client.query(app, asked, timeout=60.0).labels == foreign.expected
         told = posted(f"{system.gateway}/v2/models/{app}/infer", {"rows": rows})["parameters"]
         assert (told["labels"], told["classes"]) == (",".join(foreign.expected), "no,yes")
-        with urlopen(f"{system.gateway}/v2/models/{app}", timeout=60) as reply:
-            assert json.load(reply)["properties"]["labels"] == "no,yes"
+        told = json.loads(fetched(f"{system.gateway}/v2/models/{app}")[1])
+        assert told["properties"]["labels"] == "no,yes"
 
     heard("words")
     with pytest.raises(BadInput, match="column 'town' is missing: the app takes age, town; is it 'twon'"):

@@ -13,18 +13,10 @@ import psutil
 import pytest
 
 from tests.support.gateways.gateway_process import gateway
-from tests.support.servers.processes import eventually
+from tests.support.servers.processes import eventually, fetched
 from tests.support.servers.system import APP, Whole
 
 GOOD = {"name": "x", "shape": [1, 784], "datatype": "FP32", "data": [0.0] * 784}
-
-
-def get(url: str, body: bytes | None = None) -> tuple[int, Any]:
-    try:
-        with urllib.request.urlopen(url, body, timeout=60) as reply:
-            return reply.status, json.load(reply)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
 
 
 def test_what_clients_did_wrong_is_counted_once_wherever_it_was_found(system: Whole) -> None:
@@ -57,7 +49,7 @@ def test_what_clients_did_wrong_is_counted_once_wherever_it_was_found(system: Wh
 
 
 def test_the_start_page_links_the_system(system: Whole) -> None:
-    found = get(f"{system.gateway}/")[1]
+    found = json.loads(fetched(f"{system.gateway}/")[1])
     assert found["links"]["dashboard"] == system.dashboard
     assert found["apps"][APP] == f"/apps/{APP}"
     with urllib.request.urlopen(f"{system.gateway}/metrics", timeout=60) as reply:
@@ -87,8 +79,8 @@ def test_a_gateway_that_stops_says_so_first_and_finishes_what_it_has(system: Who
         asking.start()
         assert eventually(lambda: 200 in seen)
         gate.process.send_signal(signal.SIGTERM)
-        assert eventually(lambda: get(f"{gate.url}/v2/health/ready")[0] == 503)
-        assert get(f"{gate.url}/v2/health/live")[0] == 200
+        assert eventually(lambda: fetched(f"{gate.url}/v2/health/ready")[0] == 503)
+        assert fetched(f"{gate.url}/v2/health/live")[0] == 200
         assert gate.process.wait(60) == 0
         stop.set()
         asking.join(60)
@@ -119,12 +111,12 @@ def test_several_gateways_at_one_address(system: Whole, tmp_path: Path) -> None:
             processes = {served_by(one.port, {one.process.pid, two.process.pid}) for _ in range(40)}
             assert processes == {one.process.pid, two.process.pid}
         for _ in range(20):
-            assert get(f"{one.url}/v2/health/ready")[0] == 200
+            assert fetched(f"{one.url}/v2/health/ready")[0] == 200
 
 
 def test_its_requests_are_counted(system: Whole) -> None:
     def counted() -> bool:
-        get(f"{system.gateway}/v2/models/{APP}/infer", json.dumps({"inputs": [GOOD]}).encode())
+        fetched(f"{system.gateway}/v2/models/{APP}/infer", {"inputs": [GOOD]})
         with urllib.request.urlopen(system.metrics, timeout=60) as reply:
             page = reply.read().decode()
         return all(name in page for name in names)

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.servers.processes import eventually
+from tests.support.servers.processes import eventually, fetched
 from tests.support.servers.system import Whole, running
 
 LONG = 240.0  # s; only ends a failing test
@@ -24,16 +22,6 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
         yield whole
 
 
-def get(url: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(url, timeout=60) as reply:
-            return reply.status, reply.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-    except OSError as error:
-        return 0, str(error)
-
-
 def stop(pids: list[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -41,7 +29,7 @@ def stop(pids: list[int]) -> None:
 
 
 def whole_again(system: Whole) -> bool:
-    return get(system.metrics.replace("/metrics", "/readyz"))[0] == 200
+    return fetched(system.metrics.replace("/metrics", "/readyz"))[0] == 200
 
 
 @pytest.mark.parametrize("service", ["executor", "dispatcher", "monitor"])
@@ -53,7 +41,7 @@ def test_a_process_that_is_stopped_for_good_is_replaced_and_all_doors_tell_it(sy
     def told(url: str, part: str) -> Callable[[], bool]:
         def asked() -> bool:
             stop(system.pids(service))  # the one that took its place, too, until somebody has looked
-            status, body = get(url)
+            status, body = fetched(url)
             return status == 503 and part in body
 
         return asked
@@ -62,8 +50,8 @@ def test_a_process_that_is_stopped_for_good_is_replaced_and_all_doors_tell_it(sy
     if service == "monitor":  # it says to all others which executors live: what they lack then hides no cause
         assert eventually(told(page, "a living executor"), LONG)
     assert eventually(told(door, f"{service}-"), LONG)
-    assert eventually(lambda: whole_again(system), LONG), get(page)
-    assert eventually(lambda: get(door) == (200, '{"ready":true}'), LONG), get(door)
+    assert eventually(lambda: whole_again(system), LONG), fetched(page)
+    assert eventually(lambda: fetched(door) == (200, '{"ready":true}'), LONG), fetched(door)
     assert eventually(lambda: not set(first) & set(system.pids(service)), LONG), "the old one goes once it is replaced"
 
     said = system.done("logs", "up")
@@ -71,11 +59,11 @@ def test_a_process_that_is_stopped_for_good_is_replaced_and_all_doors_tell_it(sy
     assert "did not turn for 2 s (stopped by a signal): ended and started again" in said
 
     def counted() -> bool:
-        lines = get(system.metrics)[1].splitlines()
+        lines = fetched(system.metrics)[1].splitlines()
         hangs = [line for line in lines if line.startswith("infaas_part_hangs_total{") and f'"{service}-' in line]
         return sum(float(line.rpartition(" ")[2]) for line in hangs) >= 1 and 'infaas_ready{process="up"} 1.0' in lines
 
-    assert eventually(counted, LONG), get(system.metrics)
+    assert eventually(counted, LONG), fetched(system.metrics)
 
 
 def test_the_history_says_why_an_executor_ended(system: Whole) -> None:
@@ -117,7 +105,7 @@ def test_a_database_that_is_stopped_is_told_by_all_and_stops_no_query(system: Wh
         return checks["parts"]["state"] == "failed" and "postgres:" in checks["parts"]["detail"]
 
     def door() -> bool:
-        code, body = get(f"{system.gateway}/v2/health/ready")
+        code, body = fetched(f"{system.gateway}/v2/health/ready")
         return code == 200 and "postgres: silent" in body
 
     try:
@@ -126,4 +114,4 @@ def test_a_database_that_is_stopped_is_told_by_all_and_stops_no_query(system: Wh
     finally:
         with suppress(OSError, ValueError):
             os.kill(int(Path(place).read_text().split("\n")[0]), signal.SIGCONT)
-    assert eventually(lambda: whole_again(system), LONG), get(system.metrics.replace("/metrics", "/readyz"))
+    assert eventually(lambda: whole_again(system), LONG), fetched(system.metrics.replace("/metrics", "/readyz"))

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +62,12 @@ def build(directory: Path, framework: str) -> None:
 
 
 def build_onnx(path: Path, matrices: list[np.ndarray]) -> None:
-    from onnx import helper, numpy_helper
-
     from tests.support.models import tiny_models
 
-    last, names = "x", [*(f"h{n}" for n in range(1, len(matrices))), "y"]
-    nodes = []
-    for n, name in enumerate(names):
-        nodes.append(helper.make_node("MatMul", [last, f"w{n}"], [name]))
-        last = name
-    weights = [numpy_helper.from_array(one, f"w{n}") for n, one in enumerate(matrices)]
-    ends = [[tiny_models.tensor(name, ["n", len(matrices[0])])] for name in ("x", "y")]
-    path.write_bytes(tiny_models.made(nodes, *ends, weights))
+    names, side = ["x", *(f"h{n}" for n in range(1, len(matrices))), "y"], len(matrices[0])
+    nodes = "  ".join(f"{into} = MatMul({of}, w{n})" for n, (of, into) in enumerate(pairwise(names)))
+    weights = {f"w{n}": one for n, one in enumerate(matrices)}
+    path.write_bytes(tiny_models.made(f"(float[n, {side}] x) => (float[n, {side}] y) {{{nodes}}}", **weights))
 
 
 def build_torch(path: Path, matrices: list[np.ndarray]) -> None:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from infaas.pipelines import run
 from tests.support.clients.responders import until
 from tests.support.models.tiny_models import npz
 from tests.support.servers.ensembles import Ensembles, inputs, near, scores_of
-from tests.support.servers.processes import eventually
+from tests.support.servers.processes import eventually, fetched
 from tests.support.servers.system import talk
 
 SURE = 12.0  # of the largest score of the quick model
@@ -218,12 +216,7 @@ async def test_over_http(place: Place) -> None:
 
     def ask(path: str, content: Any = None) -> tuple[int, str]:
         """GET, or POST of JSON."""
-        body = None if content is None else json.dumps(content).encode()
-        try:
-            with urllib.request.urlopen(f"{url}{path}", body, timeout=60.0) as reply:
-                return reply.status, reply.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+        return fetched(f"{url}{path}", content)
 
     def post(verb: str, content: Any) -> tuple[int, str]:
         return ask(f"/admin/{verb}", content)

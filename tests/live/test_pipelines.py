@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from tests.support.gateways.gateway_process import gateway
 from tests.support.models.poison_models import POISON
 from tests.support.models.tiny_models import FEATURES, digits, npz, weights
 from tests.support.servers.pipelines import WIDE, StagedSystem, edge, one_message_each, ones, vertex, when
-from tests.support.servers.processes import container, eventually
+from tests.support.servers.processes import container, eventually, fetched
 from tests.support.servers.system import talk
 
 FORK = (
@@ -69,8 +68,8 @@ async def test_each_box_of_a_detector_is_a_query_by_all_doors(pipelines: StagedS
         assert np.allclose(answer.output, boxed(x))
         assert answer.output.shape == (count, FEATURES)
         body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, FEATURES], "data": x.ravel().tolist()}]}
-        said = await asyncio.to_thread(_posted, f"{pipelines.gateway}/v2/models/boxed/infer", body)
-        [output] = said["outputs"]
+        said = await asyncio.to_thread(fetched, f"{pipelines.gateway}/v2/models/boxed/infer", body)
+        [output] = json.loads(said[1])["outputs"]
         assert (output["shape"], len(output["data"])) == ([count, FEATURES], count * FEATURES)
     with pytest.raises(Refused, match="vertex find: boxes has 21 items, and items_max is 20"):
         await client.query("boxed", ones(21))
@@ -94,12 +93,6 @@ async def test_crops_that_no_message_holds_are_items_too(pipelines: StagedSystem
     for count in (0, 3):
         answer = await client.query("cropped", ones(count), timeout=60.0)
         assert np.allclose(answer.output, ones(count) + np.arange(count, dtype=np.float32)[:, None])
-
-
-def _posted(url: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        return json.load(reply)
 
 
 async def test_one_query_and_one_reply_whatever_the_stages_are(pipelines: StagedSystem, client: Any) -> None:
@@ -162,16 +155,13 @@ def test_by_http_and_by_command(pipelines: StagedSystem, tmp_path: Path) -> None
     x = ones(1.0)
     y, _, _ = forked(x)
     with gateway(pipelines, tmp_path) as gate:
-        with urllib.request.urlopen(f"{gate.url}/v2/models/doors") as reply:
-            described = json.load(reply)
+        described = json.loads(fetched(f"{gate.url}/v2/models/doors")[1])
         assert [one["name"] for one in described["inputs"]] == ["x"]
         assert {one["name"] for one in described["outputs"]} == {"y", "side", "sure"}
-        with urllib.request.urlopen(f"{gate.url}/v2/models/doors/ready") as reply:
-            assert reply.status == 200
+        assert fetched(f"{gate.url}/v2/models/doors/ready")[0] == 200
         given = {"name": "x", "datatype": "FP32", "shape": [1, FEATURES], "data": x.ravel().tolist()}
-        body = json.dumps({"inputs": [given]}).encode()
-        with urllib.request.urlopen(f"{gate.url}/v2/models/doors/infer", body) as reply:
-            outputs = {one["name"]: one["data"] for one in json.load(reply)["outputs"]}
+        said = json.loads(fetched(f"{gate.url}/v2/models/doors/infer", {"inputs": [given]})[1])
+        outputs = {one["name"]: one["data"] for one in said["outputs"]}
         assert np.allclose(outputs["y"], y.ravel())
     np.save(tmp_path / "x.npy", x)
     told = pipelines.told("query", "--app", "doors", "--input", str(tmp_path / "x.npy"))

@@ -1,9 +1,6 @@
 """Each service of a running system is restarted under load: nothing is refused or broken, and the new process does its work."""
 
 import asyncio
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
 
 import msgpack
@@ -11,7 +8,7 @@ import nats
 import pytest
 
 from tests.support.clients.stock import tensor
-from tests.support.servers.processes import alive, eventually
+from tests.support.servers.processes import alive, eventually, fetched
 from tests.support.servers.system import APP, MODELS, Whole, with_digits
 
 EVERY = 0.05  # s between two queries
@@ -61,16 +58,11 @@ async def over_nats(system: Whole, part: str) -> set[str]:
 async def over_http(system: Whole, part: str) -> set[str]:
     """Each request on a connection of its own: a client that is slow for seconds may find one that it kept closed."""
     inputs = [{"name": "x", "shape": [1, 784], "datatype": "FP32", "data": system.x[0].tolist()}]
-    body = json.dumps({"inputs": inputs, "parameters": {"latency_ms": PATIENCE_MS}}).encode()
+    body = {"inputs": inputs, "parameters": {"latency_ms": PATIENCE_MS}}
 
     def post() -> str:
-        try:
-            with urllib.request.urlopen(f"{system.gateway}/v2/models/{APP}/infer", body, 2 * PATIENCE_MS / 1000):
-                return "answered"
-        except urllib.error.HTTPError as error:
-            return f"{error.code} {error.read().decode()}"
-        except OSError as error:
-            return repr(error)
+        status, text = fetched(f"{system.gateway}/v2/models/{APP}/infer", body)
+        return "answered" if status == 200 else f"{status} {text}"
 
     return await restarted(system, part, lambda: asyncio.to_thread(post))
 

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +21,7 @@ from infaas.serving import LACKS, Served
 from services.shell.host.process import child_pids, free_port
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
-from tests.support.servers.processes import environ, eventually, pids_of
+from tests.support.servers.processes import environ, eventually, fetched, pids_of
 from tests.support.servers.system import running, talk
 
 pytest.importorskip("onnxruntime")
@@ -104,11 +102,10 @@ def test_it_is_asked_like_a_system(served: Served, place: Path) -> None:
 def test_its_gateway_answers_over_http(served: Served, place: Path) -> None:
     x, _ = arrays(place)
     tensor = {"name": "x", "shape": [1, *x.shape[1:]], "datatype": "FP32", "data": x[0].tolist()}
-    request = urllib.request.Request(f"{served.url}/v2/models/digits/infer", json.dumps({"inputs": [tensor]}).encode())
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        assert json.load(reply)["model_name"] == "digits"
-    with urllib.request.urlopen(f"{served.url}/v2/models/digits/stats", timeout=30) as reply:
-        assert json.load(reply)["model_stats"][0]["inference_count"] >= 1
+    _, said = fetched(f"{served.url}/v2/models/digits/infer", {"inputs": [tensor]})
+    assert json.loads(said)["model_name"] == "digits"
+    _, said = fetched(f"{served.url}/v2/models/digits/stats")
+    assert json.loads(said)["model_stats"][0]["inference_count"] >= 1
     port = int(served.url.rpartition(":")[2])
     with pytest.raises(BadInput, match=f"port: {port} is in use"):
         Served(port)
@@ -169,6 +166,4 @@ def test_a_fused_system_answers_or_refuses_what_its_only_process_had_and_serves_
 
         assert talk(whole, work)["answered"] > 200
         tensor = {"name": "x", "shape": [1, *x.shape[1:]], "datatype": "FP32", "data": x[0].tolist()}
-        body = json.dumps({"inputs": [tensor]}).encode()
-        with urllib.request.urlopen(f"{whole.gateway}/v2/models/digits/infer", body, 30) as reply:
-            assert reply.status == 200
+        assert fetched(f"{whole.gateway}/v2/models/digits/infer", {"inputs": [tensor]})[0] == 200

@@ -160,11 +160,8 @@ def rafiqi(datatype: str) -> None:
 
 
 def identity(datatype: str) -> bytes:
-    import onnx
-
-    kind = onnx.TensorProto.DataType.Value(DATATYPES[datatype].onnx.upper())
-    ends = [tiny_models.tensor(name, ["n", 2], kind) for name in "xy"]
-    return tiny_models.made([onnx.helper.make_node("Identity", ["x"], ["y"])], ends[:1], ends[1:])
+    kind = DATATYPES[datatype].onnx
+    return tiny_models.made(f"({kind}[n, 2] x) => ({kind}[n, 2] y) {{y = Identity(x)}}")
 
 
 def registration(datatype: str) -> None:

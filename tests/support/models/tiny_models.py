@@ -1,17 +1,18 @@
 """Tiny models made on the fly: honest ones and hostile ones."""
 
 import io
-import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
 FEATURES, CLASSES = 16, 4
+TWO = f"(float[n, {FEATURES}] a, float[n, {FEATURES}] b) => (float[n, {FEATURES}] scores)"
 GEMM = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 1}  # as torch's exporter writes a layer
 
 
@@ -22,20 +23,18 @@ def npz(**arrays: Any) -> bytes:
     return buffer.getvalue()
 
 
-def made(nodes, inputs, outputs, initializers=(), *, domains=(), functions=()) -> bytes:
-    graph = h.make_graph(nodes, "tiny", inputs, outputs, list(initializers))
-    opsets = [h.make_opsetid("", 17), *(h.make_opsetid(domain, 1) for domain in domains)]
-    model = h.make_model(graph, opset_imports=opsets, ir_version=8, functions=list(functions))
+def made(text: str, domains: tuple[str, ...] = (), **arrays: Any) -> bytes:
+    """A model of a graph in ONNX's own text: (inputs) => (outputs) <constants> {nodes}. arrays: further constants."""
+    versions = ", ".join(['"": 17', *(f'"{domain}": 1' for domain in domains)])
+    model = onnx.parser.parse_model(f"<ir_version: 8, opset_import: [{versions}]> tiny {text}")
+    model.graph.initializer.extend(nh.from_array(np.asarray(array), name) for name, array in arrays.items())
     return model.SerializeToString()
 
 
-def scoring(nodes, constants=(), width: int = CLASSES, batch: str | int = "n", **more: Any) -> bytes:
+def scoring(nodes: str, width: int = CLASSES, batch: str | int = "n", constants: str = "", **arrays: Any) -> bytes:
     """A model from x [n, 16] to scores [n, width]."""
-    return made(nodes, [tensor("x", [batch, FEATURES])], [tensor("scores", [batch, width])], constants, **more)
-
-
-def tensor(name, shape, kind=T.FLOAT):
-    return h.make_tensor_value_info(name, kind, shape)
+    signature = f"(float[{batch}, {FEATURES}] x) => (float[{batch}, {width}] scores)"
+    return made(f"{signature} <{constants}> {{{nodes}}}", **arrays)
 
 
 def weights(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -49,12 +48,7 @@ def mlp(batch: str | int = "n", seed: int = 0) -> bytes:
 
 
 def two_layers(first: np.ndarray, second: np.ndarray, batch: str | int = "n") -> bytes:
-    nodes = [
-        h.make_node("MatMul", ["x", "w1"], ["a"]),
-        h.make_node("Relu", ["a"], ["b"]),
-        h.make_node("MatMul", ["b", "w2"], ["scores"]),
-    ]
-    return scoring(nodes, [nh.from_array(first, "w1"), nh.from_array(second, "w2")], batch=batch)
+    return scoring("a = MatMul(x, w1)  b = Relu(a)  scores = MatMul(b, w2)", batch=batch, w1=first, w2=second)
 
 
 def pair(seed: int = 0) -> tuple[bytes, bytes]:
@@ -96,163 +90,97 @@ def digits(n: int = 300, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def conv(batch: str | int = "n") -> bytes:
     """From x [n, 1, 8, 8] to scores [n, 4]: a convolution and a mean."""
     kernel = np.random.default_rng(2).normal(size=(CLASSES, 1, 3, 3)).astype("f4")
-    nodes = [
-        h.make_node("Conv", ["x", "k"], ["a"], kernel_shape=[3, 3]),
-        h.make_node("Relu", ["a"], ["b"]),
-        h.make_node("ReduceMean", ["b"], ["scores"], axes=[2, 3], keepdims=0),
-    ]
-    return made(
-        nodes, [tensor("x", [batch, 1, 8, 8])], [tensor("scores", [batch, CLASSES])], [nh.from_array(kernel, "k")]
-    )
+    nodes = "a = Conv<kernel_shape=[3, 3]>(x, k)  b = Relu(a)  scores = ReduceMean<axes=[2, 3], keepdims=0>(b)"
+    return made(f"(float[{batch}, 1, 8, 8] x) => (float[{batch}, {CLASSES}] scores) {{{nodes}}}", k=kernel)
 
 
 def reshaping(batch: int, width: int = 4) -> bytes:
     """A fixed batch that sits in a Reshape too: x [batch, 16] to [batch, 4, 4], its mean [batch, 4]."""
-    nodes = [
-        h.make_node("Reshape", ["x", "to"], ["a"]),
-        h.make_node("ReduceMean", ["a"], ["scores"], axes=[2], keepdims=0),
-    ]
-    shape = nh.from_array(np.array([batch, width, FEATURES // width], np.int64), "to")
-    return made(nodes, [tensor("x", [batch, FEATURES])], [tensor("scores", [batch, width])], [shape])
+    nodes = "a = Reshape(x, to)  scores = ReduceMean<axes=[2], keepdims=0>(a)"
+    return scoring(nodes, width, batch, to=np.array([batch, width, FEATURES // width], np.int64))
 
 
 def mixing(batch: str | int = "n") -> bytes:
     """A first axis that counts no items: every answer depends on all of them."""
-    nodes = [h.make_node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1), h.make_node("Sub", ["x", "m"], ["scores"])]
-    return scoring(nodes, width=FEATURES, batch=batch)
+    return scoring("m = ReduceMean<axes=[0], keepdims=1>(x)  scores = Sub(x, m)", FEATURES, batch)
 
 
 def detecting() -> bytes:
     """From x [n, 16] to as many boxes [k, 2] as there are positive numbers, as operators for non-maximum suppression give them."""
-    nodes = [
-        h.make_node("Greater", ["x", "zero"], ["positive"]),
-        h.make_node("NonZero", ["positive"], ["places"]),
-        h.make_node("Transpose", ["places"], ["rows"]),
-        h.make_node("Cast", ["rows"], ["boxes"], to=T.FLOAT),
-    ]
-    zero = nh.from_array(np.zeros(1, "f4"), "zero")
-    return made(nodes, [tensor("x", ["n", FEATURES])], [tensor("boxes", ["k", 2])], [zero])
+    nodes = (
+        "positive = Greater(x, zero)  places = NonZero(positive)  rows = Transpose(places)  boxes = Cast<to=1>(rows)"
+    )
+    return made(f"(float[n, {FEATURES}] x) => (float[k, 2] boxes) <float[1] zero = {{0}}> {{{nodes}}}")
 
 
 def limiting() -> bytes:
     """Scores of the items, scaled down where the largest number of the whole batch is above 100: only an extreme item changes others."""
-    nodes = [
-        h.make_node("Abs", ["x"], ["size"]),
-        h.make_node("ReduceMax", ["size"], ["largest"], keepdims=0),
-        h.make_node("Max", ["largest", "hundred"], ["limit"]),
-        h.make_node("Div", ["x", "limit"], ["scores"]),
-    ]
-    return scoring(nodes, [nh.from_array(np.array(100, "f4"), "hundred")], FEATURES)
+    nodes = (
+        "size = Abs(x)  largest = ReduceMax<keepdims=0>(size)  limit = Max(largest, hundred)  scores = Div(x, limit)"
+    )
+    return scoring(nodes, FEATURES, constants="float hundred = {100}")
 
 
 def along_the_batch(operator: str) -> bytes:
     """Softmax, or a running sum, along the axis of items."""
-    inputs = ["x"] if operator == "Softmax" else ["x", "axis"]
-    more = {"axis": 0} if operator == "Softmax" else {}
-    constants = [] if operator == "Softmax" else [nh.from_array(np.array(0, np.int64), "axis")]
-    node = h.make_node(operator, inputs, ["scores"], **more)
-    return scoring([node], constants, FEATURES)
+    if operator == "Softmax":
+        return scoring("scores = Softmax<axis=0>(x)", FEATURES)
+    return scoring(f"scores = {operator}(x, axis)", FEATURES, constants="int64 axis = {0}")
 
 
 def spreading_nan() -> bytes:
     """An item's own numbers, plus nothing times the largest one of the batch: NaN, if an item holds it."""
-    nodes = [
-        h.make_node("ReduceMax", ["x"], ["largest"], axes=[0], keepdims=1),
-        h.make_node("Mul", ["largest", "nothing"], ["zero"]),
-        h.make_node("Add", ["x", "zero"], ["scores"]),
-    ]
-    return scoring(nodes, [nh.from_array(np.float32(0), "nothing")], FEATURES)
+    nodes = "largest = ReduceMax<axes=[0], keepdims=1>(x)  zero = Mul(largest, nothing)  scores = Add(x, zero)"
+    return scoring(nodes, FEATURES, constants="float nothing = {0}")
 
 
 def two_mixed() -> bytes:
     """From a [n, 16] and b [n, 16] to scores [n, 16]: b, plus a's softmax along the axis of items."""
-    nodes = [h.make_node("Softmax", ["a"], ["shares"], axis=0), h.make_node("Add", ["shares", "b"], ["scores"])]
-    return made(
-        nodes, [tensor("a", ["n", FEATURES]), tensor("b", ["n", FEATURES])], [tensor("scores", ["n", FEATURES])]
-    )
+    return made(f"{TWO} {{shares = Softmax<axis=0>(a)  scores = Add(shares, b)}}")
 
 
 def two_inputs() -> bytes:
     """From a [n, 16] and b [n, 16] to scores [n, 16]."""
-    node = h.make_node("Add", ["a", "b"], ["scores"])
-    return made(
-        [node], [tensor("a", ["n", FEATURES]), tensor("b", ["n", FEATURES])], [tensor("scores", ["n", FEATURES])]
-    )
+    return made(f"{TWO} {{scores = Add(a, b)}}")
 
 
 def sequence() -> bytes:
     """From tokens [n, length] to scores [n, 4]: the length is open."""
     vectors = np.random.default_rng(3).normal(size=(50, CLASSES)).astype("f4")
-    nodes = [
-        h.make_node("Gather", ["table", "tokens"], ["a"]),
-        h.make_node("ReduceMean", ["a"], ["scores"], axes=[1], keepdims=0),
-    ]
-    return made(
-        nodes,
-        [tensor("tokens", ["n", "length"], T.INT64)],
-        [tensor("scores", ["n", CLASSES])],
-        [nh.from_array(vectors, "table")],
-    )
+    nodes = "a = Gather(table, tokens)  scores = ReduceMean<axes=[1], keepdims=0>(a)"
+    return made(f"(int64[n, length] tokens) => (float[n, {CLASSES}] scores) {{{nodes}}}", table=vectors)
 
 
 def not_a_number() -> bytes:
     """Square roots of negative numbers."""
-    nodes = [h.make_node("Neg", ["x"], ["a"]), h.make_node("Exp", ["x"], ["e"]), h.make_node("Neg", ["e"], ["f"])]
-    nodes.append(h.make_node("Sqrt", ["f"], ["scores"]))
-    return scoring(nodes, width=FEATURES)
+    return scoring("e = Exp(x)  f = Neg(e)  scores = Sqrt(f)", FEATURES)
 
 
 def endless() -> bytes:
     """A loop of 2**60 rounds."""
-    body = h.make_graph(
-        [h.make_node("Identity", ["go_on"], ["still"]), h.make_node("Add", ["held", "one"], ["next"])],
-        "body",
-        [tensor("round", [], T.INT64), tensor("go_on", [], T.BOOL), tensor("held", None)],
-        [tensor("still", [], T.BOOL), tensor("next", None)],
-        [nh.from_array(np.float32(1), "one")],
-    )
-    loop = h.make_node("Loop", ["rounds", "true", "x"], ["scores"], body=body)
-    return scoring([loop], [nh.from_array(np.int64(2**60), "rounds"), nh.from_array(np.bool_(True), "true")], FEATURES)
+    body = "(int64 round, bool go_on, float[] held) => (bool still, float[] next) <float one = {1}> {still = Identity(go_on)  next = Add(held, one)}"
+    nodes = f"scores = Loop<body = body {body}>(rounds, true, x)"
+    return scoring(nodes, FEATURES, rounds=np.int64(2**60), true=np.bool_(True))
 
 
 def greedy(elements: int = 2**33) -> bytes:
     """Asks for 32 GB for one intermediate tensor."""
-    nodes = [
-        h.make_node("ConstantOfShape", ["huge"], ["a"], value=h.make_tensor("one", T.FLOAT, [1], [1.0])),
-        h.make_node("ReduceSum", ["a"], ["b"], keepdims=0),
-        h.make_node("Add", ["x", "b"], ["scores"]),
-    ]
-    shape = nh.from_array(np.array([elements], np.int64), "huge")
-    return scoring(nodes, [shape], FEATURES)
+    nodes = "a = ConstantOfShape<value = float[1] {1}>(huge)  b = ReduceSum<keepdims=0>(a)  scores = Add(x, b)"
+    return scoring(nodes, FEATURES, huge=np.array([elements], np.int64))
 
 
 def slow_to_load(products: int = 16, side: int = 2048, seed: int = 0) -> bytes:
     """`mlp`, with so many products of large constant matrices, which onnxruntime computes when it loads the model: a second for four or so."""
     first, second = weights(seed)
-    shape = nh.from_array(np.array([side, side], np.int64), "shape")
-    filled = h.make_tensor("value", T.FLOAT, [1], [1.0 / side])
-    nodes = [h.make_node("ConstantOfShape", ["shape"], ["c0"], value=filled)]
-    nodes += [h.make_node("MatMul", [f"c{n}", "c0"], [f"c{n + 1}"]) for n in range(products)]
-    nodes += [
-        h.make_node("ReduceSum", [f"c{products}"], ["sum"], keepdims=0),  # 1 a row
-        h.make_node("Div", ["sum", "side"], ["one"]),
-        h.make_node("Mul", ["x", "one"], ["x1"]),
-        h.make_node("MatMul", ["x1", "w1"], ["a"]),
-        h.make_node("Relu", ["a"], ["b"]),
-        h.make_node("MatMul", ["b", "w2"], ["scores"]),
-    ]
-    constants = [
-        shape,
-        nh.from_array(np.float32(side), "side"),
-        nh.from_array(first, "w1"),
-        nh.from_array(second, "w2"),
-    ]
-    return scoring(nodes, constants)
+    nodes = f"c0 = ConstantOfShape<value = float[1] {{{1.0 / side}}}>(shape)"
+    nodes += "".join(f"  c{n + 1} = MatMul(c{n}, c0)" for n in range(products))
+    nodes += f"  sum = ReduceSum<keepdims=0>(c{products})  one = Div(sum, side)  x1 = Mul(x, one)"  # one: 1 a row
+    nodes += "  a = MatMul(x1, w1)  b = Relu(a)  scores = MatMul(b, w2)"
+    return scoring(nodes, shape=np.array([side, side], np.int64), side=np.float32(side), w1=first, w2=second)
 
 
 def custom_operator() -> bytes:
-    node = h.make_node("RunShell", ["x"], ["scores"], domain="evil.example")
-    return scoring([node], width=FEATURES, domains=["evil.example"])
+    return scoring("scores = evil.example.RunShell(x)", FEATURES, domains=("evil.example",))
 
 
 def external_data(location: str) -> bytes:
@@ -296,17 +224,11 @@ def convnet(layers: int = 5) -> bytes:
     rng = np.random.default_rng(0)
     channels = (1, *[64] * (layers - 1))
     kernels = [rng.normal(size=(64, before, 3, 3)).astype("f4") / (3 * before**0.5) for before in channels]
-    names = ["x", *(f"h{i}" for i in range(len(kernels)))]
-    nodes = []
-    for i, (before, after) in enumerate(itertools.pairwise(names)):
-        nodes.append(h.make_node("Conv", [before, f"k{i}"], [f"c{i}"], pads=[1, 1, 1, 1]))
-        nodes.append(h.make_node("Relu", [f"c{i}"], [after]))
-    nodes.append(h.make_node("GlobalAveragePool", [names[-1]], ["pooled"]))
-    nodes.append(h.make_node("Flatten", ["pooled"], ["flat"]))
-    nodes.append(h.make_node("MatMul", ["flat", "last"], ["scores"]))
+    nodes = "".join(f"c{n} = Conv<pads=[1, 1, 1, 1]>(h{n}, k{n})  h{n + 1} = Relu(c{n})  " for n in range(layers))
+    nodes += f"pooled = GlobalAveragePool(h{layers})  flat = Flatten(pooled)  scores = MatMul(flat, last)"
     last = rng.normal(size=(64, CLASSES)).astype("f4")
-    constants = [*(nh.from_array(k, f"k{i}") for i, k in enumerate(kernels)), nh.from_array(last, "last")]
-    return made(nodes, [tensor("x", ["n", 1, 28, 28])], [tensor("scores", ["n", CLASSES])], constants)
+    text = f"(float[n, 1, 28, 28] x) => (float[n, {CLASSES}] scores) {{{nodes.replace('(h0,', '(x,')}}}"
+    return made(text, **{f"k{n}": kernel for n, kernel in enumerate(kernels)}, last=last)
 
 
 def images(count: int, layers: int = 5) -> tuple[np.ndarray, np.ndarray]:

@@ -102,13 +102,17 @@ class NatsServer:
         raise RuntimeError(f"nats-server did not start: {(self.directory / 'nats.log').read_text()[-2000:]}")
 
 
-@pytest.fixture(scope="session")
-def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """The one nats-server of a test session; tests that stop a server start their own."""
+def skip_without_nats() -> None:
     try:
         find_nats_server()
     except ServerError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """The one nats-server of a test session; tests that stop a server start their own."""
+    skip_without_nats()
     server = NatsServer(tmp_path_factory.mktemp("nats"))
     server.start()
     yield server

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from bus.natsbus import NatsBus
-from services.shell.host.nats import find_nats_server
-from services.shell.host.process import ServerError
-from tests.support.servers.nats import NatsServer, free_port
+from tests.support.servers.nats import NatsServer, free_port, skip_without_nats
 
 NAMES = ("n1", "n2", "n3")
 USER = "tester:secret"
@@ -164,10 +162,7 @@ async def whole(bus: NatsBus, stream: str, replicas: int = 3) -> bool:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Three servers that have been started."""
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
+    skip_without_nats()
     made = Cluster(tmp_path / "cluster")
     try:
         made.start()

@@ -8,95 +8,68 @@ import msgpack
 import nats
 import numpy as np
 import pytest
-from onnx import TensorProto as T
-from onnx import helper as h
-from onnx import numpy_helper as nh
 
 import infaas
 from tests.support.clients.responders import until
 from tests.support.clients.stock import tensor
 from tests.support.models import poison_models, tiny_models
-from tests.support.models.tiny_models import CLASSES, FEATURES, made, weights
-from tests.support.models.tiny_models import tensor as spec
+from tests.support.models.tiny_models import FEATURES, made, scoring, two_layers, weights
 from tests.support.servers.nats import run
 from tests.support.servers.system import Whole
 
 WIDE = 400_000  # numbers an item: 1.6 MB, more than a message holds
+Y = f"float[n, {FEATURES}] y"
 HEAVY = 600  # rows and columns of the products that make `dear` slow
-X, Y = "x", "y"
 
 
-def _x(batch: str = "n") -> list[Any]:
-    return [spec(X, [batch, FEATURES])]
+FIRST = "int64[1] begin = {0}, int64[1] end = {1}, int64[1] axis = {1}"
 
 
-def _y(width: int = FEATURES) -> Any:
-    return spec(Y, ["n", width])
-
-
-def _number(name: str, value: Any, dtype: Any = np.float32) -> Any:
-    return nh.from_array(np.array(value, dtype), name)
+def staged(outputs: str, nodes: str, constants: str = "", **arrays: Any) -> bytes:
+    """A model of x [n, FEATURES]."""
+    return made(f"(float[n, {FEATURES}] x) => ({outputs}) <{constants}> {{{nodes}}}", **arrays)
 
 
 def gate() -> bytes:
     """Sure [n, 1] and label [n, 1]: the first feature, as it is and as a whole number."""
-    nodes = [
-        h.make_node("Slice", [X, "begin", "end", "axis"], ["sure"]),
-        h.make_node("Cast", ["sure"], ["label"], to=T.INT64),
-    ]
-    constants = [_number(name, [value], np.int64) for name, value in (("begin", 0), ("end", 1), ("axis", 1))]
-    return made(nodes, _x(), [spec("sure", ["n", 1]), spec("label", ["n", 1], T.INT64)], constants)
+    nodes = "sure = Slice(x, begin, end, axis)  label = Cast<to=7>(sure)"
+    return staged("float[n, 1] sure, int64[n, 1] label", nodes, FIRST)
 
 
 def twice() -> bytes:
-    return made([h.make_node("Mul", [X, "two"], [Y])], _x(), [_y()], [_number("two", 2.0)])
+    return staged(Y, "y = Mul(x, two)", "float two = {2}")
 
 
 def more() -> bytes:
-    return made([h.make_node("Add", [X, "three"], [Y])], _x(), [_y()], [_number("three", 3.0)])
+    return staged(Y, "y = Add(x, three)", "float three = {3}")
 
 
 def both() -> bytes:
     """A + b"""
-    inputs = [spec("a", ["n", FEATURES]), spec("b", ["n", FEATURES])]
-    return made([h.make_node("Add", ["a", "b"], [Y])], inputs, [_y()])
+    return made(f"(float[n, {FEATURES}] a, float[n, {FEATURES}] b) => ({Y}) {{y = Add(a, b)}}")
 
 
 def boxes(width: int = FEATURES) -> bytes:
     """Boxes [k, width], which count no items: as many as the first feature says, the i-th has the features and i added."""
-    repeat = width // FEATURES
-    nodes = [
-        h.make_node("Slice", [X, "begin", "end", "axis"], ["first"]),
-        h.make_node("Squeeze", ["first", "both"], ["count"]),
-        h.make_node("Range", ["zero", "count", "one"], ["numbers"]),
-        h.make_node("Unsqueeze", ["numbers", "axis"], ["column"]),
-        h.make_node("Add", ["column", X], ["box"]),
-        h.make_node("Tile", ["box", "often"], ["boxes"]),
-    ]
-    constants = [_number(name, [value], np.int64) for name, value in (("begin", 0), ("end", 1), ("axis", 1))]
-    constants += [_number("both", [0, 1], np.int64), _number("often", [1, repeat], np.int64)]
-    constants += [_number("zero", 0.0), _number("one", 1.0)]
-    return made(nodes, _x(), [spec("boxes", ["k", width])], constants)
+    nodes = """
+        first = Slice(x, begin, end, axis)  count = Squeeze(first, both)  numbers = Range(zero, count, one)
+        column = Unsqueeze(numbers, axis)  box = Add(column, x)  boxes = Tile(box, often)
+    """
+    constants = f"{FIRST}, int64[2] both = {{0, 1}}, int64[2] often = {{1, {width // FEATURES}}}"
+    return staged(f"float[k, {width}] boxes", nodes, f"{constants}, float zero = {{0}}, float one = {{1}}")
 
 
 def wide() -> bytes:
     """Y [n, WIDE]: the features again and again; label [n, 1]: the first one."""
-    repeat = WIDE // FEATURES
-    nodes = [
-        h.make_node("Tile", [X, "often"], [Y]),
-        h.make_node("Slice", [X, "begin", "end", "axis"], ["label"]),
-    ]
-    constants = [_number("often", [1, repeat], np.int64)]
-    constants += [_number(name, [value], np.int64) for name, value in (("begin", 0), ("end", 1), ("axis", 1))]
-    return made(nodes, _x(), [spec("label", ["n", 1]), _y(WIDE)], constants)
+    nodes = "y = Tile(x, often)  label = Slice(x, begin, end, axis)"
+    constants = f"{FIRST}, int64[2] often = {{1, {WIDE // FEATURES}}}"
+    return staged(f"float[n, 1] label, float[n, {WIDE}] y", nodes, constants)
 
 
 def last() -> bytes:
     """From x [n, WIDE] its last FEATURES numbers."""
-    nodes = [h.make_node("Slice", [X, "begin", "end", "axis"], [Y])]
-    ends = (("begin", WIDE - FEATURES), ("end", WIDE), ("axis", 1))
-    constants = [_number(name, [value], np.int64) for name, value in ends]
-    return made(nodes, [spec(X, ["n", WIDE])], [_y()], constants)
+    ends = f"int64[1] begin = {{{WIDE - FEATURES}}}, int64[1] end = {{{WIDE}}}, int64[1] axis = {{1}}"
+    return made(f"(float[n, {WIDE}] x) => ({Y}) <{ends}> {{y = Slice(x, begin, end, axis)}}")
 
 
 def right(*, noise: float = 0.0, slow: bool = False) -> bytes:
@@ -104,27 +77,15 @@ def right(*, noise: float = 0.0, slow: bool = False) -> bytes:
     first, second = weights()
     rng = np.random.default_rng(5)
     second = second + noise * rng.normal(size=second.shape).astype("f4")
-    nodes = [
-        h.make_node("MatMul", [X, "w1"], ["a"]),
-        h.make_node("Relu", ["a"], ["b"]),
-        h.make_node("MatMul", ["b", "w2"], ["c"]),
-    ]
-    constants = [nh.from_array(first, "w1"), nh.from_array(second, "w2")]
     if not slow:
-        nodes[-1].output[0] = "scores"
-        return made(nodes, _x(), [spec("scores", ["n", CLASSES])], constants)
+        return two_layers(first, second)
     square = rng.normal(size=(HEAVY, HEAVY)).astype("f4") / HEAVY**0.5
-    constants += [nh.from_array(rng.normal(size=(FEATURES, HEAVY)).astype("f4"), "up"), nh.from_array(square, "square")]
-    nodes.append(h.make_node("MatMul", [X, "up"], ["h0"]))
-    nodes += [h.make_node("MatMul", [f"h{i}", "square"], [f"h{i + 1}"]) for i in range(24)]
-    nodes += [
-        h.make_node("ReduceMean", ["h24"], ["mean"], axes=[1], keepdims=1),
-        h.make_node("Tanh", ["mean"], ["small"]),
-        h.make_node("Mul", ["small", "nothing"], ["zero"]),
-        h.make_node("Add", ["c", "zero"], ["scores"]),
-    ]
-    constants.append(_number("nothing", 1e-6))
-    return made(nodes, _x(), [spec("scores", ["n", CLASSES])], constants)
+    nodes = "a = MatMul(x, w1)  b = Relu(a)  c = MatMul(b, w2)  h0 = MatMul(x, up)"
+    nodes += "".join(f"  h{i + 1} = MatMul(h{i}, square)" for i in range(24))
+    nodes += "  mean = ReduceMean<axes=[1], keepdims=1>(h24)  small = Tanh(mean)  zero = Mul(small, nothing)"
+    up, nothing = rng.normal(size=(FEATURES, HEAVY)).astype("f4"), np.float32(1e-6)
+    arrays = {"w1": first, "w2": second, "up": up, "square": square, "nothing": nothing}
+    return scoring(f"{nodes}  scores = Add(c, zero)", **arrays)
 
 
 class StageModel(NamedTuple):
@@ -168,7 +129,7 @@ def validation(model: str) -> dict[str, np.ndarray]:
 
 
 def vertex(name: str, app: str, inputs: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
-    return {"name": name, "app": app, "inputs": inputs or {X: "$.x"}, **more}
+    return {"name": name, "app": app, "inputs": inputs or {"x": "$.x"}, **more}
 
 
 def edge(source: str, target: str, **more: Any) -> dict[str, Any]:
@@ -189,7 +150,7 @@ class StagedSystem(Whole):
                 path.write_bytes(one.file)
                 data = self.directory.parent / f"{one.model}.npz"
                 data.write_bytes(tiny_models.npz(**validation(one.model)))
-                key = "a" if one.model == "both" else X
+                key = "a" if one.model == "both" else "x"
                 metric = "agreement" if one.model in ("boxes", "crops") else None
                 await client.register(
                     path, app=one.app, model=one.model, validation=data, inputs_key=key, metric=metric

@@ -3,13 +3,18 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from services.shell.host.process import PLAIN, launched
 
@@ -22,6 +27,30 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def fetched(url: str, body: Any = None, **headers: str) -> tuple[int, str]:
+    """The status and text of a reply; 0 and the reason where there is none. body: posted, as JSON unless it is bytes."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=120) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
+
+
+def certified(directory: Path, *more: str, who: str = "DNS:localhost", name: str = "own") -> tuple[str, str]:
+    """Files of a certificate for this name or address, and of its key. more: how the key is kept, in place of openly."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    own, key = str(directory / f"{name}.pem"), str(directory / f"{name}.key")
+    made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2")
+    says = ("-subj", f"/CN={who.partition(':')[2]}", "-addext", f"subjectAltName={who}", "-keyout", key, "-out", own)
+    subprocess.run([*made, *says, *(more or ("-nodes",))], check=True, capture_output=True)
+    return own, key
 
 
 def living_of(directory: Path) -> list[int]:
@@ -146,14 +175,22 @@ def read_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().rstrip("\n")
 
 
-def infaas(*arguments: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+def infaas(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run one command of ours to its end."""
+    return python("-P", "-m", "infaas.cli", *arguments, **more)
+
+
+def python(
+    *arguments: str, cwd: Path | None = None, input: str | None = None, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, with these variables besides those that any has."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "infaas.cli", *arguments],
+        [sys.executable, *arguments],
         capture_output=True,
         text=True,
         env=environ(**more),
         cwd=cwd,
+        input=input,
         timeout=480,
         check=False,
     )

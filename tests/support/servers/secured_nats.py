@@ -8,14 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from bus.login import Login
 from bus.natsbus import NatsBus
 from infaas.credentials import CredentialStore, User, certify
-from services.shell.host.nats import find_nats_server
-from services.shell.host.process import ServerError
-from tests.support.servers.nats import NatsServer
+from tests.support.servers.nats import NatsServer, skip_without_nats
 
 CLIENTS = (
     User(name="phone", roles=("client",), app="faces"),
@@ -81,10 +77,7 @@ class Secured(NatsServer):
 @contextmanager
 def secured(directory: Path) -> Iterator[Secured]:
     """Until the end of the block; skips where there is no nats-server."""
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
+    skip_without_nats()
     server = Secured(directory)
     try:
         yield server

@@ -13,9 +13,7 @@ import pytest
 
 import infaas
 from infaas.demo import digits
-from services.shell.host.nats import find_nats_server
-from services.shell.host.process import ServerError
-from tests.support.servers.nats import run
+from tests.support.servers.nats import run, skip_without_nats
 from tests.support.servers.processes import infaas as command
 from tests.support.servers.processes import pids_of, program, read_line
 
@@ -95,10 +93,7 @@ def talk(system: Whole, work: Callable[[Any], Any]) -> Any:
 @contextmanager
 def running(directory: Path, *options: str, **more: str) -> Iterator[Whole]:
     """`infaas up` with this data directory, these options and variables, and no models; it ends with the block."""
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
+    skip_without_nats()
     errors = directory.parent / "up.err"
     command = ("infaas.cli", "up", "--json", "--data-dir", str(directory), *options)
     with program(*command, errors=errors, patience=180.0, **more) as process:

@@ -67,8 +67,15 @@ def test_the_evidence_is_a_bound_on_fishers_test_and_close_to_it() -> None:
     assert close > 190
 
 
-@pytest.mark.parametrize("samples", [30, 400])
-@pytest.mark.parametrize("kind", ["smooth", "few values"])
+@pytest.mark.parametrize(
+    ("samples", "kind"),
+    [
+        (30, "smooth"),
+        (400, "few values"),
+        pytest.param(30, "few values", marks=pytest.mark.slow),
+        pytest.param(400, "smooth", marks=pytest.mark.slow),
+    ],
+)
 def test_a_validation_set_of_any_size_makes_no_false_alarm(
     samples: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,10 @@ def counted(*arms: ArmCounts) -> dict[tuple[int, bool], ArmCounts]:
     return {(one.step, one.new): one for one in arms}
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = "worse by 3 points, 20 % labelled, proving"
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one == LONG)) for one in CASES])
 def test_what_is_worse_goes_back_and_what_is_as_good_is_promoted(name: str) -> None:
     """Some of the runs of the bench, which has a hundred of each."""
     case = CASES[name]

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.servers.docker_engine import NODE, STALE, Said, StandIn, fronted, stand_in
 from tests.support.servers.nats import free_port, run
-from tests.support.servers.processes import environ, eventually
+from tests.support.servers.processes import environ, eventually, fetched
 
 LABELS = {"infaas.worker": "cpu", "rack": "7"}
 SPEC = {"Labels": LABELS, "Role": "manager", "Availability": "active"}
@@ -303,15 +303,7 @@ def process(socket_: Path, *options: str, **more: str) -> Iterator[tuple[subproc
 
 
 def get(port: int, path: str, **headers: str) -> tuple[int, str]:
-    try:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
-        with urllib.request.urlopen(request, timeout=120) as reply:
-            return reply.status, reply.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except OSError:
-        return 0, ""
+    return fetched(f"http://127.0.0.1:{port}{path}", **headers)
 
 
 def test_it_runs_without_a_bus_and_logs_json_lines(tmp_path: Path) -> None:

@@ -386,11 +386,8 @@ async def test_a_variant_of_single_items_computes_each_item_of_a_query_alone(
 async def test_items_whose_outputs_differ_in_shape_need_a_query_each_which_is_no_fault_of_the_model(
     tmp_path: Path,
 ) -> None:
-    node, tensor = tiny_models.h.make_node, tiny_models.tensor
-    nodes = [node("NonZero", ["x"], ["places"]), node("Unsqueeze", ["places", "first"], ["found"])]
-    first = tiny_models.h.make_tensor("first", tiny_models.T.INT64, [1], [0])
-    found = tensor("found", [1, 2, "k"], tiny_models.T.INT64)
-    artifact = tiny_models.made(nodes, [tensor("x", [1, 4])], [found], [first])
+    nodes = "places = NonZero(x)  found = Unsqueeze(places, first)"
+    artifact = tiny_models.made(f"(float[1, 4] x) => (int64[1, 2, k] found) <int64[1] first = {{0}}> {{{nodes}}}")
     given = TensorSpec(name="x", datatype="FP32", shape=[4])
     signature = Signature(inputs=[given], outputs=[TensorSpec(name="found", datatype="INT64", shape=[2, -1])])
     for last, errors in ((1.0, 0), (0.0, 1)):

@@ -170,34 +170,26 @@ def test_by_deadlines_a_quiet_model_waits_at_most_ten_times_as_long_as_in_turns(
     assert within < 30.0 or len(flood) == 2000 - len(clients.reports.handed_back)
 
 
-def test_by_deadlines_an_instance_that_needs_all_cores_waits_no_longer_either() -> None:
-    clients = BatchClients(linear(5.0, 0.0, most=1), kind="cpu", cores=2)
+@pytest.mark.parametrize(
+    ("order", "loops", "within", "seconds", "longest"),
+    [("edf", 0.1, 30.0, 0.3, 10 * (0.006 + 0.005)), ("lru", None, 1.0, 0.1, 0.0125 + 0.001)],
+)
+def test_none_overtakes_an_instance_that_needs_all_cores_for_long(
+    order: str, loops: float | None, within: float, seconds: float, longest: float
+) -> None:
+    """Neither by deadlines, of which its queries have late ones, nor in turns."""
+    settings = Settings(executor=ExecutorSettings(order=order))
+    clients = BatchClients(linear(5.0, 0.0, most=1), kind="cpu", cores=2, settings=settings)
     clients.beside("narrow", linear(7.0, 0.0, most=1))
     clients.beside("wide", linear(5.0, 0.0, most=1, threads=2))
     for instance in ("i0", "narrow"):
-        clients.closed_loop(2, instance=instance, within=0.1)
+        clients.closed_loop(2, instance=instance, **({} if loops is None else {"within": loops}))
     clients.run(0.1)
     for _ in range(5):
-        clients.send(instance="wide", within=30.0, seconds=0.3)
+        clients.send(instance="wide", within=within, seconds=seconds)
     waits = [one.at - one.sent for one in clients.answers if one.instance == "wide"]
     assert len(waits) == 5
-    assert max(waits) < 10 * (0.006 + 0.005)
-
-
-def test_in_turns_none_overtakes_an_instance_that_needs_all_cores() -> None:
-    clients = BatchClients(
-        linear(5.0, 0.0, most=1), kind="cpu", cores=2, settings=Settings(executor=ExecutorSettings(order="lru"))
-    )
-    clients.beside("narrow", linear(7.0, 0.0, most=1))
-    clients.beside("wide", linear(5.0, 0.0, most=1, threads=2))
-    for instance in ("i0", "narrow"):
-        clients.closed_loop(2, instance=instance)
-    clients.run(0.1)
-    for _ in range(5):
-        clients.send(instance="wide", within=1.0, seconds=0.1)
-    waits = [one.at - one.sent for one in clients.answers if one.instance == "wide"]
-    assert len(waits) == 5
-    assert max(waits) < 0.0125 + 0.001
+    assert max(waits) < longest
 
 
 def test_in_turns_offline_work_still_waits_for_all_other() -> None:

@@ -2,7 +2,6 @@
 
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from services.gateway.download import (
     file_url,
     is_public,
 )
+from tests.support.servers.processes import certified
 
 BODY = bytes(range(256)) * 40
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
@@ -216,15 +216,8 @@ def test_nobody_there_and_no_such_name(tmp_path: Path) -> None:
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One for depot.test, with its key, in one PEM file."""
     directory = tmp_path_factory.mktemp("tls")
-    names = ("-subj", "/CN=depot.test", "-addext", "subjectAltName=DNS:depot.test")
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", directory / "key.pem")
-    try:
-        command = ["openssl", "req", "-x509", *key, "-out", directory / "cert.pem", "-days", "2", *names]
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no certificate can be made here: {error}")
     both = directory / "both.pem"
-    both.write_bytes((directory / "cert.pem").read_bytes() + (directory / "key.pem").read_bytes())
+    both.write_text("".join(Path(one).read_text() for one in certified(directory, who="DNS:depot.test")))
     return both
 
 

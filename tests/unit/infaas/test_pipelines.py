@@ -3,22 +3,70 @@
 import asyncio
 import time
 import tomllib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
 
+from bus.memory import Broker
 from bus.messages.catalog import AppRecord, Signature, TensorSpec
+from infaas.client import Client
 from infaas.errors import BadInput, Refused
 from infaas.pipelines import Rpc, run
 from infaas.tracing import trace
 from services.core.pipelines.checks import pipeline_errors
 from services.simulation.scenario.pipelines import read_pipeline
-from tests.support.clients.peers import APPS, Peers, cascade, peers, samples, with_peers
-from tests.support.clients.responders import answer
+from tests.support.clients.responders import Responder, answer, refusal
 
-__all__ = ["peers"]  # a fixture
+Behave = Callable[[dict[str, Any], int], Any]
+APPS = ("quick", "exact", "check", "broken")
+
+
+class Peers:
+    """One for each app: it sums each item; `broken` refuses, `infaas.list.apps` says that each takes x and gives sum."""
+
+    apps: dict[str, Responder]
+    client: Client
+
+
+@asynccontextmanager
+async def with_peers(**behaviours: Behave) -> AsyncIterator[Peers]:
+    usual: dict[str, Behave] = dict.fromkeys(APPS, lambda body, _: answer(body))
+    usual["broken"] = lambda *_: refusal("model_error", "it broke")
+    spec = {"datatype": "FP32", "shape": [-1]}
+    rows = [
+        {"app": app, "inputs": [{"name": "x", **spec}], "outputs": [{"name": "sum", "datatype": "FP32", "shape": []}]}
+        for app in APPS
+    ]
+    broker, peers = Broker(), Peers()
+    peers.apps = {
+        app: await Responder(broker.connect(), behave).listen(f"infaas.query.{app}")
+        for app, behave in {**usual, **behaviours}.items()
+    }
+    await Responder(broker.connect(), lambda *_: {"items": rows}).listen("infaas.list.apps")
+    async with await Client(broker.connect()).open() as peers.client:
+        yield peers
+
+
+@pytest.fixture
+def peers() -> AbstractAsyncContextManager[Peers]:
+    return with_peers()
+
+
+async def cascade(rpc: Rpc, x: Any) -> Any:
+    first = await rpc("quick", {"x": x["image"]})
+    if first.outputs["sum"][0] > 0:
+        return first
+    return await rpc("exact", {"x": x["image"]})
+
+
+def samples(count: int, unsure: float, seed: int = 0) -> dict[str, np.ndarray]:
+    """Of the images, this share has a negative sum."""
+    signs = np.where(np.random.default_rng(seed).random(count) < unsure, -1.0, 1.0)
+    return {"image": (signs[:, None] * np.ones((count, 3))).astype("<f4")}
 
 
 async def test_a_driver_runs_and_its_branches_are_taken_as_its_code_says(peers: Peers) -> None:

@@ -3,7 +3,6 @@
 import os
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from contextlib import closing
@@ -23,7 +22,7 @@ from services.executor.backends.remote_http import (
     relay,
 )
 from tests.support.servers.engine import engine
-from tests.support.servers.processes import eventually
+from tests.support.servers.processes import certified, eventually
 
 
 def test_a_sandbox_reaches_one_model_through_its_relay() -> None:
@@ -66,12 +65,7 @@ def test_a_relay_ends_when_it_is_asked_for_anything_else(asked: bytes) -> None:
 
 
 def test_tls_with_a_certificate_that_is_trusted_and_no_other(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost", "-addext",
-         "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    certificate, key = certified(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
 

@@ -1,9 +1,7 @@
 """services/gateway/http/server.py: valid and invalid certificates and keys."""
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,27 +10,12 @@ from services.core.settings import GatewaySettings
 from services.gateway.http.server import BadTls, HttpServer, tls_context
 from tests.support.gateways.web_application import Echo, read, served, shut
 from tests.support.servers.nats import free_port
-
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates of these tests")
-
-
-def make(directory: Path, name: str, *more: str) -> tuple[str, str]:
-    certificate, key = str(directory / f"{name}.pem"), str(directory / f"{name}.key")
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
-            *("-keyout", key, "-out", certificate, *(more or ("-nodes",))),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
+from tests.support.servers.processes import certified
 
 
 def test_none_is_none_and_versions_older_than_1_2_are_not_spoken(tmp_path: Path) -> None:
     assert tls_context("", "") is None
-    tls = tls_context(*make(tmp_path, "one"))
+    tls = tls_context(*certified(tmp_path, name="one"))
     assert tls.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
@@ -50,7 +33,7 @@ async def test_it_listens_at_the_address_and_port_of_the_settings() -> None:
 
 
 async def test_requests_over_tls(tmp_path: Path) -> None:
-    certificate, key = make(tmp_path, "one")
+    certificate, key = certified(tmp_path, name="one")
     async with served(settings=GatewaySettings(tls_certificate=certificate, tls_key=key)) as server:
         trust = ssl.create_default_context(cafile=certificate)
         reader, writer = await asyncio.open_connection("localhost", server.port, ssl=trust)
@@ -72,7 +55,7 @@ async def test_requests_over_tls(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_does_not_begin_is_sent_away(tmp_path: Path) -> None:
-    certificate, key = make(tmp_path, "one")
+    certificate, key = certified(tmp_path, name="one")
     settings = GatewaySettings(head_timeout_s=0.2, tls_certificate=certificate, tls_key=key)
     async with served(settings=settings) as server:
         for said in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"):
@@ -83,9 +66,9 @@ async def test_a_client_that_does_not_begin_is_sent_away(tmp_path: Path) -> None
 
 
 def test_what_is_wrong_is_told_by_setting(tmp_path: Path) -> None:
-    certificate, key = make(tmp_path, "one")
-    _, other = make(tmp_path, "two")
-    locked = make(tmp_path, "three", "-passout", "pass:secret")
+    certificate, key = certified(tmp_path, name="one")
+    _, other = certified(tmp_path, name="two")
+    locked = certified(tmp_path, "-passout", "pass:secret", name="three")
     text = tmp_path / "text"
     text.write_text("no certificate")
     for pair, words in (

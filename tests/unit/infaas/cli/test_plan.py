@@ -272,10 +272,9 @@ def test_wide_shows_what_the_terminal_has_no_room_for(
 
 # -- `infaas pipeline`: plans of a file's load, and usage that is refused. What a running system answers is in
 # tests/live/test_pipelines.py.
-POLICIES = ("inferline", "model-less", "cg-mean", "cg-peak")
-
-
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy", ["inferline", "cg-mean", "cg-peak", pytest.param("model-less", marks=pytest.mark.slow)]
+)
 def test_a_plan_is_printed_as_the_contract_says(policy: str, edited: Any, capsys: pytest.CaptureFixture[str]) -> None:
     said = ran(capsys, ["pipeline", "plan", edited(), "--policy", policy, "--json"])
     found = json.loads(said.out)
@@ -294,6 +293,7 @@ def test_a_plan_is_printed_as_the_contract_says(policy: str, edited: Any, capsys
     assert decode(PipelinePlan, encode(found)).policy == policy, "what deploy sends"
 
 
+@pytest.mark.slow
 def test_a_file_with_the_goal_accuracy_spends_its_budget_on_the_whole_pipeline(
     edited: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,10 +88,13 @@ def test_who_knows_the_load_is_the_measure(scenario: Path, tmp_path: Path, capsy
         assert run["to_oracle"]["cost"] == pytest.approx(run["cost"] / best["cost"])
         assert run["to_oracle"]["cost"] >= 1
         assert run["to_oracle"]["accuracy"] == pytest.approx(1.0)
-    assert "Who knows the load pays at least US$ 0.00111" in ran(capsys, ["simulate", str(scenario), "--oracle"]).out
+    assert (
+        "Who knows the load pays at least US$ 0.00111"
+        in ran(capsys, ["simulate", str(scenario), "--oracle", "--policy", "infaas"]).out
+    )
     kept = SCENARIO.replace("latency_ms = 200", 'latency_ms = 200\nselection = { policy = "majority", cache_mb = 1 }')
     (tmp_path / "kept.toml").write_text(kept)
-    said = ran(capsys, ["simulate", str(tmp_path / "kept.toml"), "--oracle"]).out
+    said = ran(capsys, ["simulate", str(tmp_path / "kept.toml"), "--oracle", "--policy", "infaas"]).out
     assert "app faces is left out: it keeps answers, and what has one takes no work." in said
 
 

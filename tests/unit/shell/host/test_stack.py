@@ -17,7 +17,7 @@ from services.shell.host.process import ServerError
 from services.shell.host.stack import Stack
 from services.shell.host.supervise import Child
 from services.shell.settings import load
-from tests.support.servers.nats import free_port, run
+from tests.support.servers.nats import free_port, run, skip_without_nats
 from tests.support.servers.processes import eventually
 
 
@@ -67,10 +67,7 @@ def test_a_database_with_both_roles_is_used_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("most", [2**20, 2**24])
 def test_nats_takes_messages_as_large_as_the_settings_say(tmp_path: Path, most: int) -> None:
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
+    skip_without_nats()
     stack = planned(tmp_path, f"[bus]\nmax_payload = {most}\n[dispatcher]\nmax_inline = 1000\n[jobs]\nchunk_kb = 1\n")
 
     async def main() -> int:

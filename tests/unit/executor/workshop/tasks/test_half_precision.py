@@ -48,11 +48,7 @@ def test_fp16_is_half_as_large_and_what_has_no_floats_is_not_halved(tmp_path) ->
     onnx_files.to_fp16(source, small)
     assert agreement(small) >= 0.98
     source = tmp_path / "a.onnx"
-    node = tiny_models.h.make_node("Neg", ["x"], ["y"])
-    kind = onnx.TensorProto.INT64
-    source.write_bytes(
-        tiny_models.made([node], [tiny_models.tensor("x", ["n", 2], kind)], [tiny_models.tensor("y", ["n", 2], kind)])
-    )
+    source.write_bytes(tiny_models.made("(int64[n, 2] x) => (int64[n, 2] y) {y = Neg(x)}"))
     with pytest.raises(UploadRejected, match="fp16"):
         onnx_files.to_fp16(source, tmp_path / "b.onnx")
 

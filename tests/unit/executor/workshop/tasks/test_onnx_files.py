@@ -59,10 +59,8 @@ def test_hostile_files_are_refused(tmp_path, content, why):
 
 
 def test_what_calls_python_or_is_too_large_is_refused(tmp_path) -> None:
-    node = helper.make_node("PythonOp", ["x"], ["scores"], domain="com.microsoft")
-    inside = tiny_models.made(
-        [node], [tiny_models.tensor("x", ["n", 1])], [tiny_models.tensor("scores", ["n", 1])], domains=["com.microsoft"]
-    )
+    python = "(float[n, 1] x) => (float[n, 1] scores) {scores = com.microsoft.PythonOp(x)}"
+    inside = tiny_models.made(python, ("com.microsoft",))
     with pytest.raises(UploadRejected, match="PythonOp"):
         read(tmp_path, inside)
     path = tmp_path / "model"
@@ -73,22 +71,18 @@ def test_what_calls_python_or_is_too_large_is_refused(tmp_path) -> None:
 
 def test_functions_of_the_model_itself_are_no_custom_operators_but_their_contents_are_seen(tmp_path):
     def with_function(node):
-        function = helper.make_function("mine", "Twice", ["a"], ["b"], [node], [helper.make_opsetid("", 17)])
-        call = helper.make_node("Twice", ["x"], ["scores"], domain="mine")
+        call = "(float[n, 1] x) => (float[n, 1] scores) {scores = mine.Twice(x)}"
         return tiny_models.made(
-            [call], [tiny_models.tensor("x", ["n", 1])], [tiny_models.tensor("scores", ["n", 1])], domains=["mine"],
-            functions=[function],
-        )  # fmt: skip
+            f'{call} <domain: "mine", opset_import: ["": 17]> Twice (a) => (b) {{{node}}}', ("mine",)
+        )
 
-    assert "Add" in onnx_files.operators(read(tmp_path, with_function(helper.make_node("Add", ["a", "a"], ["b"]))))
+    assert "Add" in onnx_files.operators(read(tmp_path, with_function("b = Add(a, a)")))
     with pytest.raises(UploadRejected, match="evil"):
-        read(tmp_path, with_function(helper.make_node("Run", ["a"], ["b"], domain="evil")))
+        read(tmp_path, with_function("b = evil.Run(a)"))
 
 
 def test_models_without_items_or_tensors_are_refused(tmp_path):
-    scalar = tiny_models.made(
-        [helper.make_node("Neg", ["x"], ["y"])], [tiny_models.tensor("x", [])], [tiny_models.tensor("y", [])]
-    )
+    scalar = tiny_models.made("(float x) => (float y) {y = Neg(x)}")
     with pytest.raises(UploadRejected, match="no batch axis"):
         onnx_files.signature(read(tmp_path, scalar))
     model = onnx.load_model_from_string(tiny_models.mlp())
