@@ -1,6 +1,6 @@
 """Whether a system grows while it lives: `python benches/soak.py [--minutes M] [--every S]` (`make soak`, HOURS=24).
 
-Versions, apps, pipelines and jobs come and go under a steady load. Memory, descriptors and log of each process,
+Versions, apps, pipelines, jobs and workers come and go under a steady load. Memory (PSS), descriptors and log of each process,
 subjects, messages and bytes of NATS, and rows of the database are read every few seconds. Each has its slope an hour
 with a 95 % interval: of the means of eight equal parts of the time after the first quarter, in which caches fill;
 that of answered queries is filled before. A slope whose interval does not hold 0 is marked. What is kept by design
@@ -12,6 +12,10 @@ hour. Wanted: no other mark, no restart, nothing refused but for what overload e
 
 import asyncio
 import json
+import os
+import re
+import signal
+import subprocess
 import time
 import urllib.request
 from collections import Counter, defaultdict
@@ -27,9 +31,12 @@ from scipy import stats
 import infaas
 from infaas.client import Client
 from infaas.connecting import read_endpoints
+from infaas.demo.program import command
 from services.dispatcher.answered import KEPT
+from services.shell.host.process import dies_with_parent, end
 
 PARTS = 8
+STAY_S = 30.0
 # Jobs wait for spare capacity, for ever on a machine that others use, too; here they must come and go.
 BUSY = "[jobs]\nutilisation_below = 1.0\nlatency_ratio = 1000.0\n"
 WARM = 2 * KEPT + KEPT // 10  # queries of each dispatcher: its table of answered ones has been as large as it becomes
@@ -44,10 +51,11 @@ async def look(client: Client, own: rig.DemoSystem, dsn: str) -> dict[str, float
     for each in rig.tree(own.pid):
         with suppress(psutil.Error):
             name = named.get(each.pid) or rig.kind(each)
-            found[f"{name}: memory, MB"] += each.memory_info().rss / 2**20
+            found[f"{name}: memory, MB"] += each.memory_full_info().pss / 2**20
             found[f"{name}: descriptors"] += each.num_fds()
     for log in (own.data_dir / "logs").glob("*.log*"):
-        found[f"{log.name.partition('.')[0]}: log, kB"] += log.stat().st_size / 1024
+        name = re.sub(r"-guest-\d+", "-guest", log.name.partition(".")[0])
+        found[f"{name}: log, kB"] += log.stat().st_size / 1024
     reply = await client.bus.request("$JS.API.STREAM.LIST", b"", 10.0)
     for stream in json.loads(reply.data)["streams"]:
         name, state = stream["config"]["name"], stream["state"]
@@ -105,6 +113,23 @@ async def come_and_go(client: Client, own: rig.DemoSystem, x: np.ndarray, done: 
         await client.admin("delete-version", model=app, version="1")
 
 
+async def workers_come_and_go(client: Client, own: rig.DemoSystem, done: Counter[str]) -> None:
+    """A second worker with a name of its own: half a minute here, half a minute away."""
+    words = dies_with_parent(command("run", "worker", "--data-dir", str(own.data_dir)), signal.SIGTERM)
+    for number in count():
+        name = f"guest-{number}"
+        with (own.data_dir / "guest.err").open("wb") as err:
+            worker = subprocess.Popen(words, stderr=err, env=os.environ | {"INFAAS_WORKER__NAME": name})  # noqa: ASYNC220  (it returns at once)
+        try:
+            while not any(each["worker"] == name for each in await client.workers()):  # noqa: ASYNC110  (no event tells it)
+                await asyncio.sleep(0.5)
+            await asyncio.sleep(STAY_S)
+        finally:
+            await asyncio.to_thread(end, worker, ((signal.SIGTERM, 60.0), (signal.SIGKILL, 5.0)))
+        done["workers"] += 1
+        await asyncio.sleep(STAY_S)
+
+
 def slope(times: np.ndarray, values: np.ndarray) -> tuple[float, float]:
     """Of the means of PARTS equal parts: change an hour, and half of its 95 % interval."""
     hours, means = ([part.mean() for part in np.array_split(of, PARTS)] for of in (times / 3600.0, values))
@@ -120,7 +145,8 @@ async def soak(own: rig.DemoSystem, seconds: float, every: float) -> None:
     async with infaas.connect(data_dir=own.data_dir) as client:
         dispatchers = [name for name in json.loads((own.data_dir / "parts.json").read_text()) if "dispatcher" in name]
         await warm(client, x, WARM * len(dispatchers))
-        asking = [asyncio.create_task(load(client, x, ended)), asyncio.create_task(come_and_go(client, own, x, done))]
+        coming = (load(client, x, ended), come_and_go(client, own, x, done), workers_come_and_go(client, own, done))
+        asking = [asyncio.create_task(each) for each in coming]
         began = time.monotonic()
         while (now := time.monotonic() - began) < seconds:
             for task in asking:
