@@ -476,7 +476,6 @@ async def test_the_mark_of_a_deleted_key_goes(nats_url: str, prefix: str, monkey
         kept = await (bus := await joined(nats_url)).key_value(f"{prefix}-k")
         await kept.put("a", b"1")
         await kept.delete("a")
-        assert (await stock.jetstream().stream_info(f"KV_{prefix}-k")).state.last_seq == 2
         while (await stock.jetstream().stream_info(f"KV_{prefix}-k")).state.messages:  # noqa: ASYNC110  (no event of the server says it)
             await asyncio.sleep(0.1)
         await bus.close()

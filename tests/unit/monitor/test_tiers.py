@@ -293,6 +293,7 @@ def test_a_monitor_keeps_nothing_of_a_variant_that_is_gone_and_gives_no_name_twi
     given = [live_and_go(name) for name in ("b", "c", "b", "c", "b")]
     assert len({*given}) == 5
     live_and_go("b", fails=True)
+    here.advance(1.0)
     assert here.beat.quarantined == {}
     sizes = []
     for number in range(20):
