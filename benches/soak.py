@@ -6,7 +6,7 @@ an hour with a 95 % interval: of the means of eight equal parts of the time afte
 that of answered queries is filled before. A slope whose interval does not hold 0 is marked. What is kept by design
 grows: rows of history and its bytes, for a day the marks of deleted keys (15 with each registration here), for 90 days
 rows of workers, for ever the numbers of deleted versions. What has a bound fills: the last 1,000 registrations and jobs that
-ended, 1,000 sets of labels of each metric, logs until they rotate, and NATS' memory: it grew from 29 to 54 MB in half an hour,
+ended, 1,000 sets of labels of each metric, logs until they rotate, and NATS' memory: it grew from 29 to 55 MB in half an hour,
 by copies of chunks of files, which then ended (53 of them, 8 MB), and by buffers of a stream's last block (4 MB each). Wanted:
 no other mark, no restart, nothing refused but for what overload explains.
 """
