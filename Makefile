@@ -8,7 +8,7 @@
 #   make test-faults     whole small systems with faults at random (SEEDS=1-1000), on all cores (docs/reliability.md)
 #   make check   style, types, import rules, documents, tests
 #   make docs    the pages of docs/ as a site, in site/: open site/index.html
-#   make soak    whether anything grows while versions, pipelines and jobs come and go (30 minutes; HOURS=24)
+#   make soak    whether anything grows while versions, jobs and workers come and go (30 minutes; HOURS=24)
 #   make bench   the figures of benches/README.md
 #   make bench-peers      other servers of models beside this one, each in an environment of its own (docs/comparison.md; half an hour)
 

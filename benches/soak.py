@@ -1,22 +1,28 @@
 """Whether a system grows while it lives: `python benches/soak.py [--minutes M] [--every S]` (`make soak`, HOURS=24).
 
-Versions, apps, pipelines and jobs come and go under a steady load. Memory, descriptors and log of each process,
-subjects, messages and bytes of NATS, and rows of the database are read every few seconds. Each has its slope an hour
-with a 95 % interval: of the means of eight equal parts of the time after the first quarter, in which caches fill;
+Versions, apps, pipelines, jobs and workers come and go under a steady load. Memory (without files' pages), descriptors and log
+of each process, subjects, messages and bytes of NATS, and rows of the database are read every few seconds. Each has its slope
+an hour with a 95 % interval: of the means of eight equal parts of the time after the first quarter, in which caches fill;
 that of answered queries is filled before. A slope whose interval does not hold 0 is marked. What is kept by design
-grows: rows of history and its bytes, for a day the marks of deleted keys (some thirty with each registration here),
-for ever the numbers of deleted versions. What has a bound fills: the last 1,000 registrations and jobs that ended,
-1,000 sets of labels of each metric, and logs until they rotate. NATS' memory grows ever slower, to some 150 MB in an
-hour. Wanted: no other mark, no restart, nothing refused but for what overload explains.
+grows: rows of history and its bytes, for a day the marks of deleted keys (15 with each registration here), for 90 days
+rows of workers, for ever the numbers of deleted versions. What has a bound fills: the last 1,000 registrations and jobs that
+ended, 1,000 sets of labels of each metric, logs until they rotate, and NATS' memory: it grew from 29 to 55 MB in half an hour,
+by copies of chunks of files, which then ended (53 of them, 8 MB), and by buffers of a stream's last block (4 MB each). Wanted:
+no other mark, no restart, nothing refused but for what overload explains.
 """
 
 import asyncio
 import json
+import os
+import re
+import signal
+import subprocess
 import time
 import urllib.request
 from collections import Counter, defaultdict
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -27,13 +33,22 @@ from scipy import stats
 import infaas
 from infaas.client import Client
 from infaas.connecting import read_endpoints
+from infaas.demo.program import command
 from services.dispatcher.answered import KEPT
+from services.shell.host.process import dies_with_parent, end
 
 PARTS = 8
+STAY_S = 30.0
 # Jobs wait for spare capacity, for ever on a machine that others use, too; here they must come and go.
 BUSY = "[jobs]\nutilisation_below = 1.0\nlatency_ratio = 1000.0\n"
 WARM = 2 * KEPT + KEPT // 10  # queries of each dispatcher: its table of answered ones has been as large as it becomes
 ROWS = """SELECT relname, n_live_tup FROM pg_stat_user_tables WHERE schemaname IN ('infaas', 'infaas_internal')"""
+
+
+def memory(pid: int) -> float:
+    """MB of a process that are of no file, of what it shares its part: of files' pages others decide who shares them."""
+    parts = re.findall(r"(?m)^Pss_(?:Anon|Shmem): +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text())
+    return sum(map(int, parts)) / 1024
 
 
 async def look(client: Client, own: rig.DemoSystem, dsn: str) -> dict[str, float]:
@@ -42,12 +57,13 @@ async def look(client: Client, own: rig.DemoSystem, dsn: str) -> dict[str, float
     parts: dict[str, int] = json.loads((own.data_dir / "parts.json").read_text())
     named = {pid: name for name, pid in parts.items()}
     for each in rig.tree(own.pid):
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, OSError):
             name = named.get(each.pid) or rig.kind(each)
-            found[f"{name}: memory, MB"] += each.memory_info().rss / 2**20
+            found[f"{name}: memory, MB"] += memory(each.pid)
             found[f"{name}: descriptors"] += each.num_fds()
     for log in (own.data_dir / "logs").glob("*.log*"):
-        found[f"{log.name.partition('.')[0]}: log, kB"] += log.stat().st_size / 1024
+        name = re.sub(r"-guest-\d+", "-guest", log.name.partition(".")[0])
+        found[f"{name}: log, kB"] += log.stat().st_size / 1024
     reply = await client.bus.request("$JS.API.STREAM.LIST", b"", 10.0)
     for stream in json.loads(reply.data)["streams"]:
         name, state = stream["config"]["name"], stream["state"]
@@ -105,6 +121,23 @@ async def come_and_go(client: Client, own: rig.DemoSystem, x: np.ndarray, done: 
         await client.admin("delete-version", model=app, version="1")
 
 
+async def workers_come_and_go(client: Client, own: rig.DemoSystem, done: Counter[str]) -> None:
+    """A second worker with a name of its own: half a minute here, half a minute away."""
+    words = dies_with_parent(command("run", "worker", "--data-dir", str(own.data_dir)), signal.SIGTERM)
+    for number in count():
+        name = f"guest-{number}"
+        with (own.data_dir / "guest.err").open("wb") as err:
+            worker = subprocess.Popen(words, stderr=err, env=os.environ | {"INFAAS_WORKER__NAME": name})  # noqa: ASYNC220  (it returns at once)
+        try:
+            while not any(each["worker"] == name for each in await client.workers()):  # noqa: ASYNC110  (no event tells it)
+                await asyncio.sleep(0.5)
+            await asyncio.sleep(STAY_S)
+        finally:
+            await asyncio.to_thread(end, worker, ((signal.SIGTERM, 60.0), (signal.SIGKILL, 5.0)))
+        done["workers"] += 1
+        await asyncio.sleep(STAY_S)
+
+
 def slope(times: np.ndarray, values: np.ndarray) -> tuple[float, float]:
     """Of the means of PARTS equal parts: change an hour, and half of its 95 % interval."""
     hours, means = ([part.mean() for part in np.array_split(of, PARTS)] for of in (times / 3600.0, values))
@@ -120,7 +153,8 @@ async def soak(own: rig.DemoSystem, seconds: float, every: float) -> None:
     async with infaas.connect(data_dir=own.data_dir) as client:
         dispatchers = [name for name in json.loads((own.data_dir / "parts.json").read_text()) if "dispatcher" in name]
         await warm(client, x, WARM * len(dispatchers))
-        asking = [asyncio.create_task(load(client, x, ended)), asyncio.create_task(come_and_go(client, own, x, done))]
+        coming = (load(client, x, ended), come_and_go(client, own, x, done), workers_come_and_go(client, own, done))
+        asking = [asyncio.create_task(each) for each in coming]
         began = time.monotonic()
         while (now := time.monotonic() - began) < seconds:
             for task in asking:

@@ -235,7 +235,10 @@ class MemoryKeyValue:
         return self._set(key, value)
 
     async def delete(self, key: str) -> None:
-        self._set(key, None)
+        check_key(key)
+        entry = self._entries.get(key)
+        if entry is not None and entry.value is not None:
+            self._set(key, None)
 
     async def keys(self, under: str = "") -> list[str]:
         return [entry.key for entry in await self.entries(under)]

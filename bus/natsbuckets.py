@@ -78,6 +78,10 @@ class NatsKeyValue:
             raise
 
     async def delete(self, key: str) -> None:
+        try:
+            await self.get(key)  # the mark of what is not there would tell nobody anything
+        except NotFound:
+            return
         mark = {_OPERATION: "DEL"}
         try:
             await self._jet.publish(self._subject(key), b"", mark | {"Nats-TTL": str(MARK_S)})

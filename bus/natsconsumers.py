@@ -183,7 +183,9 @@ class PullConsumer:
             _log.debug("consumer %s of %s: %s", self._config["name"], self._stream, error)
 
 
-ROUND = 256  # messages of one pull request
+# Messages of one pull request. The server keeps the buffers of as many messages as it ever had under way at once, and each becomes as large as
+# the largest message, a chunk of a file: with 256 they take 33 MB.
+ROUND = 32
 WAIT_S = 5.0  # of one pull request: so long it goes unnoticed that a consumer went away with its server
 RETRY_S = 0.25
 SILENT_S = 20.0  # after which the next message of what is to be read does not come any more

@@ -103,7 +103,9 @@ class KeyValue(Protocol):
     async def update(self, key: str, value: bytes, revision: int) -> int:
         """Compare-and-set; raises WrongRevision."""
 
-    async def delete(self, key: str) -> None: ...
+    async def delete(self, key: str) -> None:
+        """What is not there leaves no mark."""
+
     async def keys(self, under: str = "") -> list[str]:
         """under: only keys that begin with this and a dot."""
         ...

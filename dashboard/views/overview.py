@@ -8,12 +8,13 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
-from dashboard.store import history, not_ready, query, unserved, weaknesses_of_nats
+from dashboard.store import ahead, history, not_ready, query, unserved, weaknesses_of_nats
 from dashboard.widgets import show_empty, show_live
 from dashboard.window import Window
 
 widgets.page_title("Overview", "What runs, how well, at what cost.")
 chosen = widgets.choose_window()
+ahead(widgets.up_to_now(chosen), "served_long", "traffic_long", "utilisation", "decisions")
 
 
 def figures() -> None:

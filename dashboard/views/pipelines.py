@@ -98,7 +98,7 @@ def _figures(traffic: pd.DataFrame, item: dict[str, Any] | None, window: Window)
 
 
 def _latency(window: Window) -> pd.DataFrame:
-    rows = history("latency_long" if window.long else "latency", window)
+    rows = history("traffic_long" if window.long else "latency", window)
     return rows[rows["app"] == app]
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
-from dashboard.store import history, query
+from dashboard.store import ahead, history, query
 from dashboard.widgets import need, show_live
 from dashboard.window import Window
 
@@ -20,6 +20,7 @@ widgets.page_title(
 )
 chosen = widgets.choose_window()
 app = widgets.choose_app(ALL)
+ahead(widgets.up_to_now(chosen), "traffic_long", "violations", "served_long")
 
 
 def of_app(rows: pd.DataFrame) -> pd.DataFrame:
@@ -241,7 +242,7 @@ def latencies() -> None:
     if of_app(series.traffic(window)).empty:
         return
     st.subheader("Latency", anchor=False)
-    rows = of_app(history("latency_long" if window.long else "latency", window))
+    rows = of_app(history("traffic_long" if window.long else "latency", window))
     need(rows, "No query was answered in this range.", "The table above says why queries were refused.")
     apps = list(rows.groupby("app")["queries"].sum().sort_values(ascending=False).index[:6])
     if window.long:

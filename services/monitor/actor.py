@@ -254,8 +254,10 @@ class MonitorActor(TableActor):
             why, now = "the variant was removed", envelope.now
             host, warm = self._table.host, [one for one in self._table.warm(name) if one.state == "Warm"]
             _, released = self._table.release(name, 0, why, now)  # no query can be given to them
-            self._table.failures.succeeded(name)  # nothing is known of it any more
-            return [*released, *(effect for one in warm for effect in host.drop(one, why, now))]
+            found = [*released, *(effect for one in warm for effect in host.drop(one, why, now))]
+            self._table.failures.release(name)
+            self._table.forget(name)
+            return found
         return NOTHING
 
     def _control_changed(self, change: Changed, now: float) -> Iterable[Effect]:

@@ -54,6 +54,7 @@ class InstanceTable:
         self._effects = effects
         self._settings = settings
         self._numbers: dict[str, int] = {}  # by variant: the last number in an instance's name
+        self._forgotten = 0  # the largest of those of variants that are gone
         self._ended: dict[str, None] = {}  # the last instances that ended, oldest first
 
     def of(self, variant: str) -> list[MonitoredInstance]:
@@ -335,15 +336,21 @@ class InstanceTable:
 
     def _new_name(self, variant: str) -> str:
         """An instance's name. It is unique in the cluster, and this monitor never gives it twice."""
-        number = self._numbers[variant] = self._numbers.get(variant, 0) + 1
+        number = self._numbers[variant] = self._numbers.get(variant, self._forgotten) + 1
         return f"{variant}.{self._worker}-{number}"
 
     # -- removal
 
+    def forget(self, variant: str) -> None:
+        """Of a variant that was removed and has no instance its uses and the number are not known any more; no name is given twice."""
+        if self.catalog.variant(variant) is None and all(i.record.variant != variant for i in self.instances.values()):
+            self.uses.forget(variant)
+            self._forgotten = max(self._forgotten, self._numbers.pop(variant, 0))
+
     def failed(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect]:
         """It could not be loaded. A variant that fails again and again is quarantined."""
         variant = instance.record.variant
-        if not self.failures.failed(variant, reason, now):
+        if instance.state == "Unloading" or not self.failures.failed(variant, reason, now):  # nobody wanted it any more
             return []
         why = self.failures.quarantined[variant]
         return [
@@ -405,8 +412,7 @@ class InstanceTable:
         device = self._devices[instance.device]
         device.meter.vacate(instance.id, now)
         del self.instances[instance.id], device.instances[instance.id]
-        if self.catalog.variant(instance.record.variant) is None:
-            self.uses.forget(instance.record.variant)
+        self.forget(instance.record.variant)
         self._ended[instance.id] = None
         if len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]

@@ -138,13 +138,16 @@ class EventWriter:
             log.error("an event was set aside: %s", item.reason, extra={"subject": item.subject})
 
     def tidy(self) -> None:
-        """Delete ids of batches that cannot be delivered again, instances that ended long ago, and old rejects."""
+        """Delete ids of batches that cannot be delivered again, instances and workers that ended long ago, and old rejects."""
         with self._store.transaction() as connection:
             connection.execute("DELETE FROM infaas_internal.batches WHERE recorded < now() - interval '7 days'")
             connection.execute("DELETE FROM infaas_internal.rejected WHERE time < now() - interval '30 days'")
             connection.execute(
                 "DELETE FROM infaas_internal.instances i WHERE since < now() - interval '7 days'"
                 " AND NOT EXISTS (SELECT FROM infaas_internal.live_instances l WHERE l.instance = i.instance)"
+            )
+            connection.execute(
+                "DELETE FROM infaas_internal.workers WHERE greatest(since, seen) < now() - interval '90 days'"
             )
 
 

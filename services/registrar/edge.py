@@ -1,7 +1,7 @@
 """The registrar's edge: compare-and-set writes into the catalogue and status buckets, and the removal of uploads."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from time import time
 from typing import Any, NamedTuple, TypeVar
@@ -260,16 +260,16 @@ class RegistrarEdge:
 
     # -- quarantine
 
-    async def _release_variant(self, command: ReleaseVariant) -> Error | None:
-        """Delete the variant's keys; the monitors of the workers watch them."""
-        found = []
-        for key in await self._control.keys():
-            where = quarantined_at(key)
-            if where is not None and where[1] == command.variant and command.worker in (None, where[0]):
-                found.append(key)
+    async def _released(self, variants: Collection[str], worker: str | None = None) -> bool:
+        """Delete the variants' keys; the monitors of the workers watch them. Returns whether there was one."""
+        at = {key: where for key in await self._control.keys() if (where := quarantined_at(key)) is not None}
+        found = [key for key, (on, variant) in at.items() if variant in variants and worker in (None, on)]
         for key in found:
             await self._control.delete(key)
-        if found:
+        return bool(found)
+
+    async def _release_variant(self, command: ReleaseVariant) -> Error | None:
+        if await self._released({command.variant}, command.worker):
             return None
         where_not = f"on worker {command.worker}" if command.worker else "on any worker"
         return error_of(f"variant: {command.variant} is not quarantined {where_not}")
@@ -355,13 +355,9 @@ class RegistrarEdge:
         if command.context is not None:
             key = selection_key(app, command.context)
             for one in (key, counted_key(key)):
-                with suppress(NotFound):
-                    await self._contexts.get(one)
-                    await self._contexts.delete(one)
+                await self._contexts.delete(one)
             return ContextsDeleted(app, key)
-        with suppress(NotFound):  # what labels said
-            await self._catalog.get(quality_key(app))
-            await self._catalog.delete(quality_key(app))
+        await self._catalog.delete(quality_key(app))  # what labels said
         await _delete_all(self._contexts, app)
         return ContextsDeleted(app)
 
@@ -406,11 +402,15 @@ class RegistrarEdge:
                 return error_of(f"version: app {app.app} serves {named}; {remedy}")
         await self._status.put(_reservation(model, version), DELETED)
         await self._catalog.delete(model_key(model, version))
+        gone = set()
         for key in keys:
             if key.startswith(variant_key("")):
                 record = await _get(self._catalog, key, VariantRecord)
                 if record is not None and (model, version) in ((record.model, record.version), *record.versions):
                     await self._catalog.delete(key)
+                    await self._control.delete(batching_key("variant", record.variant))
+                    gone.add(record.variant)
+        await self._released(gone)
         return await self._prune(Prune())
 
     async def _withdraw(self, registration: str, model: str, version: str) -> None:
@@ -466,6 +466,7 @@ class RegistrarEdge:
                 await self._catalog.create(key_of(record), encode(record))
         for variant in command.drop:
             await self._catalog.delete(variant_key(variant))
+        await self._released(command.drop)
 
 
 def _reservation(model: str, version: str) -> str:

@@ -463,6 +463,7 @@ async def test_the_mark_of_a_deleted_key_goes(nats_url: str, prefix: str, monkey
     monkeypatch.setattr("bus.natsbuckets.MARK_S", 1)
     async with await nats.connect(nats_url) as stock:
         kept = await (bus := await joined(nats_url)).key_value(f"{prefix}-k")
+        await kept.put("a", b"1")
         await kept.delete("a")
         while (await stock.jetstream().stream_info(f"KV_{prefix}-k")).state.messages:  # noqa: ASYNC110  (no event of the server says it)
             await asyncio.sleep(0.1)

@@ -450,7 +450,7 @@ def test_long_ranges_refused_queries_and_single_variants_are_shown(past: str) ->
 def test_what_long_ranges_do_not_know_is_left_out_and_numbers_stay_numbers(past: str) -> None:
     set_system_address(SystemAddress(NOWHERE, past))
     now = datetime.now(UTC)
-    rows = store.history("latency_long", between(now - timedelta(days=1), now + timedelta(hours=1)))
+    rows = store.history("traffic_long", between(now - timedelta(days=1), now + timedelta(hours=1)))
     assert rows["p95_ms"].isna().all()
     assert {str(rows[column].dtype) for column in ("p50_ms", "p95_ms", "p99_ms", "slo_ms")} == {"float64"}
     test = page("slo", past, range="7d")

@@ -64,6 +64,25 @@ def test_a_database_that_comes_back_is_asked_again(reader_dsn: str) -> None:
     assert store.query("apps").empty
 
 
+@pytest.mark.parametrize(("name", "read"), [("overview", "served_long"), ("slo", "violations")])
+def test_what_a_page_asks_for_over_a_long_time_is_read_ahead_and_once(name: str, read: str, reader_dsn: str) -> None:
+    def took() -> float:
+        return sum(
+            one.value
+            for one in store.STATEMENTS.collect()[0].samples
+            if one.name.endswith("_count") and one.labels["statement"] == read
+        )
+
+    set_system_address(SystemAddress(NOWHERE, reader_dsn))
+    window, before = between(datetime.now(UTC) - timedelta(days=30), datetime.now(UTC)), took()
+    store.ahead(window, read)
+    assert eventually(lambda: took() == before + 1)
+    assert store.history(read, window).empty and took() == before + 1
+    store.st.cache_data.clear()
+    page(name, reader_dsn, range="30d")
+    assert took() == before + 2
+
+
 def test_a_connection_that_has_gone_silent_is_given_up(reader_dsn: str) -> None:
     """As one does whose server hangs, or to which the network swallows everything: TCP alone would wait for minutes."""
     set_system_address(SystemAddress(NOWHERE, reader_dsn))

@@ -27,6 +27,7 @@ from bus.messages.events import (
     OutcomeEvent,
     RegistrationEvent,
     StateEvent,
+    WorkerEvent,
 )
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
@@ -354,8 +355,12 @@ def test_tidying_forgets_only_what_is_old(ledger: EventWriter, ask: Any, superus
         administrator.execute(
             "UPDATE infaas_internal.batches SET recorded = now() - interval '8 days' WHERE id = 'old'"
         )
+    days = 86400.0
+    for worker, ago in (("gone", 91.0), ("here", 89.0)):
+        ledger.write([message(event(WorkerEvent, worker=worker, time=time.time() - ago * days), id=worker)])
     ledger.tidy()
-    assert ask("SELECT id FROM infaas_internal.batches") == [("young",)]
+    assert ask("SELECT id FROM infaas_internal.batches WHERE id NOT IN ('gone', 'here')") == [("young",)]
+    assert ask("SELECT worker FROM infaas_internal.workers") == [("here",)]
     assert ask("SELECT count(*) FROM infaas_internal.rejected") == [(1,)]
     assert ask("SELECT count(*) FROM infaas.query_outcomes") == [(2,)]
 

@@ -279,6 +279,30 @@ def test_a_removed_variant_leaves_host_memory_and_gives_its_room_back(tier: str)
     assert here.states() == {}
 
 
+def test_a_monitor_keeps_nothing_of_a_variant_that_is_gone_and_gives_no_name_twice() -> None:
+    here = world(quarantine_after=1)
+
+    def live_and_go(name: str, *, fails: bool = False) -> str:
+        here.catalogue(model(name))
+        [instance] = here.ensure(model(name)).instances
+        here.obey(fail="broken" if fails else "")
+        here.tell(Changed(S.catalog_bucket, f"variant.{name}", None))
+        here.obey()
+        return str(instance)
+
+    given = [live_and_go(name) for name in ("b", "c", "b", "c", "b")]
+    assert len({*given}) == 5
+    live_and_go("b", fails=True)
+    here.advance(1.0)
+    assert here.beat.quarantined == {}
+    sizes = []
+    for number in range(20):
+        live_and_go(f"x{number}", fails=number % 2 == 0)
+        table = here.actor._table
+        sizes.append([len(kept) for kept in (table._numbers, table.uses._of, table.failures._of, table.instances)])
+    assert sizes[-1] == sizes[0]
+
+
 def test_preloading_takes_what_fits_one_variant_of_each_model_first() -> None:
     here = World((GPU,), executor=None, settings=MonitorSettings(preload="warm", host_mb=250))
     here.catalogue(model("a"), model("b"), model("c"), model("d", host_mb=None))

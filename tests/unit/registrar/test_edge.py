@@ -317,6 +317,9 @@ async def test_a_version_goes_with_its_variants_once_no_app_serves_it_and_its_nu
         assert await place.do(records) is None
     kept = await place.do(DeleteVersion(model="mlp", version="1"))
     assert "app digits serves version 1 of model mlp" in kept.message
+    for name in (variant_record().variant, other.variant):
+        await place.control.put(quarantine_key("gone", name), b"why")
+        await place.do(SetBatching(variant=name, policy="fixed", batch=3))
     assert isinstance(await place.do(DeleteVersion(model="mlp", version="2")), Pruned)
     assert await place.keys() == {
         "app.digits",
@@ -324,6 +327,8 @@ async def test_a_version_goes_with_its_variants_once_no_app_serves_it_and_its_nu
         f"variant.{variant_record().variant}",
         "version.mlp.2",
     }
+    kept_of = variant_record().variant
+    assert {*await place.control.keys()} == {quarantine_key("gone", kept_of), batching_key("variant", kept_of)}
     assert isinstance(await place.do(DeleteVersion(model="mlp", version="2")), Pruned)
     assert await place.do(ClaimRegistration(record=work("r2", version="2"), next_version=2)) == AlreadyTaken("version")
     claimed = await place.do(ClaimRegistration(record=work("r3"), next_version=2))
