@@ -279,7 +279,7 @@ class InstanceFailed(Struct, frozen=True, kw_only=True):
 
 
 class InstanceUnloaded(Struct, frozen=True, kw_only=True):
-    """`infaas.monitor.<worker>.unloaded`: an instance is unloaded."""
+    """`infaas.monitor.<worker>.unloaded`: an instance is unloaded. variant: empty of one that was ordered to go and is not there."""
 
     instance: str
     variant: str

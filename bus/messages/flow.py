@@ -171,6 +171,7 @@ class ResentSought(Struct, frozen=True, array_like=True, gc=False):
     Empty: an executor has handed it on, as its dispatcher died; its client has not asked again.
     again: the same dispatcher has asked before, and waits only for dispatchers: executors say nothing.
     cancelled: its client has taken it back: who has it ends it, and answers at `reply`. Executors say nothing.
+    sent: when its client has sent it again, Unix seconds: who is heir of a dispatcher that asked gets no second answer for the same sending.
     """
 
     dispatcher: str
@@ -178,6 +179,7 @@ class ResentSought(Struct, frozen=True, array_like=True, gc=False):
     reply: str
     again: bool = False
     cancelled: bool = False
+    sent: float = 0.0
 
 
 class ResentKnown(Struct, frozen=True, array_like=True, gc=False):

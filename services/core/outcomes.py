@@ -291,6 +291,7 @@ def default_at(arrived: float, deadline: float) -> float:
 
 KEPT = 8192
 KEPT_BYTES = 2**26
+SAME_S = 0.01  # by which the times of one sending differ at most, of two at least
 _encode = msgspec.msgpack.Encoder().encode
 Key = tuple[bytes, int]
 
@@ -314,10 +315,19 @@ class RecentAnswers:
         self._old: dict[Key, bytes] = {}
         self._bytes = 0  # of the young ones
         self._codes: dict[Key, str] = {}  # of those that were refused
+        self._again: dict[bytes, float] = {}  # when the client of those that were said again had sent its query
 
     def get(self, key: Key) -> SentAnswer | None:
         body = self._young.get(key) or self._old.get(key)
         return None if body is None else SentAnswer(body, self._codes.get(key, ""))
+
+    def repeats(self, uid: bytes, sent: float) -> bool:
+        """Whether the answer was said again for this sending of its query already, of which two dispatchers may ask.
+
+        sent: Unix seconds, to some ms; 0: nobody knows.
+        """
+        before, self._again[uid] = self._again.get(uid, 0.0), sent
+        return sent > 0 and abs(sent - before) < SAME_S
 
     def keep(self, route: Route, answer: Answer | Refusal) -> bytes:
         """Remember an answer; returns it encoded."""
@@ -329,4 +339,5 @@ class RecentAnswers:
         if len(self._young) >= KEPT or self._bytes >= KEPT_BYTES:
             self._old, self._young, self._bytes = self._young, {}, 0
             self._codes = {known: code for known, code in self._codes.items() if known in self._old}
+            self._again = {uid: sent for uid, sent in self._again.items() if (uid, 0) in self._old}
         return body

@@ -41,10 +41,10 @@ class Sought:
 
     at: when, Unix seconds. asked: the last time; 0: nobody was asked. reached: since when others know that question; 0: not
     yet. first: the same of the first question. age: seconds since its client sent it first, as far as known. silence: those after which the client
-    asked again. waited: it was not marked, and only waited here. answered: an executor has replied to it. heard: dispatchers that do not have it.
+    asked again. sent: when it did, Unix seconds. waited: it was not marked, and only waited here. answered: an executor has replied to it. heard: dispatchers that do not have it.
     """
 
-    __slots__ = ("age", "answered", "asked", "at", "envelope", "first", "heard", "reached", "silence", "waited")
+    __slots__ = ("age", "answered", "asked", "at", "envelope", "first", "heard", "reached", "sent", "silence", "waited")
 
     def __init__(self, envelope: Envelope, at: float, age: float, *, waited: bool, answered: bool) -> None:
         self.envelope = envelope
@@ -53,6 +53,7 @@ class Sought:
         self.age = self.silence = age
         self.waited = waited
         self.answered = answered
+        self.sent = envelope.now
         self.heard: set[str] = set()
 
 
@@ -196,7 +197,8 @@ class Resent:
         known = self.said.get((uid, 0))
         if known is not None:
             self.ends["said"] += 1
-            return (Publish(envelope.reply, known.body),)
+            repeats = handed is not None and self.said.repeats(uid, handed.route.deadline)
+            return NOTHING if repeats else (Publish(envelope.reply, known.body),)
         answered, waited = self.has_ended(uid) or (handed is not None and handed.text == "answered"), age is None
         alone = not self._others and self._line.came_once
         if waited and not answered and (alone or now < reached + SEEK_S):
@@ -205,7 +207,7 @@ class Resent:
             envelope = replace(envelope, now=reached)
         sought = self._asked[uid] = Sought(envelope, now, age or 0.0, waited=waited, answered=answered)
         if handed is not None:
-            sought.silence = handed.route.deadline - handed.route.arrived
+            sought.sent, sought.silence = handed.route.deadline, handed.route.deadline - handed.route.arrived
         return (self._ask(uid, sought), Will(uid, self._asks_again(uid, sought)))
 
     def waits(self, uid: bytes, envelope: Envelope, now: float) -> tuple[Effect, ...]:
@@ -225,7 +227,7 @@ class Resent:
         """What to say of a query if this dispatcher is killed before others have answered: another one asks in its stead."""
         one = sought.envelope
         app, at = one.subject[self._prefix :], one.now - sought.age
-        route = Route(uid, 0, 0, one.reply, at + sought.silence, at, self._name, "", app, 1, one.message.id)
+        route = Route(uid, 0, 0, one.reply, sought.sent, at, self._name, "", app, 1, one.message.id)
         back = HandBack(route, "sought", Raw(one.body), "answered" if sought.answered else "")
         return Publish(self._subjects.resubmit(), back, "", one.headers)
 
@@ -258,7 +260,7 @@ class Resent:
     def _ask(self, uid: bytes, sought: Sought, *, again: bool = False) -> Publish:
         handed = type(sought.envelope.message) is HandBack  # with an address for who handed it on
         reply = "" if handed else sought.envelope.reply
-        return Publish(self._subjects.resent(), ResentSought(self._name, uid, reply, again))
+        return Publish(self._subjects.resent(), ResentSought(self._name, uid, reply, again, sent=sought.sent))
 
     def _echoed(self, envelope: Envelope) -> list[Effect]:
         """All that was said when this echo was sent is here: begin what nobody has."""
@@ -365,7 +367,8 @@ class Resent:
         elif (known := self.said.get((uid, 0))) is not None:
             what = "has"
             # who asked a silent dispatcher has begun it, and speaks
-            if asked.reply and envelope.now - self._line.reached(envelope.now) <= self._patience:
+            fresh = envelope.now - self._line.reached(envelope.now) <= self._patience
+            if asked.reply and fresh and not self.said.repeats(uid, asked.sent):
                 effects.append(Publish(asked.reply, known.body))
         elif self.has_ended(uid):
             what = "answered"

@@ -287,7 +287,9 @@ class Endings:
             return ()
         what = "has" if known is not None or there else "answered"  # who has that answer may be cut off
         has = Publish(self._subjects.resent(asked.dispatcher), ResentKnown("", asked.uid, what))
-        return (has,) if known is None or not asked.reply else (Publish(asked.reply, known.body), has)
+        if known is None or not asked.reply or self._answers.repeats(asked.uid, asked.sent):
+            return (has,)
+        return (Publish(asked.reply, known.body), has)
 
     def tell(self, query: QueuedQuery, answer: Answer | Refusal) -> list[Publish]:
         """The answer to all who wait for it: another dispatcher may ask for the same part by now."""

@@ -91,8 +91,11 @@ class InstanceManager:
     def unload(self, order: UnloadInstance) -> Iterable[Effect]:
         """The instance takes no new queries, and is unloaded once it is idle. Or only its copy in host memory goes."""
         loaded = self.instances.get(order.instance)
-        if loaded is None:
-            return NOTHING
+        if loaded is None:  # the order to load it was lost, or it has gone
+            gone = InstanceUnloaded(
+                instance=order.instance, variant="", device=self._device, incarnation=self._incarnation
+            )
+            return NOTHING if order.tier else (Publish(self._subjects["unloaded"], gone),)
         if order.tier == "host":
             if loaded.moving or not loaded.ready or loaded.model is None or not loaded.model.copied:
                 return NOTHING

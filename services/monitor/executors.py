@@ -59,6 +59,7 @@ class ExecutorEvents:
         instance, found = self._instance_of(message, now)
         if instance is None:
             return found
+        instance.met = True
         if instance.state == "Unloading" and instance.goes is None:
             # Released while it was loading: the order is repeated, now that it can be obeyed.
             return [*found, self.effects.order(instance.device, UnloadInstance(instance=instance.id))]
@@ -167,6 +168,9 @@ class ExecutorEvents:
             if instance.state == "Loading":
                 if instance.unlisted % REORDER == 0:
                     found.append(self.table.order(instance))
+            elif instance.state == "Unloading" and not instance.met:  # both orders may be on their way
+                if instance.unlisted % REORDER == 0:
+                    found.append(self.effects.order(instance.device, UnloadInstance(instance=instance.id)))
             elif instance.unlisted >= UNLISTED:
                 found += self.table.lost(instance, "the executor no longer has it", now)
         return found
@@ -181,6 +185,7 @@ class ExecutorEvents:
         now: float,
     ) -> list[Effect]:
         """One instance's part of a report. siblings: instances of its variant on this worker, itself included."""
+        instance.met = True
         found = self.effects.state_changes(instance, instance.observe(sample, seconds, now), now)
         if sample.items > 0:
             self.table.uses.used(instance.record.variant, instance.last_used)

@@ -61,7 +61,7 @@ class MonitoredInstance:
 
     apps: the state for each app that uses it; None: for no app. owner: the app that it was loaded for, or that used it last.
     factor: measured over profiled time of a batch, slowly moving. ordered: when its load was ordered. unlisted: reports in a row
-    without it. cores: those that it is pinned to; empty: any. move_after: it may be moved again from then on. replaces: the
+    without it. met: its executor has said that it has it. cores: those that it is pinned to; empty: any. move_after: it may be moved again from then on. replaces: the
     instance that is unloaded once this one serves. reclaimable: nobody needs it; it serves until its place is needed. batching,
     batch_limit: the policy that forms its batches, and their most items now; 0: the variant's largest. contexts: batches at a time.
 
@@ -89,6 +89,7 @@ class MonitoredInstance:
         self.last_used = now
         self.ordered: float | None = None
         self.unlisted = 0
+        self.met = False
         self.cores: list[int] = []
         self.move_after = 0.0
         self.replaces: str | None = None

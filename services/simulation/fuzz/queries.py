@@ -80,6 +80,8 @@ class QueryChecks:
         self._lost = HeldUp(scenario.faults, begins, kinds=("link-lost",))
         self._stopped = HeldUp(scenario.faults, begins, kinds=("process-stopped",))
         self._begins = begins
+        halts = (one for one in scenario.faults if one.kind == "process-stopped")
+        self._halts = [(one.process, begins + one.at_s, begins + end_of(one)) for one in halts]
         self._delays = [fault for fault in scenario.faults if fault.kind == "messages-delayed"]
         self._killed: dict[str, list[float]] = {}
         cut = (one for one in scenario.faults if one.kind in ("link-clogged", "link-lost") and one.direction != "in")
@@ -127,11 +129,12 @@ class QueryChecks:
         return False
 
     def _untold(self, query: AskedQuery, now: float) -> bool:
-        """Whether an executor spoke while a link was lost, and died before it could tell that again."""
-        since = query.said[0][0]
+        """Whether an executor spoke and died before it could tell that again, as a link was lost, or who had heard it stood still when the query came again."""
+        since, places = query.said[0][0], {_place(one) for one in query.held}
         held = (executor for parts in query.held.values() for _, executor in parts.values())
         died = any(since <= at <= now for one in held for at in self._killed.get(one, ()))
-        return died and self._lost.seconds(since, now) > 0.0
+        still = any(one in places and at <= now and until >= query.last for one, at, until in self._halts)
+        return died and (still or self._lost.seconds(since, now) > 0.0)
 
     def _fell_silent(self, query: AskedQuery) -> bool:
         """Whether a dispatcher that had just ended it died, or was cut off, before its next heartbeat could tell that: it may have stood still in between."""

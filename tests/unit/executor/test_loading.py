@@ -205,6 +205,13 @@ def test_what_cannot_be_demoted_or_is_warm_is_unloaded() -> None:
     assert gpu.under_way == [UnloadModel]
 
 
+def test_who_has_no_such_instance_says_that_it_is_gone() -> None:
+    gpu = OneGpu()
+    [gone] = gpu.tell(UNLOAD)
+    assert isinstance(gone, InstanceUnloaded)
+    assert (gone.instance, gpu.work) == ("i", [])
+
+
 def test_what_cannot_come_back_has_failed_and_its_queries_go_elsewhere() -> None:
     gpu = on_device()
     gpu.tell(DEMOTE)

@@ -11,6 +11,7 @@ from bus.messages.fleet import (
     ExecutorExited,
     InstanceLoaded,
     InstanceSample,
+    InstanceUnloaded,
     LoadAccepted,
     LoadInstance,
     LoadRefused,
@@ -207,6 +208,18 @@ def test_a_lost_word_of_an_unload_is_noticed() -> None:
     world.report()
     assert world.states() == {instance: "Unloading"}
     world.report()
+    assert world.states() == {}
+
+
+def test_a_release_before_its_load_was_read_keeps_the_room_until_its_executor_has_answered() -> None:
+    world = World()
+    world.ensure(variant())
+    world.tell(Release(variant="v"))
+    for _ in range(4):
+        world.report()  # its connection is clogged: it does not know the instance yet
+    assert world.states() == {"v.w1-1": "Unloading"}
+    assert world.said(UnloadInstance) == [UnloadInstance(instance="v.w1-1")] * 2
+    world.tell(InstanceUnloaded(instance="v.w1-1", variant="", device="cpu", incarnation=1))
     assert world.states() == {}
 
 
