@@ -203,13 +203,10 @@ def test_others_may_not_even_connect(postgres: EmbeddedPostgres, superuser_dsn: 
 
 
 def test_prepare_again_changes_nothing_but_passwords(superuser_dsn: str) -> None:
-    try:
-        assert prepare(superuser_dsn, writer_password="new", reader_password=READER_PASSWORD) == []
-        psycopg.connect(role_dsn(superuser_dsn, WRITER, "new")).close()
-        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-            psycopg.connect(role_dsn(superuser_dsn, WRITER, WRITER_PASSWORD))
-    finally:
-        prepare(superuser_dsn, writer_password=WRITER_PASSWORD, reader_password=READER_PASSWORD)
+    assert prepare(superuser_dsn, writer_password="new", reader_password=READER_PASSWORD) == []
+    psycopg.connect(role_dsn(superuser_dsn, WRITER, "new")).close()
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(role_dsn(superuser_dsn, WRITER, WRITER_PASSWORD))
 
 
 def test_prepare_makes_a_database_that_is_not_there(postgres: EmbeddedPostgres) -> None:
@@ -240,18 +237,14 @@ def test_a_migration_that_fails_leaves_nothing_behind(superuser_dsn: str, tmp_pa
     (tmp_path / "9000_broken.sql").write_text("CREATE TABLE infaas.half (a int); SELECT 1/0;")
     with pytest.raises(StoreError, match="division by zero"):
         prepare(superuser_dsn, writer_password="w", reader_password="r", schema=tmp_path)
-    prepare(superuser_dsn, writer_password=WRITER_PASSWORD, reader_password=READER_PASSWORD)
     with closing(psycopg.connect(superuser_dsn)) as connection:
         assert connection.execute("SELECT to_regclass('infaas.half')").fetchone() == (None,)
 
 
 def test_role_dsn_survives_every_character(superuser_dsn: str) -> None:
     password = " /@:?#[]%&'\"\\+ü"
-    try:
-        prepare(superuser_dsn, writer_password=WRITER_PASSWORD, reader_password=password)
-        psycopg.connect(role_dsn(superuser_dsn, READER, password)).close()
-    finally:
-        prepare(superuser_dsn, writer_password=WRITER_PASSWORD, reader_password=READER_PASSWORD)
+    prepare(superuser_dsn, writer_password=WRITER_PASSWORD, reader_password=password)
+    psycopg.connect(role_dsn(superuser_dsn, READER, password)).close()
 
 
 def _command(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -50,20 +50,15 @@ def clone(postgres: EmbeddedPostgres) -> str:
         # Rights on a database do not come with its template.
         rights = f"REVOKE ALL ON DATABASE {name} FROM PUBLIC; GRANT CONNECT ON DATABASE {name} TO {WRITER}, {READER}"
         server.execute(rights.encode())
-        _known_passwords(server)
     return name
 
 
-def _known_passwords(server: psycopg.Connection) -> None:
-    """The roles belong to the whole server: a test that prepares a database of its own may have given them other passwords."""
-    for role, password in ((WRITER, WRITER_PASSWORD), (READER, READER_PASSWORD)):
-        server.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(role), sql.Literal(password)))
-
-
 def drop(postgres: EmbeddedPostgres, name: str) -> None:
-    """Remove a database, whoever uses it."""
+    """Remove a database, whoever uses it; the roles, which belong to the whole server, get their known passwords back."""
     with _server(postgres) as server:
         server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+        for role, password in ((WRITER, WRITER_PASSWORD), (READER, READER_PASSWORD)):
+            server.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(role), sql.Literal(password)))
 
 
 class Database(NamedTuple):
@@ -113,6 +108,4 @@ def empty_database(postgres: EmbeddedPostgres) -> Iterator[str]:
 @pytest.fixture
 def empty_dsn(postgres: EmbeddedPostgres, empty_database: str) -> str:
     """A prepared database that stays empty, as the role that reads."""
-    with _server(postgres) as server:
-        _known_passwords(server)
     return role_dsn(postgres.dsn("postgres", postgres.password, empty_database), READER, READER_PASSWORD)
