@@ -86,7 +86,7 @@ def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
     from bus.login import SystemAddress  # noqa: PLC0415
     from dashboard.serve import RESTS_S, CannotServe, ServeOptions, serve  # noqa: PLC0415
     from services.core.settings.fields import listed  # noqa: PLC0415
-    from services.shell.http import inherited_socket, listen  # noqa: PLC0415
+    from services.shell.http.server import inherited_socket, listen  # noqa: PLC0415
     from services.shell.runtime import telemetry  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
 

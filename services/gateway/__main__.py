@@ -10,10 +10,10 @@ from services.gateway.actor import Gateway, GatewayInsight, make_gateway
 from services.gateway.edge import GatewayEdge, GatewayService, Server
 from services.gateway.http.access import AccessControl, BadTokens
 from services.gateway.http.app import build
-from services.gateway.http.server import BadTls, HttpServer
 from services.gateway.registration import BadAllowedHosts
 from services.shell.host.machine import NO_GRPC, has_grpc
 from services.shell.host.running import inherited
+from services.shell.http.server import BadTls, HttpServer
 from services.shell.metrics.counts import process_families
 from services.shell.metrics.system import PAGE, SystemPage
 from services.shell.runtime.runtime import Runtime

@@ -20,15 +20,15 @@ UNKNOWN = -1
 _skip = msgspec.json.Decoder(msgspec.Raw).decode  # checks the whole text and keeps nothing
 
 
-def check_json_size(text: bytes, end: int | None = None) -> None:
-    """Refuse JSON that would take too much memory: `[],` has three bytes as text, and sixty as an empty list.
+def sized(text: bytes, end: int | None = None) -> bytes:
+    """The text. Refuse JSON that would take too much memory: `[],` has three bytes as text, and sixty as an empty list.
 
     end: bytes of `text` that are JSON; None: all. The estimate counts brackets and commas, inside of strings too: it may be too
     high for such strings, but not by much. Raises RequestFailed: 413, or 400 where the text is not JSON.
     """
     end = len(text) if end is None else end
     if end <= UNCHECKED_JSON:
-        return
+        return text
     memory = LIST * text.count(b"[", 0, end)
     if memory <= MAX_JSON_MEMORY:
         memory += MAP * text.count(b"{", 0, end)
@@ -44,6 +44,7 @@ def check_json_size(text: bytes, end: int | None = None) -> None:
             f"as JSON this would take more than {MAX_JSON_MEMORY // 2**20} MiB of memory: send large tensors as binary data, or in parts",
             code="too_large",
         )
+    return text
 
 
 def json_fault(error: Exception, text: bytes | memoryview) -> str:

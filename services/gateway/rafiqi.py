@@ -26,9 +26,9 @@ from services.core.catalog import Catalog
 from services.gateway.edge import GatewayService, failure_from, wait_until
 from services.gateway.errors import BadRequest, RequestFailed
 from services.gateway.http.access import check_app
-from services.gateway.http.messages import HttpRequest, HttpRoute, JsonReply
-from services.gateway.json_checks import check_json_size, fitted, json_fault, read_object
+from services.gateway.json_checks import fitted, json_fault, read_object, sized
 from services.gateway.registration import MODEL_FILE, FileSource, ModelFiles, ModelRegistration, optional
+from services.shell.http.messages import HttpRequest, HttpRoute, JsonReply
 from services.shell.runtime.runtime import unix_now
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _loaded(body: bytes) -> "Array":
 
 
 def _listed(body: bytes, spec: TensorSpec) -> "Array":
-    check_json_size(body)
+    sized(body)
     try:
         found = msgspec.json.decode(body, type=list[Any])
         if spec.datatype != "BYTES":
@@ -174,7 +174,7 @@ class RafiqiApi:
 
     async def register(self, request: HttpRequest) -> JsonReply:
         """Register each model, with an application of the same name. The reply comes when all are measured."""
-        models = fitted(read_object(request.json()), RafiqiModels).models
+        models = fitted(read_object(sized(request.body)), RafiqiModels).models
         if not models:
             raise BadRequest('models: must be an object {"name": {"model": {"URL" or "blob"}, "validation": ...}}')
         wanted = {name: fitted(given, RafiqiModel, f"models.{name}") for name, given in models.items()}

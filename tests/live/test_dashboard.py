@@ -94,7 +94,7 @@ def test_behind_a_proxy_it_has_the_path_and_the_origin_that_visitors_see(tmp_pat
 RESTS = """
 import socket, sys
 from dashboard.serve import ServeOptions, serve
-from services.shell.http import listen
+from services.shell.http.server import listen
 entrance = listen("127.0.0.1", 0)
 entrance.listen()
 host, port = entrance.getsockname()

@@ -11,7 +11,7 @@ import pytest
 
 from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.host.process import ServerError
-from services.shell.http import fetch
+from services.shell.http.pages import fetch
 from services.shell.store import WRITER, prepare
 from tests.support.clients.responders import until
 from tests.support.servers.nats import NatsServer, free_port, run

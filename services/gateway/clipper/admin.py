@@ -44,9 +44,9 @@ from services.gateway.clipper.bodies import (
 )
 from services.gateway.edge import GatewayService, wait_until
 from services.gateway.errors import BadRequest, RequestFailed
-from services.gateway.http.messages import HttpRequest, JsonReply, TextReply
-from services.gateway.json_checks import fitted, read_object
+from services.gateway.json_checks import fitted, read_object, sized
 from services.gateway.registration import MODEL_FILE, FileSource, ModelFiles, ModelRegistration
+from services.shell.http.messages import HttpRequest, JsonReply, TextReply
 
 SUCCESS = "Success!"
 # Verbs that Clipper has none like. Each has a path of its name.
@@ -223,7 +223,7 @@ class ClipperAdminApi:
         form = form_of(verb)
 
         async def answer(request: HttpRequest) -> TextReply | JsonReply:
-            body = fitted(read_object(request.json()), form)
+            body = fitted(read_object(sized(request.body)), form)
             found = await (work(body) if form is NewModel else work(**asdict(body)))
             return TextReply(found) if isinstance(found, str) else JsonReply(found)
 
@@ -234,7 +234,7 @@ class ClipperAdminApi:
         form = verb_body(kind)
 
         async def answer(request: HttpRequest) -> TextReply:
-            body = fitted(read_object(request.json()), form)
+            body = fitted(read_object(sized(request.body)), form)
             names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
             change = kind(**{name: getattr(body, called(encoded, kind)) for name, encoded in names})
             return TextReply(await self._change(change))

@@ -19,10 +19,10 @@ from services.gateway.clipper.admin import OWN, ClipperAdminApi, no_application
 from services.gateway.clipper.bodies import ClipperPrediction, PredictBody, UpdateBody, items_of, tensors_of
 from services.gateway.edge import GatewayService
 from services.gateway.errors import BadRequest, RequestFailed
-from services.gateway.http.messages import HttpRequest, HttpRoute, JsonReply, TextReply
-from services.gateway.json_checks import fitted, read_object
+from services.gateway.json_checks import fitted, read_object, sized
 from services.gateway.oip.parameters import NAMES
 from services.gateway.registration import ModelRegistration
+from services.shell.http.messages import HttpRequest, HttpRoute, JsonReply, TextReply
 
 
 class PredictionCounts:
@@ -78,7 +78,7 @@ class ClipperQueryApi:
     async def predict(self, request: HttpRequest) -> JsonReply:
         began = time.perf_counter()
         app = self._app(request)
-        given = read_object(request.json())
+        given = read_object(sized(request.body))
         ignored = _unread(given)
         body = fitted({name: given[name] for name in _PREDICT if name in given}, PredictBody)
         items, batch = items_of(body.input, body.input_batch)
@@ -116,7 +116,7 @@ class ClipperQueryApi:
 
     async def update(self, request: HttpRequest) -> TextReply:
         app = self._app(request)
-        given = read_object(request.json())
+        given = read_object(sized(request.body))
         body = fitted({name: given[name] for name in UpdateBody.__struct_fields__ if name in given}, UpdateBody)
         query, user = body.query_id, body.uid
         if query is None and body.input is None:

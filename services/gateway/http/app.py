@@ -1,4 +1,11 @@
-"""The HTTP application: the routes of all dialects, who may use them, errors in each dialect's form, and the counts for metrics."""
+"""The HTTP application: the routes of all dialects, who may use them, errors in each dialect's form, and the counts for metrics.
+
+A query that the gateway itself cannot get through in time is refused before a task is made for it. A request costs the gateway half a
+millisecond, and its refusal by what is behind no less. So beyond saturation the loop's turns grow, and what waits in sockets is older than its
+objective before it is read. A refusal here costs a tenth of that. What is in the way is measured (`Turns`): how long a query may have waited in
+its socket, and what those take that were read before it, there and back. Nothing is refused here while the turns are short, nor a query
+without an objective, or of an app with a default output.
+"""
 
 import re
 import time
@@ -15,17 +22,21 @@ from services.gateway.clipper import rest as clipper
 from services.gateway.edge import BEHIND, GatewayService, failure_from
 from services.gateway.errors import RequestFailed, let_go
 from services.gateway.http.access import AccessControl
-from services.gateway.http.checks import HeadChecks, check, right_of
-from services.gateway.http.limits import RequestLimits, Shedding, coding_of
-from services.gateway.http.messages import HttpReply, HttpRequest, HttpRoute, JsonReply, app_of
+from services.gateway.http.checks import HeadChecks, app_of, check, right_of
 from services.gateway.http.pages import Pages
 from services.gateway.oip import rest
 from services.gateway.registration import ModelRegistration
+from services.shell.http.handler import SHORT_S, HttpHandler, Turns
+from services.shell.http.messages import HttpReply, HttpRequest, HttpRoute, JsonReply
 from services.shell.runtime.runtime import unix_now
 
 NO_DIALECT = "http"  # the protocol, in metrics, of requests that no dialect takes, and of those under way
 QUERIES = ("/infer", "/predict", "/classify")  # ends of paths that change nothing
 KNOWN_PATHS, LONG_PATH = 1000, 300  # whose routes are remembered: so many, below so many characters
+SHARE = 0.8  # of a query's objective that its way may take: the rest is for the system behind
+_LESS = "send less at a time (files by their URL), or have the operator raise gateway.max_body"
+_TIMES = re.compile(rb'"(latency_ms|timeout)"\s*:\s*"?(\d+\.?\d*(?:[eE][-+]?\d+)?)')
+_UNREAD = frozenset({b"content-encoding", b"origin", b"sec-fetch-site"})  # it must be inflated; a page of others asks
 DOCUMENT = Path(__file__).parents[1] / "openapi.json"  # written by tools/openapi
 
 
@@ -77,11 +88,17 @@ class _Endpoint:
         )
 
 
-class HttpApplication:
+def objective_of(body: bytes, of_app: float | None) -> float | None:
+    """The most ms that a query may take: what its parameters say, else its app's objective, and no more than its timeout. None: there is no limit."""
+    own = {name: float(value) for name, value in _TIMES.findall(body)}
+    timeout = own.get(b"timeout", 0.0) / 1000.0
+    return min(filter(None, (own.get(b"latency_ms", of_app), timeout)), default=None)
+
+
+class HttpApplication(HttpHandler):
     """These dialects behind the checks and limits of every request.
 
-    service: counts the queries that were wrong themselves. counts: of requests, for metrics. shedding: refuses what could not be passed on in time;
-    None: nothing is.
+    service: counts the queries that were wrong themselves; without one nothing is refused for being late. counts: of requests, for metrics.
     """
 
     def __init__(
@@ -91,10 +108,9 @@ class HttpApplication:
         access: AccessControl,
         service: GatewayService | None = None,
     ) -> None:
-        self.settings = settings
-        self.limits = RequestLimits(settings)
+        super().__init__(settings, _LESS)
         self.counts = RequestCounts() if service is None else service.counts
-        self.shedding = None if service is None else Shedding(service)
+        self.turns = None if service is None else Turns()
         self._access = access
         self._service = service
         self._checks = HeadChecks(settings)
@@ -103,59 +119,48 @@ class HttpApplication:
 
     # -- a request, from its head to its reply
 
-    def begin(self, request: HttpRequest) -> HttpReply | None:
-        """Look at a head. The refusal, if the request gets one whatever its body is."""
-        try:
-            self._checks.check(request)
-            if (reply := self._checks.preflight(request)) is not None:
-                return reply
-            self._find(request)
-            check(request, request.endpoint.rights[request.method], self._access)
-            self.limits.check(request)
-        except Exception as error:
-            return self.failed(request, error)
-        return None
-
-    def receive(self, request: HttpRequest, piece: bytes) -> HttpReply | None:
-        """The next bytes of a body. The refusal, if they are too many."""
-        try:
-            self.limits.receive(request, piece)
-        except RequestFailed as error:
-            return self.failed(request, error)
+    def check(self, request: HttpRequest) -> HttpReply | None:
+        self._checks.check(request)
+        if (reply := self._checks.preflight(request)) is not None:
+            return reply
+        self._find(request)
+        check(request, request.endpoint.rights[request.method], self._access)
         return None
 
     def refusal(self, request: HttpRequest, *, fresh: bool) -> HttpReply | None:
-        """Of a request that has come whole; None: it got a place. fresh: it was read in this turn, and nothing of its connection is before it."""
         endpoint = request.endpoint
-        if fresh and endpoint.query and self.shedding is not None and self.shedding.refuses(request, endpoint.protocol):
+        if fresh and endpoint.query and self.sheds(request):
             return self._form(request)(BEHIND)
-        try:
-            self.limits.admit(request)
-        except RequestFailed as error:
-            return self.failed(request, error)
-        self.counts.running[NO_DIALECT] += 1
-        return None
-
-    async def answer(self, request: HttpRequest) -> HttpReply:
-        """The reply to a request that has a place."""
-        try:
-            if b"content-encoding" in request.headers and coding_of(request):
-                await self.limits.inflate(request)
-            reply: HttpReply = await request.endpoint.call(request)
-            return await reply.packed() if reply.coding else reply
-        except Exception as error:
-            return self.failed(request, error)
+        if (reply := super().refusal(request, fresh=fresh)) is None:
+            self.counts.running[NO_DIALECT] += 1
+        return reply
 
     def ended(self, request: HttpRequest, reply: HttpReply | None) -> None:
-        """A request has its reply, or its client has left before (None)."""
         if request.placed:
             self.counts.running[NO_DIALECT] -= 1
-        self.limits.release(request)
+        super().ended(request, reply)
         protocol = NO_DIALECT if request.endpoint is None else request.endpoint.protocol
         status, sent = ("499", 0) if reply is None else (str(reply.status), reply.size)
         self.counts.ended(protocol, status, time.perf_counter() - request.began, request.size, sent)
 
     # -- parts
+
+    def sheds(self, request: HttpRequest) -> bool:
+        """Whether a query that has come whole is not to be started: `BEHIND` is its reply. The checks before have let it pass."""
+        if self.turns is None or self._service is None:
+            return False
+        way = self.turns.way()
+        if way < SHORT_S or not _UNREAD.isdisjoint(request.headers):
+            return False
+        record = self._service.catalog.app(app_of(request) or "")
+        if record is None or record.default_output is not None:
+            return False
+        objective_ms = objective_of(request.body, record.latency_ms)
+        if objective_ms is None or 1000.0 * way <= SHARE * objective_ms:
+            return False
+        self.turns.refused += 1
+        self._service.shed(record.app, request.endpoint.protocol, objective_ms)
+        return True
 
     def _find(self, request: HttpRequest) -> None:
         """Set the request's endpoint. Raises RequestFailed."""

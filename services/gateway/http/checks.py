@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 from services.core.settings import GatewaySettings, listed
 from services.gateway.errors import RequestFailed
 from services.gateway.http.access import AccessControl, Right, check_app, is_loopback
-from services.gateway.http.messages import HttpReply, HttpRequest, app_of
+from services.shell.http.messages import HttpReply, HttpRequest
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 METHODS = ("GET", "POST", "PUT", "DELETE")
@@ -143,6 +143,13 @@ class HeadChecks:
         asked = (request.header(b"access-control-request-headers") or "").lower().split(",")
         fine = request.more and wanted in METHODS and {name.strip() for name in asked} <= _ASKED
         return HttpReply([b"OK" if fine else b"this page may not send this"], _PREFLIGHT, 200 if fine else 400)
+
+
+def app_of(request: HttpRequest) -> str | None:
+    """The app that a query's path asks for, which may not exist."""
+    named = request.params
+    name: str = named.get("app") or named.get("model") or request.query_params.get("model_name", "")
+    return name.partition(".")[0] or None
 
 
 def right_of(path: str, method: str) -> Right:

@@ -21,9 +21,8 @@ from services.core.metric import MetricFamily
 from services.core.settings import listed
 from services.gateway.edge import GatewayService
 from services.gateway.errors import RequestFailed
-from services.gateway.http.messages import HttpReply, HttpRequest, HttpRoute, JsonReply
 from services.gateway.oip import models
-from services.shell.http import Reply
+from services.shell.http.messages import HttpReply, HttpRequest, HttpRoute, JsonReply
 
 TEMPLATE = Path(__file__).parent / "page.html"
 LENGTH = 8  # of an example's axes of variable length
@@ -147,8 +146,7 @@ class Pages:
         accept = request.header(b"accept") or ""
         if "application/json" in accept:
             return await self._clipper(request)
-        found = await asyncio.to_thread(_exposition, list(self._service.families()), accept)
-        return HttpReply([found.body], b"content-type: %s\r\n" % found.type.encode())
+        return await asyncio.to_thread(_exposition, list(self._service.families()), accept)
 
     @property
     def _protected(self) -> bool:
@@ -168,7 +166,7 @@ class Pages:
         return HttpReply([(before + escape(title) + between + body + after).encode()], self._lines)
 
 
-def _exposition(families: list[MetricFamily], accept: str) -> Reply:
+def _exposition(families: list[MetricFamily], accept: str) -> HttpReply:
     """Called in a thread: importing prometheus_client takes a while."""
     from services.shell.metrics.exposition import page  # noqa: PLC0415
 

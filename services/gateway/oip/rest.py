@@ -3,12 +3,12 @@
 from services.core import trace
 from services.gateway.edge import GatewayService, SystemReadiness
 from services.gateway.errors import BadRequest
-from services.gateway.http.messages import JSON, HttpReply, HttpRequest, HttpRoute, JsonReply, one_coding
-from services.gateway.json_checks import read_object
+from services.gateway.json_checks import read_object, sized
 from services.gateway.oip import infer, models
 from services.gateway.oip.models import ModelTarget
 from services.gateway.oip.parameters import ignored
 from services.gateway.statistics import statistics_json
+from services.shell.http.messages import JSON, HttpReply, HttpRequest, HttpRoute, JsonReply, one_coding
 from services.shell.runtime.runtime import unix_now
 
 _BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
@@ -51,7 +51,7 @@ class Rest:
         return _readiness(await self._service.readiness())
 
     async def index(self, request: HttpRequest) -> JsonReply:
-        only_ready = read_object(request.json()).get("ready") is True
+        only_ready = read_object(sized(request.body)).get("ready") is True
         ready = (await self._service.readiness()).ready
         return JsonReply(
             []
@@ -99,7 +99,7 @@ class Rest:
             traceparent = None
         app = service.catalog.app(target.app)
         signature = None if app is None else app.signature
-        asked = infer.read(request.json(head_length), head_length, signature)
+        asked = infer.read(sized(request.body, head_length), head_length, signature)
         needed = infer.requirements(asked, target, app, unix_now())
         answer = await service.query(
             target.app, asked.inputs, needed, traceparent=traceparent, protocol="rest", complete=request.complete

@@ -14,7 +14,7 @@ from services.gateway.actor import RequestCounts
 from services.gateway.edge import failure_from
 from services.gateway.errors import BadRequest, RequestFailed, let_go, statuses_of
 from services.gateway.http.access import AccessControl, Right
-from services.gateway.http.limits import max_buffered
+from services.shell.http.handler import max_buffered
 from services.shell.runtime.runtime import unix_now
 
 # Each so many bytes of the largest message give every message one more second: gRPC does not say how much of one has come.

@@ -26,13 +26,13 @@ from services.core.settings import GatewaySettings
 from services.gateway.edge import GatewayService, failure_from
 from services.gateway.errors import BadRequest, RequestFailed
 from services.gateway.http.access import AccessControl, Right, check_app
-from services.gateway.http.server import tls_context as checked
 from services.gateway.oip import models
 from services.gateway.oip.infer import answer_of, requirements
 from services.gateway.rpc import infer
 from services.gateway.rpc.calls import Call, Calls, Next, Write
 from services.gateway.rpc.infer import HEALTH, INFERENCE, REFLECTIONS, Schema, message_of
 from services.gateway.statistics import statistics_json
+from services.shell.http.server import tls_context as checked
 from services.shell.runtime.runtime import unix_now
 
 SERVICE = "GRPCInferenceService"

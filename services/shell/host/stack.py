@@ -43,7 +43,7 @@ from services.shell.host.readiness import Readiness
 from services.shell.host.running import AFTER, BESIDE, LastingMemory
 from services.shell.host.supervise import Child, Supervisor, ended
 from services.shell.host.worker import LocalWorkers, publish_exit
-from services.shell.http import LISTENING, listen
+from services.shell.http.server import LISTENING, listen
 from services.shell.metrics.system import PAGE, SystemMetrics
 from services.shell.runtime import telemetry
 from services.shell.runtime.known_streams import LOOKED, KnownStreams, StreamFile, look_at_servers

@@ -4,7 +4,6 @@ Readiness is checked when somebody asks, so it is never out of date: NATS is pin
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from importlib import import_module
@@ -12,7 +11,9 @@ from importlib import import_module
 from bus.port import Bus, BusError
 from services.core.metric import MetricFamily, gauge
 from services.core.settings import MetricsSettings
-from services.shell.http import HttpListener, Pages, Reply, plain, serve_pages, state_page
+from services.shell.http.messages import HttpReply, JsonReply, TextReply
+from services.shell.http.pages import Pages, serve_pages, state_page
+from services.shell.http.server import HttpServer
 from services.shell.metrics.counts import EventTotals, process_families
 from services.shell.runtime.runtime import Runtime, unix_now
 
@@ -36,9 +37,9 @@ class Exporter:
         self._lost = False
         self._since = 0.0  # when it began to run
         self._up = False
-        self._server: HttpListener | None = None
+        self._server: HttpServer | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._page: Callable[[Iterable[MetricFamily], int, str], Reply] | None = None
+        self._page: Callable[[Iterable[MetricFamily], int, str], HttpReply] | None = None
         self.totals = EventTotals(asyncio.get_running_loop().time, settings.series) if self.on else None
 
     @property
@@ -48,13 +49,7 @@ class Exporter:
     async def open(self, *, succeeds: bool = False) -> None:
         """Listen. A busy port is tried again later: a service without metrics is better than none. succeeds: the process before it has the port."""
         if self.on and (error := await self._listen()):
-            where = self._settings.host, self._settings.port
-            log.log(
-                logging.INFO if succeeds else logging.WARNING,
-                "no metrics yet: cannot listen on %s port %d (metrics.port): %s",
-                *where,
-                error,
-            )
+            log.log(logging.INFO if succeeds else logging.WARNING, "no metrics yet: cannot listen on %s", error)
             self._opening = asyncio.create_task(self._open_later())
 
     async def _open_later(self) -> None:
@@ -104,7 +99,7 @@ class Exporter:
 
     # -- pages
 
-    async def metrics(self, accept: str = "") -> Reply:
+    async def metrics(self, accept: str = "") -> HttpReply:
         if self._page is None:
             # prometheus_client takes a while to import: in a thread, and only when somebody asks.
             made = await asyncio.to_thread(import_module, "services.shell.metrics.exposition")
@@ -124,25 +119,24 @@ class Exporter:
         for runtime in self._runtimes:
             yield from runtime.families()
 
-    async def health(self) -> Reply:
-        return plain(200, "ok\n")
+    async def health(self) -> HttpReply:
+        return TextReply("ok\n")
 
-    async def readiness(self) -> Reply:
+    async def readiness(self) -> HttpReply:
         return state_page("ready", await self.missing())
 
-    async def startup(self) -> Reply:
+    async def startup(self) -> HttpReply:
         """200 from the first readiness on, whatever fails later. Rolling updates wait for it, and health checks ask it.
 
         A process that runs and lacks something for UNREADY s counts as up, too. What it lacks may be a monitor or a worker that is not
         started yet: starting this process again would not help.
         """
         if self._up:
-            return plain(200, "up\n")
+            return TextReply("up\n")
         missing = await self.missing()
         late = self._since > 0 and asyncio.get_running_loop().time() - self._since >= UNREADY
         self._up = not missing or late
-        body = json.dumps({"up": self._up, "missing": missing}) + "\n"
-        return Reply(200 if self._up else 503, body.encode())
+        return JsonReply({"up": self._up, "missing": missing}, 200 if self._up else 503)
 
     async def missing(self) -> list[str]:
         """What this process lacks to do its work, in words."""

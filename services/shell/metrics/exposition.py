@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
 from services.core.metric import Histogram, MetricFamily, gauge, named
-from services.shell.http import Reply
+from services.shell.http.messages import HttpReply
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Snapshot(Collector):
         return self._metrics
 
 
-def page(families: Iterable[MetricFamily], most: int = 1000, accept: str = "") -> Reply:
+def page(families: Iterable[MetricFamily], most: int = 1000, accept: str = "") -> HttpReply:
     """The page of one process. Of a family with more than `most` samples the rest is left out, and counted in infaas_series_left_out.
 
     accept: the request's header; OpenMetrics where it is asked for, else Prometheus' text format.
@@ -40,7 +40,7 @@ def page(families: Iterable[MetricFamily], most: int = 1000, accept: str = "") -
 
 def system_page(
     families: Iterable[MetricFamily], pages: Mapping[str, str], most: int = 1000, accept: str = ""
-) -> Reply:
+) -> HttpReply:
     """The families of `up` and its processes' pages (name to text format) as one: each series gets the label `process`.
 
     A page that cannot be read is left out: another program may listen at the port of a process.
@@ -64,14 +64,14 @@ def system_page(
     return _encoded(found.values(), accept)
 
 
-def _encoded(metrics: Iterable[Metric], accept: str) -> Reply:
+def _encoded(metrics: Iterable[Metric], accept: str) -> HttpReply:
     registry = CollectorRegistry()
     registry.register(Snapshot(metrics))
     try:
         encode, content_type = choose_encoder(accept)
     except (TypeError, ValueError):  # a version that is no number
         encode, content_type = choose_encoder("")
-    return Reply(200, encode(registry), type=content_type)
+    return HttpReply([encode(registry)], b"content-type: %s\r\n" % content_type.encode())
 
 
 def _metrics(families: Iterable[MetricFamily], most: int) -> Iterator[Metric]:

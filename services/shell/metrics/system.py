@@ -18,7 +18,9 @@ from services.core.settings import MetricsSettings
 from services.shell.host.process import ServerError
 from services.shell.host.supervise import Supervisor
 from services.shell.host.watch import LOOK, Missing, SystemPart, missing
-from services.shell.http import HttpListener, Pages, Reply, fetch, serve_pages, state_page
+from services.shell.http.messages import HttpReply, JsonReply
+from services.shell.http.pages import HttpAnswer, Pages, fetch, serve_pages, state_page
+from services.shell.http.server import HttpServer
 from services.shell.metrics.counts import process_families
 
 NEAR = 200  # ports after the first one that processes may get
@@ -73,7 +75,7 @@ class SystemMetrics:
         self._take, self._take_any = take, take_any
         self._ports: dict[str, int] = {}
         self._free: list[int] = []
-        self._server: HttpListener | None = None
+        self._server: HttpServer | None = None
         self.port = port
         self._next = port + 1
 
@@ -117,7 +119,7 @@ class SystemMetrics:
         try:
             self._server = await serve_pages(host, self.port, pages)
         except OSError as error:
-            raise ServerError(f"cannot show metrics on {host} port {self.port} (metrics.host): {error}") from error
+            raise ServerError(f"cannot show metrics on {error}") from error
         shown = f"[{host}]" if ":" in host else host
         return f"http://{shown}:{self.port}/metrics"
 
@@ -127,7 +129,7 @@ class SystemMetrics:
 
     # -- pages
 
-    async def metrics(self, accept: str = "") -> Reply:
+    async def metrics(self, accept: str = "") -> HttpReply:
         joined = _joined(self._data_dir)
         found, lacking = await asyncio.gather(self._ask("/metrics", joined), self.missing())
         heard = {name: page.text for name, page in found.items() if page is not None and page.status == 200}
@@ -153,7 +155,7 @@ class SystemMetrics:
             up.add(int(name in heard), part=name)
         return (ready, up, restarts, hangs, *process_families())
 
-    async def health(self) -> Reply:
+    async def health(self) -> HttpReply:
         found = await self._ask("/healthz")
         silent = [name for name, page in found.items() if page is None or page.status != 200]
         return state_page("healthy", [f"{name}: does not answer" for name in silent])
@@ -165,7 +167,7 @@ class SystemMetrics:
         said = [replace(part, says=_words(pages[name]) if name in pages else ()) for name, part in parts.items()]
         return missing(said, started=self.started)
 
-    async def readiness(self) -> Reply:
+    async def readiness(self) -> HttpReply:
         """serves: whether nothing is missing that queries need."""
         found = await self.missing()
         says = {
@@ -173,19 +175,19 @@ class SystemMetrics:
             "serves": not any(one.serves for one in found),
             "missing": [one.what for one in found],
         }
-        return Reply(503 if found else 200, (json.dumps(says) + "\n").encode())
+        return JsonReply(says, 503 if found else 200)
 
-    async def startup(self) -> Reply:
+    async def startup(self) -> HttpReply:
         """200 once all processes have come up, and as long as they are up."""
         found = await self._ask("/startz")
         missing = [] if found or self.started else ["the system: it is starting"]
         missing += [f"{name}: is not up" for name, page in found.items() if page is None or page.status != 200]
         return state_page("up", missing)
 
-    async def _ask(self, path: str, joined: Mapping[str, int] | None = None) -> dict[str, Reply | None]:
+    async def _ask(self, path: str, joined: Mapping[str, int] | None = None) -> dict[str, HttpAnswer | None]:
         """What each process answers, and each of those that joined; None: nothing. Nobody waits for one that the supervisor finds silent."""
 
-        async def ask(port: int) -> Reply | None:
+        async def ask(port: int) -> HttpAnswer | None:
             try:
                 return await fetch(_reachable(self._settings.host), port, path, PATIENCE)
             except (OSError, ValueError):
@@ -231,14 +233,14 @@ class SystemPage:
             return None
 
 
-def _words(page: Reply | None) -> tuple[str, ...] | None:
+def _words(page: HttpAnswer | None) -> tuple[str, ...] | None:
     """What a process's page says that it lacks; None: there is no answer."""
     if page is None:
         return None
     return () if page.status == 200 else tuple(json.loads(page.body).get("missing", ()))
 
 
-def _system_page(families: list[MetricFamily], pages: dict[str, str], most: int, accept: str) -> Reply:
+def _system_page(families: list[MetricFamily], pages: dict[str, str], most: int, accept: str) -> HttpReply:
     """Called in a thread: importing prometheus_client and reading large pages take a while."""
     from services.shell.metrics.exposition import system_page  # noqa: PLC0415
 

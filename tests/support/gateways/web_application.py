@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from services.core.settings import GatewaySettings
 from services.gateway.http.access import AccessControl
 from services.gateway.http.app import Dialect, HttpApplication, plain
-from services.gateway.http.messages import HttpReply, HttpRequest, HttpRoute
-from services.gateway.http.server import HttpServer
+from services.shell.http.messages import HttpReply, HttpRequest, HttpRoute
+from services.shell.http.server import HttpServer
 
 PATIENCE_S = 60.0  # only ends a test that fails
 

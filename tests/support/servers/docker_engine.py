@@ -10,8 +10,12 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
+from services.core.settings import GatewaySettings
 from services.engine.proxy import EngineClient, Proxy
-from services.shell.http import HttpLimits, HttpListener
+from services.shell.http.pages import LIMITS
+from services.shell.http.server import HttpServer
 
 # of engine 20.10, a one-node swarm with one service
 ANSWERS = Path(__file__).parents[2] / "unit" / "engine" / "answers.json"
@@ -165,12 +169,12 @@ def replies(data: bytes) -> list[Said]:
 
 @asynccontextmanager
 async def fronted(
-    socket: str, token: str = "", limits: HttpLimits | None = None, patience: float = 10
+    socket: str, token: str = "", limits: GatewaySettings = LIMITS, patience: float = 10
 ) -> AsyncIterator[Front]:
     """The proxy before the engine at this socket."""
-    proxy = Proxy(EngineClient(socket, patience), token)
-    listener = HttpListener(proxy.answer, proxy.refuse, limits)
-    await listener.open("127.0.0.1", 0)
+    proxy = Proxy(EngineClient(socket, patience), token, limits)
+    listener = HttpServer(proxy, replace(limits, address="127.0.0.1", port=0), of="engine")
+    await listener.open()
     try:
         yield Front(proxy, listener.port)
     finally:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from services.shell.http.pages import LIMITS
 from tests.support.servers.docker_engine import NODE, STALE, Said, StandIn, fronted, stand_in
 from tests.support.servers.nats import free_port, run
 from tests.support.servers.processes import environ, eventually, fetched
@@ -159,7 +162,6 @@ REFUSED = [
     ("GET", "http://docker/v1.41/nodes"),
     ("OPTIONS", "*"),
     ("CONNECT", "docker:80"),
-    ("BREW", "/coffee"),
 ]
 
 
@@ -226,6 +228,56 @@ async def test_with_a_token_only_who_shows_it_may_ask(engine: StandIn) -> None:
         assert (await front.ask("POST", UPDATE, body, Authorization="bearer s3cret")).status == 200
 
 
+# -- what a connection may do: services/shell/http, whose other limits are tested at tests/unit/shell/http/test_protocol.py
+
+GET = b"GET /nodes HTTP/1.1\r\nHost: h\r\n\r\n"
+POST = b"POST " + UPDATE.encode() + b" HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+
+
+async def test_one_request_a_connection(engine: StandIn) -> None:
+    async with fronted(engine.path) as front:
+        (reply,) = await front.say(GET + GET.replace(b"/nodes", b"/tasks"))
+        assert (reply.status, reply.headers["connection"], json.loads(reply.body)[0]["ID"]) == (200, "close", NODE)
+        chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(text := json.dumps(SPEC).encode()), text)
+        (reply,) = await front.say(POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
+        assert reply.status == 200
+        assert [target for _, target, _ in engine.seen] == ["/nodes", f"/v1.41/nodes/{NODE}", UPDATE]
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "message"),
+    [
+        (POST + b"Content-Length: 65537\r\n\r\n", 413, "is to have 65537: send less"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n11000\r\n" + bytes(0x11000), 413, "65536 bytes: send less"),
+        (GET[:-2] + b"A: " + b"a" * 17_000, 431, "16384 bytes"),
+        (b"hello\r\n\r\n", 400, "not a request"),
+        (b"BREW /coffee HTTP/1.1\r\nHost: h\r\n\r\n", 405, "no path takes this method"),
+    ],
+    ids=["told", "in a chunk", "a long head", "no HTTP", "a method nobody knows"],
+)
+async def test_what_is_no_request_is_told_so_and_counted(
+    data: bytes, status: int, message: str, engine: StandIn
+) -> None:
+    async with fronted(engine.path) as front:
+        (reply,) = await front.say(data)
+        assert reply.status == status
+        assert message in reply.message
+        assert front.proxy.refused == 1
+        assert engine.seen == []
+
+
+async def test_it_stops_although_somebody_holds_on(tmp_path: Path) -> None:
+    patient = replace(LIMITS, head_timeout_s=600.0)
+    async with fronted(str(tmp_path / "none"), limits=patient) as front:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(b"GET")
+        await writer.drain()
+        began = time.monotonic()
+    assert await reader.read() == b""
+    writer.close()
+    assert time.monotonic() - began < 300.0  # not as long as its head may take
+
+
 # -- the engine
 
 
@@ -261,6 +313,17 @@ def test_an_engine_that_answers_something_else(answer: bytes, engine: StandIn) -
     reply = ask(engine, "GET", "/v1.41/nodes")
     assert reply.status == 502
     assert "engine" in reply.message
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"Transfer-Encoding: chunked\r\n\r\n1\r\n[\r\n1\r\n]\r\n0\r\n\r\n", b"\r\n[]"],
+    ids=["in chunks", "until the end of its connection"],
+)
+def test_an_engine_may_answer_in_parts(answer: bytes, engine: StandIn) -> None:
+    engine.odd["/nodes"] = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n" + answer
+    reply = ask(engine, "GET", "/v1.41/nodes")
+    assert (reply.status, json.loads(reply.body)) == (200, [])
 
 
 async def test_an_engine_that_does_not_answer(tmp_path: Path) -> None:

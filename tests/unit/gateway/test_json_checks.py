@@ -15,10 +15,10 @@ from services.gateway.errors import BadRequest, RequestFailed
 from services.gateway.json_checks import (
     MAX_JSON_MEMORY,
     UNCHECKED_JSON,
-    check_json_size,
     find_duplicate,
     fitted,
     read_object,
+    sized,
 )
 from services.gateway.oip.infer import read
 
@@ -36,32 +36,32 @@ from services.gateway.oip.infer import read
 )
 def test_what_grows_is_refused(text: bytes) -> None:
     with pytest.raises(RequestFailed) as told:
-        check_json_size(text)
+        sized(text)
     assert told.value.status == 413
-    check_json_size(text[:UNCHECKED_JSON])
+    sized(text[:UNCHECKED_JSON])
 
 
 @pytest.mark.parametrize("text", [b"[" * 10**6, b'{"a":' * 10**6, b"[" + b"[]," * 2**20], ids=["lists", "maps", "end"])
 def test_what_is_no_json_is_told_so(text: bytes) -> None:
     with pytest.raises(RequestFailed) as told:
-        check_json_size(text)
+        sized(text)
     assert told.value.status == 400
 
 
 def test_images_texts_and_raw_data_are_fine() -> None:
-    check_json_size(json.dumps([[[[0.123456789] * 224] * 224] * 3] * 8).encode())
-    check_json_size(json.dumps(["It was the best of times, it was the worst of times, it was ..."] * 20_000).encode())
-    check_json_size(b"{}" + b"," * 2**23, 2)
+    sized(json.dumps([[[[0.123456789] * 224] * 224] * 3] * 8).encode())
+    sized(json.dumps(["It was the best of times, it was the worst of times, it was ..."] * 20_000).encode())
+    sized(b"{}" + b"," * 2**23, 2)
 
 
 @pytest.mark.parametrize("part", [b"[],", b"{},", b"0.5,", b'{"a":[1.5]},', b'"ab",'])
 def test_what_passes_takes_no_more_than_said(part: bytes) -> None:
     times = 2**16
     text = b"[" + part * times + b"0]"
-    check_json_size(text)
+    sized(text)
     while True:
         try:
-            check_json_size(b"[" + part * times * 2 + b"0]")
+            sized(b"[" + part * times * 2 + b"0]")
         except RequestFailed:
             break
         times *= 2

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from services.core.settings import GatewaySettings
-from services.gateway.http.server import HttpServer
-from services.shell.http import LISTENING, listen
+from services.shell.http.server import LISTENING, HttpServer, listen
 from tests.support.gateways.echo_gateway import echoing
 from tests.support.gateways.web_application import Echo, read, shut
 from tests.support.servers.processes import eventually

@@ -10,7 +10,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from services.gateway.http import protocol
+from services.shell.http import protocol
 from tests.support.gateways.echo_gateway import DATATYPES, Echoing, stage
 from tests.support.gateways.tensors import sample
 

@@ -1,4 +1,4 @@
-"""services/gateway/http/limits.py and checks.py behind the real server: bodies, time, hosts, origins, tokens; and compressed bodies."""
+"""services/shell/http/handler.py and services/gateway/http/checks.py behind the real server: bodies, time, hosts, origins, tokens; and compressed bodies."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ from services.gateway.errors import RequestFailed
 from services.gateway.http.access import AccessControl, Right
 from services.gateway.http.app import Dialect, HttpApplication
 from services.gateway.http.checks import right_of
-from services.gateway.http.limits import (
+from services.shell.http.handler import (
     MEMBERS,
     RATIO,
     STEP,
@@ -26,7 +26,7 @@ from services.gateway.http.limits import (
     Inflater,
     RequestLimits,
 )
-from services.gateway.http.messages import HttpReply, HttpRequest, HttpRoute, JsonReply, TextReply
+from services.shell.http.messages import HttpReply, HttpRequest, HttpRoute, JsonReply, TextReply
 from tests.support.clients.responders import until
 from tests.support.gateways.web_application import Reply, Served, read, served, shut
 
@@ -186,7 +186,7 @@ async def test_whoever_leaves_early_is_not_waited_for() -> None:
 
 
 def test_a_body_must_come_at_a_rate() -> None:
-    limits = RequestLimits(GatewaySettings(body_timeout_s=30.0))
+    limits = RequestLimits(GatewaySettings(body_timeout_s=30.0), "")
     coming = HttpRequest("POST", b"/a", {})
     for size, due in ((0, 10.0), (10 * 1024, 20.0), (20 * 1024, 30.0), (64 * 2**20, 1054.0)):
         coming.size = size

@@ -1,4 +1,4 @@
-"""services/gateway/http/limits.py: how far a loop is behind, which queries are refused for it, and what a connection makes of that."""
+"""services/shell/http/handler.py and services/gateway/http/app.py: how far a loop is behind, which queries are refused for it, and what a connection makes of that."""
 
 import json
 import math
@@ -14,11 +14,11 @@ from bus.messages.catalog import AppRecord
 from services.core.catalog import Catalog, key_of
 from services.core.settings import GatewaySettings
 from services.gateway.edge import GatewayService
-from services.gateway.http import limits
 from services.gateway.http.access import AccessControl
-from services.gateway.http.app import HttpApplication, dialects
-from services.gateway.http.limits import Turns, objective_of
-from services.gateway.http.messages import HttpReply, HttpRequest
+from services.gateway.http.app import HttpApplication, dialects, objective_of
+from services.shell.http import handler
+from services.shell.http.handler import Turns
+from services.shell.http.messages import HttpReply, HttpRequest
 from tests.support.clients.responders import until
 from tests.support.gateways.web_application import Echo, Reply, read, served, shut
 from tests.support.servers.nats import run
@@ -70,7 +70,7 @@ class Loop:
 def measured(each: float = COST) -> Loop:
     """A loop that knows what a request takes, and has nothing to do."""
     loop = Loop()
-    for _ in range(limits.TURNS):
+    for _ in range(handler.TURNS):
         loop.turn(10, each=each)
     loop.rest()
     return loop
@@ -134,8 +134,8 @@ def test_a_measure_that_no_longer_holds_is_made_again_where_it_refuses() -> None
     loop = measured(each=0.1)
     assert loop.turn(3, idle=60.0)[-1] > 0.3
     for _ in range(10):
-        ways = loop.turn(3, most=limits.SHORT_S, idle=60.0)
-    assert max(ways) < limits.SHORT_S
+        ways = loop.turn(3, most=handler.SHORT_S, idle=60.0)
+    assert max(ways) < handler.SHORT_S
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def gateway(**settings: Any) -> tuple[HttpApplication, GatewayService, list[Any]
 
 def behind(app: HttpApplication, seconds: float) -> None:
     """The loop takes so many seconds."""
-    app.shedding.turns = Behind(seconds)
+    app.turns = Behind(seconds)
 
 
 Asked = tuple[bytes, dict[bytes, bytes], str]
@@ -243,7 +243,7 @@ def test_a_query_that_cannot_be_passed_on_in_time_is_refused_as_its_dialect_has_
         ("fast", "refused", "overloaded", 100.0)
     ]
     assert len({one.uid for one in recorded}) == 2
-    assert found.shedding.turns.refused == 2
+    assert found.turns.refused == 2
 
 
 @pytest.mark.parametrize(

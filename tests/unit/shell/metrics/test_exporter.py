@@ -17,7 +17,7 @@ from bus.subjects import Subjects
 from services.core.actor import Do, Effect, Envelope, Inlet, Record, Started, Watch
 from services.core.metric import MetricFamily
 from services.core.settings import MetricsSettings
-from services.shell.http import fetch
+from services.shell.http.pages import fetch
 from services.shell.metrics import exporter as exporting
 from services.shell.metrics.exporter import Exporter
 from services.shell.runtime.runtime import Runtime

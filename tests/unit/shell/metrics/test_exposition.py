@@ -21,7 +21,7 @@ from services.core.metric import Histogram, MetricFamily
 from services.core.settings import MetricsSettings
 from services.shell.host.supervise import Child, Supervisor
 from services.shell.host.watch import Missing
-from services.shell.http import fetch
+from services.shell.http.pages import fetch
 from services.shell.metrics import system as system_module
 from services.shell.metrics.counts import EventTotals
 from services.shell.metrics.exporter import Exporter

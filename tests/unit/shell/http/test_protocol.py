@@ -1,4 +1,4 @@
-"""services/gateway/http/protocol.py: the limits of a connection, over real sockets."""
+"""services/shell/http/protocol.py: the limits of a connection, over real sockets."""
 
 import asyncio
 import json
@@ -8,8 +8,8 @@ import time
 import pytest
 
 from services.core.settings import GatewaySettings
-from services.gateway.http.messages import HttpReply, HttpRequest
-from services.gateway.http.protocol import HttpConnection
+from services.shell.http.messages import HttpReply, HttpRequest
+from services.shell.http.protocol import HttpConnection
 from tests.support.clients.responders import until
 from tests.support.gateways.web_application import Echo, Reply, read, served, shut
 from tests.support.servers.nats import run

@@ -1,4 +1,4 @@
-"""Requests, replies and routes of HTTP, as the connections hand them to the dialects."""
+"""Requests, replies and refusals of HTTP, as the connections hand them to what answers."""
 
 import asyncio
 import zlib
@@ -12,7 +12,6 @@ import httptools
 import msgspec
 
 from bus.port import Buffer
-from services.gateway.json_checks import check_json_size
 
 MIN_COMPRESSED = 1024  # bytes of a reply below which it is not compressed
 COMPRESSION_LEVEL = 1  # higher levels hardly make tensors smaller
@@ -21,22 +20,49 @@ OFF_LOOP = 64 * 2**10  # bytes above which a thread compresses
 _encode = msgspec.json.Encoder().encode
 
 
+class HttpProblem(Exception):
+    """A request that is refused. message: a sentence for the client. status: HTTP's. code: a word for programs. headers: of the reply."""
+
+    def __init__(
+        self, message: str, status: int = 400, code: str = "bad_request", headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.code = message, status, code
+        self.headers = dict(headers or {})
+
+
 # -- Requests
+
+
+class Endpoint(NamedTuple):
+    """What answers a request that has come whole. query: nobody but its client waits for the answer."""
+
+    call: Callable[["HttpRequest"], Awaitable["HttpReply"]]
+    query: bool = False
+
+
+class HttpRoute(NamedTuple):
+    """What answers at a path, in which {name} stands for one step. HEAD goes with GET."""
+
+    path: str
+    endpoint: Callable[["HttpRequest"], Awaitable["HttpReply"]]
+    methods: Sequence[str] = ("GET",)
 
 
 class HttpRequest:
     """A request whose head has come, and in the end its body.
 
-    path: decoded. headers: names in lower case; the values of a name that comes several times are joined by commas. body: all of it,
+    target: path and query, as they came. path: decoded. headers: names in lower case; the values of a name that comes several times are joined by commas. body: all of it,
     inflated. size: bytes of it as received. stays: its connection serves more requests. began: when its head had come (time.perf_counter).
     complete: when its last byte may have come (Unix seconds). endpoint, params: of its route. foreign: a page of another origin sent it.
+    peer: the connection's transport.
     more: header lines of its reply. only: the app that its token is for; "": any. reply: the refusal that needs no body. left: its client has left. held: bytes in memory for it. placed: it
     has one of the places for requests.
     """
 
     __slots__ = (
         "_pieces", "began", "body", "complete", "endpoint", "expects", "foreign", "headers", "held", "left", "method", "more", "only", "params",
-        "path", "placed", "query", "raw_path", "reply", "secure", "size", "stays", "version", "whole",
+        "path", "peer", "placed", "query", "raw_path", "reply", "secure", "size", "stays", "target", "version", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -49,9 +75,11 @@ class HttpRequest:
         stays: bool = True,
         secure: bool = False,
         began: float = 0.0,
+        peer: Any = None,
     ) -> None:
-        """target: path and query, as they came. Raises ValueError where they are not ASCII."""
+        """Raises ValueError where the target is not ASCII."""
         self.method, self.headers, self.version, self.stays, self.secure = method, headers, version, stays, secure
+        self.target, self.peer = target, peer
         self.raw_path, _, self.query = target.partition(b"#")[0].partition(b"?")
         path = self.raw_path.decode("ascii")
         self.path = unquote(path) if "%" in path else path
@@ -70,6 +98,11 @@ class HttpRequest:
         """The value of a header, by its name in lower case."""
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
+
+    @property
+    def client(self) -> str:
+        """The address that sent it."""
+        return str((self.peer.get_extra_info("peername") or ("?",))[0])
 
     @property
     def query_params(self) -> dict[str, str]:
@@ -97,18 +130,6 @@ class HttpRequest:
         """Nobody needs the body."""
         self.body, self._pieces = b"", None
 
-    def json(self, head_length: int | None = None) -> bytes:
-        """The body, whose JSON is small enough to decode. head_length: bytes of JSON at its beginning; None: all. Raises RequestFailed."""
-        check_json_size(self.body, head_length)
-        return self.body
-
-
-def app_of(request: HttpRequest) -> str | None:
-    """The app that a query's path asks for, which may not exist."""
-    named = request.params
-    name: str = named.get("app") or named.get("model") or request.query_params.get("model_name", "")
-    return name.partition(".")[0] or None
-
 
 def fault_of(error: httptools.HttpParserError, data: bytes) -> tuple[int, str]:
     """Status and text for an error of the parser. data: the received bytes where they begin with the request in question, else empty."""
@@ -134,6 +155,11 @@ class HttpReply:
     def __init__(self, pieces: Sequence[Buffer], lines: bytes, status: int = 200, coding: str = "") -> None:
         self.pieces, self.lines, self.status, self.coding = pieces, lines, status, coding
         self.size = sum(map(len, pieces))
+
+    @property
+    def text(self) -> str:
+        """Its body, read as UTF-8."""
+        return b"".join(self.pieces).decode()
 
     def head(self, more: bytes = b"") -> bytes:
         """Its bytes before the body. more: further lines."""
@@ -164,8 +190,8 @@ class TextReply(HttpReply):
 
     __slots__ = ()
 
-    def __init__(self, text: str) -> None:
-        super().__init__([text.encode()], b"content-type: text/plain; charset=utf-8\r\n")
+    def __init__(self, text: str, status: int = 200) -> None:
+        super().__init__([text.encode()], b"content-type: text/plain; charset=utf-8\r\n", status)
 
 
 def one_coding(accepted: bytes) -> str:
@@ -180,14 +206,3 @@ def one_coding(accepted: bytes) -> str:
 def _compress(pieces: Sequence[Buffer], coding: str) -> bytes:
     stream: Any = zlib.compressobj(COMPRESSION_LEVEL, zlib.DEFLATED, 31 if coding == "gzip" else 15)
     return b"".join([*map(stream.compress, pieces), stream.flush()])
-
-
-# -- Routes
-
-
-class HttpRoute(NamedTuple):
-    """What answers at a path, in which {name} stands for one step. HEAD goes with GET."""
-
-    path: str
-    endpoint: Callable[[HttpRequest], Awaitable[HttpReply]]
-    methods: Sequence[str] = ("GET",)

@@ -1,14 +1,15 @@
-"""The HTTP server in the service's own event loop: its socket, and the gateway's TLS."""
+"""The HTTP server in the service's own event loop: its socket, and TLS."""
 
 import asyncio
+import os
 import resource
+import socket
 import ssl
 import time
 
 from services.core.settings import GatewaySettings
-from services.gateway.http.app import HttpApplication
-from services.gateway.http.protocol import HttpConnection, HttpConnections
-from services.shell.http import inherited_socket, listen
+from services.shell.http.handler import HttpHandler
+from services.shell.http.protocol import HttpConnection, HttpConnections
 
 BACKLOG = 2048  # connections that wait to be accepted
 TLS_SHUTDOWN_S = 2.0  # for a client to agree that a TLS connection ends
@@ -17,10 +18,13 @@ SPARE_FILES = 1024  # open files beside connections: gRPC's, NATS, models that a
 
 
 class HttpServer:
-    """The gateway's server for HTTP. Raises BadTls; `open` raises OSError where it cannot listen. port: once it is open."""
+    """A server at the address of `settings`. Raises BadTls; `open` raises OSError where it cannot listen. port: once it is open.
 
-    def __init__(self, app: HttpApplication, settings: GatewaySettings) -> None:
-        self._settings = settings
+    of: whose setting the port is; the gateway may inherit its socket.
+    """
+
+    def __init__(self, app: HttpHandler, settings: GatewaySettings, of: str = "gateway") -> None:
+        self._settings, self._of = settings, of
         self._tls = tls_context(settings.tls_certificate, settings.tls_key)
         self._server: asyncio.Server | None = None
         self.connections = HttpConnections(app, secure=self._tls is not None)
@@ -29,7 +33,8 @@ class HttpServer:
     async def open(self) -> None:
         settings = self._settings
         allow_files(settings.connections + SPARE_FILES)
-        listening = inherited_socket() or listen(settings.address, settings.port, reuse=settings.reuse_port)
+        listening = inherited_socket() if self._of == "gateway" else None
+        listening = listening or listen(settings.address, settings.port, reuse=settings.reuse_port, of=self._of)
         self.port = listening.getsockname()[1]
         secure = self._tls is not None
         self._server = await asyncio.get_running_loop().create_server(
@@ -76,6 +81,36 @@ def allow_files(count: int) -> None:
         count = min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
+# -- a server's socket, which outlives the process that accepts its connections
+
+LISTENING = "INFAAS_LISTENING_FD"  # the variable that tells a process which socket it inherits
+
+
+def listen(address: str, port: int, *, reuse: bool = False, of: str = "gateway") -> socket.socket:
+    """A socket bound to the address. reuse: other processes may bind to it, too. of: whose setting the port is. Raises OSError."""
+    family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    found = socket.socket(family, kind, protocol)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        found.bind(where)
+    except OSError as error:
+        found.close()
+        raise OSError(f"{address}:{port}: {error.strerror}; set {of}.port to another one") from error
+    found.setblocking(False)
+    return found
+
+
+def inherited_socket() -> socket.socket | None:
+    """The socket that this process was started with, the first time it is asked for."""
+    found = os.environ.pop(LISTENING, "")
+    if not found:
+        return None
+    os.set_inheritable(int(found), False)
+    return socket.socket(fileno=int(found))
 
 
 # -- TLS

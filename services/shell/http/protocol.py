@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection, on the parser httptools.
 
 A request is handed on when it has come whole. Each part is here because a test or a bench needs it. Limited are, with the tests of
-tests/unit/gateway/http/test_protocol.py and the abuse of tests/live/test_gateway_abuse.py:
+tests/unit/shell/http/test_protocol.py and the abuse of tests/live/test_gateway_abuse.py:
 
 - the bytes of a request line (414) and of a head (431), and the time that a head takes (408; a connection that sends nothing is closed);
 - the time that a body takes (408), the chunks that are far too small (413), the bytes of chunk extensions and trailers (431);
@@ -11,7 +11,7 @@ tests/unit/gateway/http/test_protocol.py and the abuse of tests/live/test_gatewa
 Trailers never become headers. The error of one request is never sent in the place of another's reply. A reply that ends a connection
 early is not lost to a reset: the connection reads and drops what still comes for a moment. An offer to change protocols (Upgrade: h2c,
 as Java's client makes) is passed over, as RFC 9110, 7.8 allows. A query whose client leaves is cancelled. One that the gateway could not pass on in
-time is refused before it starts (limits.py).
+time is refused before it starts (services/gateway/http/app.py).
 """
 
 import asyncio
@@ -22,10 +22,8 @@ from typing import Any
 
 import httptools
 
-from services.gateway.errors import RequestFailed
-from services.gateway.http.app import HttpApplication
-from services.gateway.http.limits import CLOSE
-from services.gateway.http.messages import HttpReply, HttpRequest, JsonReply, fault_of
+from services.shell.http.handler import CLOSE, HttpHandler
+from services.shell.http.messages import HttpProblem, HttpReply, HttpRequest, fault_of
 from services.shell.runtime.runtime import unix_now
 
 MAX_AHEAD = 64  # requests that wait for the replies of those before them, on one connection
@@ -50,7 +48,7 @@ class HttpConnections:
     tasks: of requests under way. retiring: another process has the next connections: each reply is its connection's last.
     """
 
-    def __init__(self, app: HttpApplication, *, secure: bool = False) -> None:
+    def __init__(self, app: HttpHandler, *, secure: bool = False) -> None:
         self.app = app
         self.secure = secure
         self.all: set[HttpConnection] = set()
@@ -161,8 +159,8 @@ class HttpConnection(asyncio.Protocol):
             return
         state, began, request = self._state, self._began, self._request
         size = 0 if request is None else request.size
-        if self._app.shedding is not None:
-            self._app.shedding.turns.read(self._loop)
+        if self._app.turns is not None:
+            self._app.turns.read(self._loop)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
@@ -234,6 +232,7 @@ class HttpConnection(asyncio.Protocol):
             stays=version != "1.0" and parser.should_keep_alive(),
             secure=self._shared.secure,
             began=time.perf_counter(),
+            peer=self.transport,
         )
         request.reply = self._app.begin(request)
         self._ahead.append(request)
@@ -242,6 +241,8 @@ class HttpConnection(asyncio.Protocol):
         """Check what the parser lets pass. Raises ValueError."""
         if version not in ("1.1", "1.0"):
             self._stop(400, "this server speaks HTTP/1.1 and HTTP/1.0")
+        if self._app.strict and (self._parser.should_upgrade() or not self._url.startswith(b"/")):
+            self._stop(403, "a request asks for a path, and no connection is handed over")
         headers = self._headers
         if b"host" not in headers and version == "1.1":
             self._stop(400, "a request must have one header Host")
@@ -285,8 +286,8 @@ class HttpConnection(asyncio.Protocol):
         request = self._request
         assert request is not None
         request.end()
-        shedding = self._app.shedding
-        request.complete = unix_now() - (0.0 if shedding is None else shedding.turns.waited())
+        turns = self._app.turns
+        request.complete = unix_now() - (0.0 if turns is None else turns.waited())
 
     # -- replies
 
@@ -323,8 +324,8 @@ class HttpConnection(asyncio.Protocol):
             self.transport.resume_reading() if on else self.transport.pause_reading()
 
     def _start(self, request: HttpRequest) -> None:
-        if self._app.shedding is not None:
-            self._app.shedding.turns.admitted += 1
+        if self._app.turns is not None:
+            self._app.turns.admitted += 1
         self._due = inf
         self._shared.slow.pop(self, None)
         task = self._task = self._loop.create_task(self._work(request))
@@ -410,8 +411,11 @@ class HttpConnection(asyncio.Protocol):
     def _end(self, status: int, message: str) -> None:
         """Send a last reply and close."""
         if not self.transport.is_closing():
-            reply = JsonReply({"error": message}, status, _LAST.get(status))
-            self.transport.write(reply.head(_CLOSE) + bytes(reply.pieces[0]))
+            method = self._parser.get_method().decode("ascii") if self._url else ""
+            seen = HttpRequest(method, b"", self._headers, peer=self.transport)
+            seen.target = self._url
+            reply = self._app.failed(seen, HttpProblem(message, status, headers=_LAST.get(status)))
+            self.transport.write(reply.head(_CLOSE) + b"".join(reply.pieces))
         self._linger()
 
     def _linger(self) -> None:
@@ -450,7 +454,7 @@ class HttpConnection(asyncio.Protocol):
         if self._paused or self._ending or self.transport.is_closing():
             self.transport.abort()
         elif self._ahead:
-            late = RequestFailed(408, "the body did not come in time", headers=CLOSE)
+            late = HttpProblem("the body did not come in time", 408, headers=CLOSE)
             self._ahead[0].reply = self._app.failed(self._ahead[0], late)
             self._serve()
         elif self._state == _HEAD:

@@ -1,16 +1,11 @@
-"""The limits of a request: requests at a time, the size of its body, the time in which it must come, what compression may hide.
+"""What answers the requests of a server, within limits: requests at a time, the size of a body and its time, what compression may hide.
 
 A request takes a place once its body is there: those that are still to come keep nobody out.
 
-A query that the gateway itself cannot get through in time is refused before a task is made for it (`Shedding`). A request costs the gateway
-half a millisecond, and its refusal by what is behind no less. So beyond saturation the loop's turns grow, and what waits in sockets is older
-than its objective before it is read. A refusal here costs a tenth of that. What is in the way is measured (`Turns`): how long a query may
-have waited in its socket, and what those take that were read before it, there and back. Nothing is refused here while the turns are short,
-nor a query without an objective, or of an app with a default output.
+How long a request may have waited in its socket is measured (`Turns`).
 """
 
 import asyncio
-import re
 import time
 import zlib
 from asyncio import AbstractEventLoop
@@ -19,9 +14,7 @@ from collections.abc import Callable, Iterator
 from io import BytesIO
 
 from services.core.settings import GatewaySettings
-from services.gateway.edge import GatewayService
-from services.gateway.errors import RequestFailed
-from services.gateway.http.messages import HttpRequest, app_of
+from services.shell.http.messages import HttpProblem, HttpReply, HttpRequest
 
 STEP = 256 * 2**10  # most bytes that one step of inflating yields
 UNCHECKED_INFLATED = 4 * 2**20  # inflated bytes of a body before its ratio counts
@@ -32,7 +25,6 @@ CODINGS = ("gzip", "deflate")
 BODY_BYTES_PER_S = 64 * 2**10  # so many bytes of a body give it one more second to come
 FIRST_S, LEAST_BYTES_PER_S = 10.0, 1024  # and a body must come at this rate, from this time on
 HEALTH = "/v2/health/"  # answered however many requests there are
-_LESS = "send less at a time (files by their URL), or have the operator raise gateway.max_body"
 CLOSE = {"Connection": "close"}
 
 
@@ -102,30 +94,36 @@ def max_buffered(settings: GatewaySettings) -> int:
 
 
 class RequestLimits:
-    """What all requests of a server share. running: those that have a place. buffered: bytes of bodies in memory. most_buffered: None: `max_buffered`."""
+    """What all requests of a server share. running: those that have a place. buffered: bytes of bodies in memory. most_buffered: None: `max_buffered`.
 
-    def __init__(self, settings: GatewaySettings, most_buffered: int | None = None) -> None:
+    less: what the sender of too large a body can do.
+    """
+
+    def __init__(self, settings: GatewaySettings, less: str, most_buffered: int | None = None) -> None:
         self.settings = settings
+        self._less = less
         self.most_buffered = max_buffered(settings) if most_buffered is None else most_buffered
         self.running = 0
         self.buffered = 0
 
     def check(self, request: HttpRequest) -> None:
-        """Check what a head says of the body behind it. Raises RequestFailed."""
+        """Check what a head says of the body behind it. Raises HttpProblem."""
         headers = request.headers
         declared = int(headers.get(b"content-length", b"0"))
         if declared > self.settings.max_body:
-            raise _too_large(f"the body may have {self.settings.max_body} bytes, and is to have {declared}: {_LESS}")
+            raise _too_large(
+                f"the body may have {self.settings.max_body} bytes, and is to have {declared}: {self._less}"
+            )
         if (declared or b"transfer-encoding" in headers) and coding_of(request) not in ("", *CODINGS):
-            raise RequestFailed(
-                415, f"Content-Encoding may be {' or '.join(CODINGS)}", headers={"Accept-Encoding": ", ".join(CODINGS)}
+            raise HttpProblem(
+                f"Content-Encoding may be {' or '.join(CODINGS)}", 415, headers={"Accept-Encoding": ", ".join(CODINGS)}
             )
 
     def receive(self, request: HttpRequest, piece: bytes) -> None:
-        """The next bytes of a body. Raises RequestFailed."""
+        """The next bytes of a body. Raises HttpProblem."""
         request.add(piece)
         if request.size > self.settings.max_body:
-            raise _too_large(f"the body may have {self.settings.max_body} bytes: {_LESS}")
+            raise _too_large(f"the body may have {self.settings.max_body} bytes: {self._less}")
         self._hold(request, len(piece))
 
     def due(self, request: HttpRequest) -> float:
@@ -134,10 +132,10 @@ class RequestLimits:
         return min(FIRST_S + size / LEAST_BYTES_PER_S, self.settings.body_timeout_s + size / BODY_BYTES_PER_S)
 
     def admit(self, request: HttpRequest) -> None:
-        """A request has come whole: it gets a place. Raises RequestFailed."""
+        """A request has come whole: it gets a place. Raises HttpProblem."""
         if self.running >= self.settings.in_flight and not request.path.startswith(HEALTH):
             text = f"the gateway has {self.settings.in_flight} requests under way: try again later"
-            raise RequestFailed(503, text, code="overloaded", headers={"Retry-After": "1"})
+            raise HttpProblem(text, 503, "overloaded", {"Retry-After": "1"})
         self.running += 1
         request.placed = True
 
@@ -149,7 +147,7 @@ class RequestLimits:
         request.forget()
 
     async def inflate(self, request: HttpRequest) -> None:
-        """Put the body in place of its compressed form. Raises RequestFailed."""
+        """Put the body in place of its compressed form. Raises HttpProblem."""
         inflater = Inflater(coding_of(request), self.settings.max_body)
         whole = BytesIO()  # returns its bytes without a copy
         try:
@@ -162,18 +160,18 @@ class RequestLimits:
         except InflatedTooLarge as error:
             raise _too_large(str(error)) from error
         except BadCoding as error:
-            raise RequestFailed(400, str(error), headers=CLOSE) from error
+            raise HttpProblem(str(error), headers=CLOSE) from error
         request.body = whole.getvalue()
 
     def _hold(self, request: HttpRequest, size: int) -> None:
         request.held += size
         self.buffered += size
         if self.buffered > self.most_buffered:
-            raise RequestFailed(
-                None,
+            raise HttpProblem(
                 "the gateway holds as many bytes of requests as it may: try again later",
-                code="overloaded",
-                headers={"Retry-After": "1", **CLOSE},
+                503,
+                "overloaded",
+                {"Retry-After": "1", **CLOSE},
             )
 
 
@@ -183,17 +181,14 @@ def coding_of(request: HttpRequest) -> str:
     return "" if coding == "identity" else coding
 
 
-def _too_large(message: str) -> RequestFailed:
-    return RequestFailed(None, message, code="too_large", headers=CLOSE)
+def _too_large(message: str) -> HttpProblem:
+    return HttpProblem(message, 413, "too_large", CLOSE)
 
 
-SHARE = 0.8  # of a query's objective that its way may take: the rest is for the system behind
 SHORT_S = 0.005  # of a turn, and of a way, that is no reason to refuse anything
 SEVERAL = 8  # requests from which on a turn is measured: fewer are no burden, or another's large body is
 TYPICAL_S = 0.0005  # of a request, until a turn is measured: the first flood of a gateway is not admitted as a whole
 TURNS = 5  # so many of the last ones say what a request takes: their median, since now and then a process stands still
-_TIMES = re.compile(rb'"(latency_ms|timeout)"\s*:\s*"?(\d+\.?\d*(?:[eE][-+]?\d+)?)')
-_UNREAD = frozenset({b"content-encoding", b"origin", b"sec-fetch-site"})  # it must be inflated; a page of others asks
 
 
 class Turns:
@@ -258,31 +253,62 @@ class Turns:
         self._began, self.admitted, self.refused = None, 0, 0
 
 
-class Shedding:
-    """The decision, for all connections of a server."""
+class HttpHandler:
+    """What a server's connections ask: here what all have in common. `check` and `failed` are each one's own.
 
-    def __init__(self, service: GatewayService) -> None:
-        self.turns = Turns()
-        self._service = service
+    turns: of the loop, where they are measured. strict: only paths may be asked for, and nobody may offer another protocol.
+    """
 
-    def refuses(self, request: HttpRequest, protocol: str) -> bool:
-        """Whether a query that has come whole is not to be started: `BEHIND` is its reply. protocol: of its route. The checks before have let it pass."""
-        way = self.turns.way()
-        if way < SHORT_S or not _UNREAD.isdisjoint(request.headers):
-            return False
-        record = self._service.catalog.app(app_of(request) or "")
-        if record is None or record.default_output is not None:
-            return False
-        objective_ms = objective_of(request.body, record.latency_ms)
-        if objective_ms is None or 1000.0 * way <= SHARE * objective_ms:
-            return False
-        self.turns.refused += 1
-        self._service.shed(record.app, protocol, objective_ms)
-        return True
+    turns: Turns | None = None
+    strict = False
 
+    def __init__(self, settings: GatewaySettings, less: str = "send less") -> None:
+        self.settings = settings
+        self.limits = RequestLimits(settings, less)
 
-def objective_of(body: bytes, of_app: float | None) -> float | None:
-    """The most ms that a query may take: what its parameters say, else its app's objective, and no more than its timeout. None: there is no limit."""
-    own = {name: float(value) for name, value in _TIMES.findall(body)}
-    timeout = own.get(b"timeout", 0.0) / 1000.0
-    return min(filter(None, (own.get(b"latency_ms", of_app), timeout)), default=None)
+    def check(self, request: HttpRequest) -> HttpReply | None:
+        """Set the endpoint of a request by its head. Returns the reply that needs no more of it. Raises its refusal."""
+        raise NotImplementedError
+
+    def failed(self, request: HttpRequest, error: Exception) -> HttpReply:
+        """The reply to a request that ends with this error; it has no endpoint where its head is wrong."""
+        raise NotImplementedError
+
+    def begin(self, request: HttpRequest) -> HttpReply | None:
+        """Look at a head. The reply, if the request gets one whatever its body is."""
+        try:
+            if (reply := self.check(request)) is None:
+                self.limits.check(request)
+        except Exception as error:
+            return self.failed(request, error)
+        return reply
+
+    def receive(self, request: HttpRequest, piece: bytes) -> HttpReply | None:
+        """The next bytes of a body. The refusal, if they are too many."""
+        try:
+            self.limits.receive(request, piece)
+        except HttpProblem as error:
+            return self.failed(request, error)
+        return None
+
+    def refusal(self, request: HttpRequest, *, fresh: bool) -> HttpReply | None:  # noqa: ARG002
+        """Of a request that has come whole; None: it got a place. fresh: it was read in this turn, and nothing of its connection is before it."""
+        try:
+            self.limits.admit(request)
+        except HttpProblem as error:
+            return self.failed(request, error)
+        return None
+
+    async def answer(self, request: HttpRequest) -> HttpReply:
+        """The reply to a request that has a place."""
+        try:
+            if b"content-encoding" in request.headers and coding_of(request):
+                await self.limits.inflate(request)
+            reply: HttpReply = await request.endpoint.call(request)
+            return await reply.packed() if reply.coding else reply
+        except Exception as error:
+            return self.failed(request, error)
+
+    def ended(self, request: HttpRequest, reply: HttpReply | None) -> None:  # noqa: ARG002
+        """A request has its reply, or its client has left before (None)."""
+        self.limits.release(request)

@@ -1,4 +1,4 @@
-"""services/gateway/http/server.py: valid and invalid certificates and keys."""
+"""services/shell/http/server.py: valid and invalid certificates and keys."""
 
 import asyncio
 import ssl
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.core.settings import GatewaySettings
-from services.gateway.http.server import BadTls, HttpServer, tls_context
+from services.shell.http.server import BadTls, HttpServer, tls_context
 from tests.support.gateways.web_application import Echo, read, served, shut
 from tests.support.servers.nats import free_port
 from tests.support.servers.processes import certified
