@@ -100,11 +100,19 @@ class Commands:
         return (self.start(envelope.message.command),)
 
 
+class TakeOver(Struct, frozen=True):
+    """Make `owner` the owner of work whose owner `previous` is gone. Result: its record; None where another was faster, or it has ended."""
+
+    work: str
+    owner: str
+    previous: str
+
+
 class TakeOvers:
     """Which unfinished work an actor takes over: its own from an earlier life, and that of peers that are gone.
 
-    name: the actor's own. timeout_s: a peer without a heartbeat for so long is gone. command_s: timeout of the command that makes the
-    work the actor's own; its edge lets one of several win.
+    name: the actor's own. timeout_s: a peer without a heartbeat for so long is gone. command_s: timeout of `TakeOver`, whose edge lets
+    one of several win.
     """
 
     def __init__(self, name: str, timeout_s: float, command_s: float) -> None:
@@ -118,21 +126,18 @@ class TakeOvers:
         """A peer's heartbeat. leaving: its last one, with which it leaves its work to others."""
         self._heard[peer] = float("-inf") if leaving else now
 
-    def orphans(self, unfinished: Iterable[tuple[str, str]], now: float, since: float) -> list[str]:
-        """The ids to take over now. unfinished: id and owner of work that this actor does not do. since: when it began to listen."""
+    def start(self, unfinished: Iterable[tuple[str, str]], now: float, since: float) -> list[Do]:
+        """Take over what nobody does. unfinished: id and owner of work that this actor does not do. since: when it began to listen."""
         if now - since > self._timeout_s:  # who is gone counts as never heard of
             self._heard = {peer: at for peer, at in self._heard.items() if now - at <= self._timeout_s}
-        return [
-            work
+        found = [
+            (work, owner)
             for work, owner in unfinished
             if work not in self._under_way
             and (owner == self._name or now - self._heard.get(owner, since) > self._timeout_s)
         ]
-
-    def start(self, work: str, command: Any) -> Do:
-        """Try to make this work the actor's own."""
-        self._under_way.add(work)
-        return Do(("takeover", work), command, self._command_s)
+        self._under_way.update(work for work, _ in found)
+        return [Do(("takeover", work), TakeOver(work, self._name, owner), self._command_s) for work, owner in found]
 
     def ended(self, work: str) -> None:
         """The command succeeded or failed."""

@@ -48,7 +48,7 @@ from services.core.catalog import Catalog
 from services.core.metric import MetricFamily, gauge
 from services.core.requests import Commands, Retry, SyncGate, TakeOvers, answer, not_now, refuse
 from services.core.settings import JobsSettings, Settings
-from services.jobs.commands import Abandon, Accept, CancelResult, ForgetJob, Keep, MarkJobCancelled, TakeOverJob
+from services.jobs.commands import Abandon, Accept, CancelResult, ForgetJob, Keep, MarkJobCancelled
 from services.jobs.job import ActiveJob, JobStatuses
 from services.jobs.policy import JobPolicy, is_same, listed
 
@@ -328,16 +328,13 @@ class Coordinator(TableActor):
         return [*effects, *self._take_over(now), *self._forget()]
 
     def _take_over(self, now: float) -> list[Do]:
-        """Carry on jobs that nobody does. Its own of an earlier life a coordinator takes over, too: their revisions are unknown."""
+        """Carry on jobs that nobody does."""
         idle = [
             (job, record.owner)
             for job, record in self._records.items()
             if record.status.state not in OVER and job not in self._active and job not in self._accepting
         ]
-        return [
-            self._takeovers.start(job, TakeOverJob(job, self._name, self._records[job].owner))
-            for job in self._takeovers.orphans(idle, now, self._gate.synced_at)
-        ]
+        return self._takeovers.start(idle, now, self._gate.synced_at)
 
     def _carry_on(self, record: JobRecord, now: float) -> Iterable[Effect]:
         job = record.status.job

@@ -232,14 +232,6 @@ class CancelResult(Struct, frozen=True):
     error: Error | None = None
 
 
-class TakeOverJob(Struct, frozen=True):
-    """Make `owner` the owner of a job whose owner `previous` is gone. Result: the record; None when another was faster."""
-
-    job: str
-    owner: str
-    previous: str
-
-
 class ForgetJob(Struct, frozen=True):
     """Delete the record of a job that ended long ago."""
 

@@ -17,6 +17,7 @@ from bus.messages.jobs import OVER, Chunk, JobRecord, Part
 from bus.messages.public import Error, ObjectRef
 from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, StreamSpec, WrongRevision, together
 from bus.subjects import Subjects
+from services.core.requests import TakeOver
 from services.jobs.commands import (
     Abandon,
     Accept,
@@ -35,7 +36,6 @@ from services.jobs.commands import (
     Read,
     Resume,
     Resumed,
-    TakeOverJob,
     WasRead,
 )
 from services.jobs.files import BadFile, JobFiles, named
@@ -77,7 +77,7 @@ class JobsEdge:
             Conclude: self._conclude,
             Abandon: self._abandon,
             MarkJobCancelled: self._cancel,
-            TakeOverJob: self._take_over,
+            TakeOver: self._take_over,
             ForgetJob: self._forget,
         }
 
@@ -290,8 +290,8 @@ class JobsEdge:
                 continue
             return CancelResult(record)
 
-    async def _take_over(self, command: TakeOverJob) -> JobRecord | None:
-        entry = await self._entry(command.job)
+    async def _take_over(self, command: TakeOver) -> JobRecord | None:
+        entry = await self._entry(command.work)
         if entry is None:
             return None
         record = decode(JobRecord, entry.value or b"")
@@ -299,10 +299,10 @@ class JobsEdge:
             return None
         record = msgspec.structs.replace(record, owner=command.owner)
         try:
-            revision = await self._records.update(command.job, encode(record), entry.revision)
+            revision = await self._records.update(command.work, encode(record), entry.revision)
         except WrongRevision:
             return None
-        self._revisions[command.job] = revision
+        self._revisions[command.work] = revision
         return record
 
     async def _forget(self, command: ForgetJob) -> None:

@@ -78,7 +78,6 @@ from services.registrar.commands import (
     RegistrationClaimed,
     RegistrationRecord,
     ReleaseMoved,
-    TakeOverRegistration,
     error_of,
 )
 from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
@@ -448,19 +447,11 @@ class Registrar(TableActor):
                 self._prune_at = (now // DAY_S + 1) * DAY_S + NIGHT_S
         return effects
 
-    def _take_over(self, now: float) -> list[Effect]:
-        """Carry on unfinished registrations that nobody does. Those of its own earlier life are this registrar's already."""
+    def _take_over(self, now: float) -> list[Do]:
+        """Carry on unfinished registrations that nobody does."""
         busy = (self._registrations.open, self._claims, self._closed)
         idle = [(name, one.registrar) for name, one in self._records.items() if not any(name in ids for ids in busy)]
-        effects: list[Effect] = []
-        for name in self._takeovers.orphans(idle, now, self._gate.synced_at):
-            record = self._records[name]
-            if record.registrar == self._name:
-                effects += self._carry_on(record, now)
-            else:
-                command = TakeOverRegistration(registration=name, registrar=self._name, previous=record.registrar)
-                effects.append(self._takeovers.start(name, command))
-        return effects
+        return self._takeovers.start(idle, now, self._gate.synced_at)
 
 
 def _printable(name: str) -> str:

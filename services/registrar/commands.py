@@ -67,17 +67,6 @@ class AlreadyTaken(Struct, frozen=True):
     field: str
 
 
-class TakeOverRegistration(Struct, frozen=True, kw_only=True):
-    """Make a registrar the owner of a registration whose owner `previous` is gone.
-
-    Comes back as RegistrationRecord, or as None when another registrar was faster.
-    """
-
-    registration: str
-    registrar: str
-    previous: str
-
-
 class MarkCancelled(Struct, frozen=True):
     """Mark an unfinished registration as cancelled, whoever carries it on; comes back as None, or as Error when there is none."""
 

@@ -38,6 +38,7 @@ from services.core.catalog import (
 )
 from services.core.placement import quarantined_at
 from services.core.release import KEY
+from services.core.requests import TakeOver
 from services.core.settings import QualitySettings
 from services.core.settings.fields import DAY
 from services.registrar.changes import AMENDMENTS, amend, note_of
@@ -58,7 +59,6 @@ from services.registrar.commands import (
     RegistrationClaimed,
     RegistrationRecord,
     ReleaseMoved,
-    TakeOverRegistration,
     error_of,
 )
 from services.registrar.releases import stamped
@@ -98,7 +98,7 @@ class RegistrarEdge:
         self._prune_due = False  # a registration was under way
         self._commands: dict[type, Callable[[Any], Any]] = {
             ClaimRegistration: self._claim,
-            TakeOverRegistration: self._take_over,
+            TakeOver: self._take_over,
             MarkCancelled: self._mark_cancelled,
             PutStatus: self._put_status,
             **dict.fromkeys(AMENDMENTS, self._change_app),
@@ -184,14 +184,14 @@ class RegistrarEdge:
                 return await self._reserve_version(model, version, registration)
         return True
 
-    async def _take_over(self, command: TakeOverRegistration) -> RegistrationRecord | None:
-        key = f"work.{command.registration}"
+    async def _take_over(self, command: TakeOver) -> RegistrationRecord | None:
+        key = f"work.{command.work}"
         try:
             entry = await self._status.get(key)
             record = decode(RegistrationRecord, entry.value or b"")
             if record.registrar != command.previous:
                 return None
-            taken = replace(record, registrar=command.registrar)
+            taken = replace(record, registrar=command.owner)
             await self._status.update(key, encode(taken), entry.revision)
         except (NotFound, WrongRevision):
             return None

@@ -129,7 +129,7 @@ class HttpApplication(HttpHandler):
 
     def refusal(self, request: HttpRequest, *, fresh: bool) -> HttpReply | None:
         endpoint = request.endpoint
-        if fresh and endpoint.query and self.sheds(request):
+        if fresh and endpoint.query and self._sheds(request):
             return self._form(request)(BEHIND)
         if (reply := super().refusal(request, fresh=fresh)) is None:
             self.counts.running[NO_DIALECT] += 1
@@ -145,7 +145,7 @@ class HttpApplication(HttpHandler):
 
     # -- parts
 
-    def sheds(self, request: HttpRequest) -> bool:
+    def _sheds(self, request: HttpRequest) -> bool:
         """Whether a query that has come whole is not to be started: `BEHIND` is its reply. The checks before have let it pass."""
         if self.turns is None or self._service is None:
             return False

@@ -28,14 +28,6 @@ HEALTH = "/v2/health/"  # answered however many requests there are
 CLOSE = {"Connection": "close"}
 
 
-class BadCoding(ValueError):
-    """The body is not valid in its Content-Encoding; the text says why."""
-
-
-class InflatedTooLarge(ValueError):
-    """The body would become larger than a limit; the text names it."""
-
-
 class Inflater:
     """Inflates one body in small steps. coding: one of CODINGS. limit: most bytes of the inflated body."""
 
@@ -49,29 +41,29 @@ class Inflater:
         self._full = False  # the last step was full: zlib may have more to yield
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The inflated bytes of the next compressed ones, in steps. Raises BadCoding, InflatedTooLarge."""
+        """The inflated bytes of the next compressed ones, in steps. Raises HttpProblem."""
         self._taken += len(data)
         while data or self._full:
             stream = self._next(data)
             try:
                 piece = stream.decompress(data, STEP)
             except zlib.error as error:
-                raise BadCoding(f"the body is not {'gzip' if self._gzip else 'deflate'}: {error}") from error
+                raise _bad_coding(f"the body is not {'gzip' if self._gzip else 'deflate'}: {error}") from error
             self._made += len(piece)
             left = stream.unused_data if stream.eof else stream.unconsumed_tail
             if self._made > self._limit:
-                raise InflatedTooLarge(f"the body becomes more than {self._limit} bytes")
+                raise _too_large(f"the body becomes more than {self._limit} bytes")
             if self._made > UNCHECKED_INFLATED and self._made > RATIO * (self._taken - len(left)):
-                raise InflatedTooLarge(f"the body becomes more than {RATIO} times its size")
+                raise _too_large(f"the body becomes more than {RATIO} times its size")
             if piece:
                 yield piece
             self._full = len(piece) == STEP and not stream.eof
             data = left
 
     def end(self) -> None:
-        """The body is complete. Raises BadCoding where its compressed data is not."""
+        """The body is complete. Raises HttpProblem where its compressed data is not."""
         if self._taken and (self._stream is None or not self._stream.eof):
-            raise BadCoding("the compressed body ends early")
+            raise _bad_coding("the compressed body ends early")
 
     def _next(self, data: bytes) -> "zlib._Decompress":
         stream = self._stream
@@ -81,9 +73,9 @@ class Inflater:
         elif stream.eof:
             self._members += 1
             if not self._gzip:
-                raise BadCoding("something follows the compressed body")
+                raise _bad_coding("something follows the compressed body")
             if self._members > MEMBERS:
-                raise BadCoding(f"the body has more than {MEMBERS} parts")
+                raise _bad_coding(f"the body has more than {MEMBERS} parts")
             stream = self._stream = zlib.decompressobj(31)
         return stream
 
@@ -94,15 +86,15 @@ def max_buffered(settings: GatewaySettings) -> int:
 
 
 class RequestLimits:
-    """What all requests of a server share. running: those that have a place. buffered: bytes of bodies in memory. most_buffered: None: `max_buffered`.
+    """What all requests of a server share. running: those that have a place. buffered: bytes of bodies in memory.
 
     less: what the sender of too large a body can do.
     """
 
-    def __init__(self, settings: GatewaySettings, less: str, most_buffered: int | None = None) -> None:
+    def __init__(self, settings: GatewaySettings, less: str) -> None:
         self.settings = settings
         self._less = less
-        self.most_buffered = max_buffered(settings) if most_buffered is None else most_buffered
+        self.most_buffered = max_buffered(settings)
         self.running = 0
         self.buffered = 0
 
@@ -150,17 +142,12 @@ class RequestLimits:
         """Put the body in place of its compressed form. Raises HttpProblem."""
         inflater = Inflater(coding_of(request), self.settings.max_body)
         whole = BytesIO()  # returns its bytes without a copy
-        try:
-            for count, part in enumerate(inflater.feed(request.body), 1):
-                self._hold(request, len(part))
-                whole.write(part)
-                if count % 4 == 0:
-                    await asyncio.sleep(0)  # after each MiB, let other requests run
-            inflater.end()
-        except InflatedTooLarge as error:
-            raise _too_large(str(error)) from error
-        except BadCoding as error:
-            raise HttpProblem(str(error), headers=CLOSE) from error
+        for count, part in enumerate(inflater.feed(request.body), 1):
+            self._hold(request, len(part))
+            whole.write(part)
+            if count % 4 == 0:
+                await asyncio.sleep(0)  # after each MiB, let other requests run
+        inflater.end()
         request.body = whole.getvalue()
 
     def _hold(self, request: HttpRequest, size: int) -> None:
@@ -179,6 +166,10 @@ def coding_of(request: HttpRequest) -> str:
     """How a request's body is compressed; empty: it is not."""
     coding = (request.header(b"content-encoding") or "").strip().lower()
     return "" if coding == "identity" else coding
+
+
+def _bad_coding(message: str) -> HttpProblem:
+    return HttpProblem(message, headers=CLOSE)
 
 
 def _too_large(message: str) -> HttpProblem:

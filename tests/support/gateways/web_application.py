@@ -1,6 +1,7 @@
 """A small application behind the gateway's HTTP server, in the test's own loop, and clients that send exactly these bytes."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from services.core.settings import GatewaySettings
 from services.gateway.http.access import AccessControl
 from services.gateway.http.app import Dialect, HttpApplication, plain
+from services.shell.http.handler import HttpHandler
 from services.shell.http.messages import HttpReply, HttpRequest, HttpRoute
 from services.shell.http.server import HttpServer
 
@@ -46,6 +48,11 @@ class Reply(NamedTuple):
     headers: dict[str, str]
     body: bytes
 
+    @property
+    def message(self) -> str:
+        """What the engine proxy says."""
+        return str(json.loads(self.body)["message"])
+
 
 class Served:
     """A server on a port of its own."""
@@ -62,7 +69,8 @@ class Served:
         try:
             writer.write(data)
             found = []
-            while len(found) < replies and (reply := await read(reader)) is not None:
+            head = data.startswith(b"HEAD")
+            while len(found) < replies and (reply := await read(reader, head=head)) is not None:
                 found.append(reply)
             return found
         finally:
@@ -93,7 +101,7 @@ async def read(reader: asyncio.StreamReader, *, head: bool = False) -> Reply | N
 
 
 @asynccontextmanager
-async def served(app: HttpApplication | None = None, settings: GatewaySettings | None = None) -> AsyncIterator[Served]:
+async def served(app: HttpHandler | None = None, settings: GatewaySettings | None = None) -> AsyncIterator[Served]:
     """`app` served within the limits of `settings`; its own are those that it was made with."""
     chosen = replace(settings or GatewaySettings(), port=0)
     server = HttpServer(app or Echo(chosen), chosen)

@@ -1,6 +1,5 @@
 """A server in a Docker engine's place, on a real unix socket with answers that a real one gave, and the engine proxy before it."""
 
-import asyncio
 import json
 import socketserver
 import threading
@@ -8,14 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from msgspec.structs import replace
+from typing import Any
 
 from services.core.settings import GatewaySettings
 from services.engine.proxy import EngineClient, Proxy
 from services.shell.http.pages import LIMITS
-from services.shell.http.server import HttpServer
+from tests.support.gateways.web_application import Reply, Served, served
 
 # of engine 20.10, a one-node swarm with one service
 ANSWERS = Path(__file__).parents[2] / "unit" / "engine" / "answers.json"
@@ -114,37 +111,15 @@ def stand_in(directory: Path) -> Iterator[StandIn]:
             thread.join()
 
 
-class Said(NamedTuple):
-    """A reply as it came."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def message(self) -> str:
-        return str(json.loads(self.body)["message"])
-
-
-class Front(NamedTuple):
+class Front(Served):
     """The proxy, as its clients reach it."""
 
-    proxy: Proxy
-    port: int
+    @property
+    def proxy(self) -> Proxy:
+        found: Proxy = self.connections.app
+        return found
 
-    async def say(self, *pieces: bytes, pause: float = 0.0) -> list[Said]:
-        """What is replied to these bytes on one connection, until the proxy ends it. pause: seconds before each piece but the first."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            for number, piece in enumerate(pieces):
-                await asyncio.sleep(pause if number else 0)
-                writer.write(piece)
-                await writer.drain()
-            return replies(await asyncio.wait_for(reader.read(), 120))
-        finally:
-            writer.close()
-
-    async def ask(self, method: str, target: str, body: bytes | None = None, **headers: str) -> Said:
+    async def ask(self, method: str, target: str, body: bytes | None = None, **headers: str) -> Reply:
         """One request, written as it should be."""
         lines = {"Host": "engine:2375", **{name.replace("_", "-"): value for name, value in headers.items()}}
         if body is not None:
@@ -154,28 +129,10 @@ class Front(NamedTuple):
         return reply
 
 
-def replies(data: bytes) -> list[Said]:
-    """All that came on a connection; a reply without a body in it is one to HEAD, or 100."""
-    found = []
-    while data:
-        head, _, rest = data.partition(b"\r\n\r\n")
-        first, *lines = head.decode().split("\r\n")
-        headers = {line.partition(": ")[0].lower(): line.partition(": ")[2] for line in lines}
-        size = int(headers.get("content-length", 0))
-        found.append(Said(int(first.split(" ")[1]), headers, rest[:size]))
-        data = rest[size:]
-    return found
-
-
 @asynccontextmanager
 async def fronted(
     socket: str, token: str = "", limits: GatewaySettings = LIMITS, patience: float = 10
 ) -> AsyncIterator[Front]:
     """The proxy before the engine at this socket."""
-    proxy = Proxy(EngineClient(socket, patience), token, limits)
-    listener = HttpServer(proxy, replace(limits, address="127.0.0.1", port=0), of="engine")
-    await listener.open()
-    try:
-        yield Front(proxy, listener.port)
-    finally:
-        await listener.close(1)
+    async with served(Proxy(EngineClient(socket, patience), token, limits), limits) as found:
+        yield Front(found.server)

@@ -47,6 +47,7 @@ from services.core.actor import (
     Tick,
 )
 from services.core.catalog import Catalog, key_of, selection_key
+from services.core.requests import TakeOver
 from services.core.settings import RegistrarSettings
 from services.registrar.actor import Registrar
 from services.registrar.changes import amend
@@ -62,7 +63,6 @@ from services.registrar.commands import (
     PutStatus,
     RegistrationClaimed,
     RegistrationRecord,
-    TakeOverRegistration,
     error_of,
 )
 from services.registrar.registration import OVER
@@ -202,11 +202,11 @@ class Stage:
                 claimed = replace(record, version=version)
                 self.put(SUBJECTS.status_bucket, f"work.{record.registration}", encode(claimed))
                 return RegistrationClaimed(claimed)
-            case TakeOverRegistration():
-                record = self.registrar._records[command.registration]
+            case TakeOver():
+                record = self.registrar._records[command.work]
                 if record.registrar != command.previous:
                     return None
-                ours = replace(record, registrar=command.registrar)
+                ours = replace(record, registrar=command.owner)
                 self.put(SUBJECTS.status_bucket, f"work.{record.registration}", encode(ours))
                 return ours
             case MarkCancelled(registration=registration):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from bus.messages.public import AdminDone, Error, Refusal
 from services.core.actor import After, Do, Effect, Envelope, Failed, Publish, Synced, TimedOut
-from services.core.requests import Commands, Retry, SyncGate, TakeOvers, answer, not_now, refuse
+from services.core.requests import Commands, Retry, SyncGate, TakeOver, TakeOvers, answer, not_now, refuse
 
 
 def test_answers_go_to_who_waits_and_failed_commands_are_overloads() -> None:
@@ -55,9 +55,9 @@ def test_own_work_and_that_of_peers_that_are_gone_is_taken_over() -> None:
     takeovers.heard("silent", 90.0, leaving=False)
     takeovers.heard("left", 99.0, leaving=True)
     unfinished = [("w1", "alive"), ("w2", "silent"), ("w3", "left"), ("w4", "a"), ("w5", "never heard of")]
-    assert takeovers.orphans(unfinished, 100.0, since=98.0) == ["w2", "w3", "w4"]
-    assert takeovers.start("w2", "command") == Do(("takeover", "w2"), "command", 10.0)
-    assert takeovers.orphans(unfinished, 100.0, since=98.0) == ["w3", "w4"]
+    started = takeovers.start(unfinished, 100.0, since=98.0)
+    assert started[0] == Do(("takeover", "w2"), TakeOver("w2", "a", "silent"), 10.0)
+    assert [do.id[1] for do in started] == ["w2", "w3", "w4"]
     takeovers.ended("w2")
-    assert takeovers.orphans(unfinished, 100.0, since=98.0) == ["w2", "w3", "w4"]
-    assert takeovers.orphans(unfinished, 104.0, since=98.0) == ["w2", "w3", "w4", "w5"]
+    assert [do.id[1] for do in takeovers.start(unfinished, 100.0, since=98.0)] == ["w2"]
+    assert [do.id[1] for do in takeovers.start(unfinished, 104.0, since=98.0)] == ["w5"]

@@ -39,6 +39,7 @@ from bus.subjects import Subjects
 from services.core.batching import batching_key
 from services.core.catalog import counted_key, selection_key
 from services.core.placement import quarantine_key, quarantined_at
+from services.core.requests import TakeOver
 from services.core.settings import QualitySettings
 from services.registrar.commands import (
     AlreadyTaken,
@@ -52,7 +53,6 @@ from services.registrar.commands import (
     PutStatus,
     RegistrationClaimed,
     RegistrationRecord,
-    TakeOverRegistration,
     error_of,
 )
 from services.registrar.edge import RegistrarEdge
@@ -159,18 +159,18 @@ async def test_many_at_once_get_different_versions_and_lose_no_link(place: Place
 
 async def test_only_one_takes_over(place: Place) -> None:
     await place.do(ClaimRegistration(record=work(), next_version=1))
-    commands = [TakeOverRegistration(registration="r1", registrar=name, previous="a") for name in ("b", "c", "d")]
+    commands = [TakeOver(work="r1", owner=name, previous="a") for name in ("b", "c", "d")]
     taken = [found for found in await asyncio.gather(*map(place.do, commands)) if found is not None]
     assert len(taken) == 1
     assert taken[0].version == "1"
     assert decode(RegistrationRecord, (await place.status.get("work.r1")).value or b"") == taken[0]
-    assert await place.do(TakeOverRegistration(registration="nobody", registrar="b", previous="a")) is None
+    assert await place.do(TakeOver(work="nobody", owner="b", previous="a")) is None
 
 
 async def test_a_registration_is_marked_as_cancelled_whoever_has_it(place: Place) -> None:
     await place.do(ClaimRegistration(record=work(), next_version=1))
     mark = place.do(MarkCancelled("r1"))
-    take = place.do(TakeOverRegistration(registration="r1", registrar="b", previous="a"))
+    take = place.do(TakeOver(work="r1", owner="b", previous="a"))
     await asyncio.gather(mark, take)
     kept = decode(RegistrationRecord, (await place.status.get("work.r1")).value or b"")
     assert (kept.cancelled, kept.version) == (True, "1")

@@ -12,6 +12,7 @@ from bus.messages.work import BuildVariants, InspectModel
 from services.core.actor import Done, Failed
 from services.core.catalog import key_of
 from services.core.placement import container_kind
+from services.core.requests import TakeOver
 from services.core.settings import RegistrarSettings
 from services.registrar.commands import (
     AddVariants,
@@ -21,7 +22,6 @@ from services.registrar.commands import (
     Finish,
     RegistrationClaimed,
     RegistrationRecord,
-    TakeOverRegistration,
 )
 from services.registrar.policy import REGISTRAR_TIMEOUT_S, SILENCE_S, WORKER_LOST_S, plans
 from tests.support.simulated.registrations import (
@@ -422,7 +422,7 @@ async def test_a_registered_version_is_worked_on_by_one_registrar(place: Place) 
     other = replace(WORK, registrar="b", created=2.0)
     assert await place.do(ClaimRegistration(record=other, next_version=2)) == AlreadyTaken("registration")
     assert await place.keys() == {"model.mlp.1", "work.fit-1"}
-    ours = await place.do(TakeOverRegistration(registration="fit-1", registrar="b", previous="a"))
+    ours = await place.do(TakeOver(work="fit-1", owner="b", previous="a"))
     assert ours == replace(WORK, registrar="b")
     assert decode(RegistrationRecord, (await place.status.get("work.fit-1")).value or b"") == ours
     await place.do(Finish(registration="fit-1", model="mlp", version="1", uploads=()))

@@ -154,7 +154,7 @@ async def test_other_requests_are_turned_away() -> None:
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\naccept: application/openmetrics-text; version=1.0.0\r\n\r\n")
     reply = await reader.read()
-    assert b"\r\nContent-Type: application/openmetrics-text" in reply
+    assert b"\r\ncontent-type: application/openmetrics-text" in reply
     assert reply.endswith(b"\n# EOF\n")
     writer.close()
     for request, status in (
