@@ -38,8 +38,18 @@ class HttpUrl(NamedTuple):
     @property
     def place(self) -> str:
         """The host, with the port if it is not the scheme's own."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = in_url(self.host)
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
+
+
+def in_url(host: str) -> str:
+    """A host or address as URLs have it."""
+    return f"[{host}]" if ":" in host else host
+
+
+def reachable(host: str) -> str:
+    """The address at which this machine reaches what listens there."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
 
 
 def allowed_hosts(entries: tuple[str, ...]) -> tuple[AllowedHost, ...]:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from bus.port import PayloadTooLarge
 from bus.tensors import BadTensor
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, RegistrationFailed, Timeout
-from services.shell.http.messages import HttpProblem
 
 
 class StatusCodes(NamedTuple):
@@ -54,10 +53,11 @@ _LIST = re.compile(r"infaas\.list\.\w+")  # in the system's refusals
 _RIGHT = re.compile(r"our credentials have no right to \S+: ")  # in the client library's errors
 
 
-class RequestFailed(HttpProblem):
+class RequestFailed(Exception):
     """A request that gets an error instead of its answer.
 
-    status: None: that of the code. code: one of CODES. more: fields of the reply beside the message. passed_on: whether a dispatcher refused the query, and so has counted it.
+    status: HTTP's; None: that of the code. message: a sentence for the client. code: one of CODES. headers: of HTTP's reply.
+    more: fields of the reply beside the message. passed_on: whether a dispatcher refused the query, and so has counted it.
     """
 
     passed_on = False
@@ -71,8 +71,12 @@ class RequestFailed(HttpProblem):
         headers: Mapping[str, str] | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(message, statuses_of(code).http if status is None else status, code, headers)
+        super().__init__(message)
         self.more = dict(more or {})
+        self.code = code
+        self.status = statuses_of(code).http if status is None else status
+        self.message = message
+        self.headers = dict(headers or {})
 
 
 class BadRequest(RequestFailed):
@@ -99,8 +103,6 @@ def failure_of(error: BaseException) -> RequestFailed | None:
     match error:
         case RequestFailed():
             return error
-        case HttpProblem():
-            return RequestFailed(error.status, error.message, code=error.code, headers=error.headers)
         case Refused():
             return _of_refusal(error)
         case RegistrationFailed():

@@ -27,7 +27,7 @@ from services.gateway.http.pages import Pages
 from services.gateway.oip import rest
 from services.gateway.registration import ModelRegistration
 from services.shell.http.handler import SHORT_S, HttpHandler, Turns
-from services.shell.http.messages import HttpReply, HttpRequest, HttpRoute, JsonReply
+from services.shell.http.messages import HttpProblem, HttpReply, HttpRequest, HttpRoute, JsonReply
 from services.shell.runtime.runtime import unix_now
 
 NO_DIALECT = "http"  # the protocol, in metrics, of requests that no dialect takes, and of those under way
@@ -184,7 +184,10 @@ class HttpApplication(HttpHandler):
 
     def failed(self, request: HttpRequest, error: Exception) -> HttpReply:
         """The reply to a request that ends with this error."""
-        failure = failure_from(error, path=request.path)
+        if isinstance(error, HttpProblem):  # the server's own
+            failure = RequestFailed(error.status, error.message, code=error.code, headers=error.headers)
+        else:
+            failure = failure_from(error, path=request.path)
         if self._service is not None and request.endpoint is not None and request.endpoint.query:
             self._service.client_errors.add(app_of(request), failure, unix_now())
         reply = self._form(request)(failure)

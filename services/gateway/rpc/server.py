@@ -22,6 +22,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.json_format import ParseDict
 from grpc._cython import cygrpc
 
+from services.core.hosts import in_url
 from services.core.settings import GatewaySettings
 from services.gateway.edge import GatewayService, failure_from
 from services.gateway.errors import BadRequest, RequestFailed
@@ -291,8 +292,7 @@ class GrpcServer:
         for schema in REFLECTIONS:
             (name,) = (service.full_name for service in schema.descriptor.services_by_name.values())
             server.add_registered_method_handlers(name, reflection_handlers(schema, calls))
-        address = f"[{settings.address}]" if ":" in settings.address else settings.address
-        where = f"{address}:{settings.grpc_port}"
+        where = f"{in_url(settings.address)}:{settings.grpc_port}"
         try:
             bound = (
                 server.add_insecure_port(where)

@@ -9,10 +9,10 @@ from bus.messages.fleet import WorkerHeartbeat
 from bus.messages.public import Listing, ListRequest
 from bus.port import Bus, BusError, Delivery, NoResponders
 from bus.subjects import Subjects
+from services.core.hosts import reachable
 
 _PAUSE = 0.05  # s between checks
 _ASK = 1.0  # s to wait for one reply
-_LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  (every address of ours: this one, too)
 
 
 class Readiness:
@@ -75,7 +75,7 @@ class Readiness:
 
 async def _takes_connections(address: str, port: int) -> bool:
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(_LOCAL.get(address, address), port), _ASK)
+        _, writer = await asyncio.wait_for(asyncio.open_connection(reachable(address), port), _ASK)
     except (OSError, TimeoutError):
         return False
     writer.close()

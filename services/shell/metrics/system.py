@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
+from services.core.hosts import in_url, reachable
 from services.core.metric import MetricFamily, counter, gauge
 from services.core.settings import MetricsSettings
 from services.shell.host.process import ServerError
@@ -102,8 +103,7 @@ class SystemMetrics:
     @property
     def page(self) -> str:
         """Where processes of this machine read whether the system is ready; "" where metrics are switched off."""
-        host = _reachable(self._settings.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/readyz" if self.port else ""
+        return f"http://{in_url(reachable(self._settings.host))}:{self.port}/readyz" if self.port else ""
 
     async def open(self) -> str | None:
         """Listen; returns the page's URL, None where metrics are switched off."""
@@ -120,8 +120,7 @@ class SystemMetrics:
             self._server = await serve_pages(host, self.port, pages)
         except OSError as error:
             raise ServerError(f"cannot show metrics on {error}") from error
-        shown = f"[{host}]" if ":" in host else host
-        return f"http://{shown}:{self.port}/metrics"
+        return f"http://{in_url(host)}:{self.port}/metrics"
 
     async def close(self) -> None:
         if self._server is not None:
@@ -189,7 +188,7 @@ class SystemMetrics:
 
         async def ask(port: int) -> HttpAnswer | None:
             try:
-                return await fetch(_reachable(self._settings.host), port, path, PATIENCE)
+                return await fetch(reachable(self._settings.host), port, path, PATIENCE)
             except (OSError, ValueError):
                 return None
 
@@ -245,8 +244,3 @@ def _system_page(families: list[MetricFamily], pages: dict[str, str], most: int,
     from services.shell.metrics.exposition import system_page  # noqa: PLC0415
 
     return system_page(families, pages, most, accept)
-
-
-def _reachable(host: str) -> str:
-    """The address at which this machine reaches what listens there."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104

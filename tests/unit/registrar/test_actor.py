@@ -321,7 +321,7 @@ def test_a_restarted_registrar_goes_on_with_its_own_work() -> None:
     to_building(first)
     second = Stage("a", buckets=first)
     second.tell(heartbeat())
-    second.tick()
+    second.pass_time(1, ["w1"])
     assert isinstance(second.orders()[0], InspectModel)
     second.tell(inspected())
     complete(second, build_order(second))

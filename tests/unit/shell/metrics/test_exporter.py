@@ -171,7 +171,7 @@ async def test_other_requests_are_turned_away() -> None:
         writer.close()
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(b"GET /" + b"x" * 20_000)
-    assert (await reader.read()).split(b" ")[1] == b"431"  # too long a request is not read to its end
+    assert (await reader.read()).split(b" ")[1] == b"414"  # too long a request is not read to its end
     writer.close()
     await exporter.close()
 
@@ -241,7 +241,7 @@ async def test_it_is_up_once_it_has_been_ready_and_stays_so() -> None:
     exporter.running(True)
     page = await exporter.startup()
     assert page.status == 503
-    assert json.loads(page.body)["missing"] == ["a database"]
+    assert json.loads(page.text)["missing"] == ["a database"]
     lacking[0] = ""
     assert (await exporter.startup()).status == 200
     lacking[0] = "a database"

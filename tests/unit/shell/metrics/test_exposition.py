@@ -128,12 +128,12 @@ def test_who_prefers_openmetrics_gets_it() -> None:
     histogram = MetricFamily("infaas_h", "histogram", "A histogram.")
     histogram.add(Histogram((1.0,)), app="a")
     one = page([counter, histogram, gauge(0.5)], accept=OPENMETRICS)
-    assert one.type.startswith("application/openmetrics-text")
+    assert one.lines.startswith(b"content-type: application/openmetrics-text")
     plain = page([counter, histogram, gauge(0.5)])
-    assert plain.type.startswith("text/plain; version=0.0.4")
+    assert plain.lines.startswith(b"content-type: text/plain; version=0.0.4")
     assert read(one.text, openmetrics=True) == read(plain.text)
     whole = system_page([counter], {"one": plain.text}, accept=OPENMETRICS)
-    assert whole.type == one.type
+    assert whole.lines == one.lines
     assert read(whole.text, openmetrics=True)["infaas_c_total", (("app", "a"), ("process", "one"))] == 5
 
 
