@@ -42,7 +42,7 @@ EXCEPTIONS = {
     "services.gateway.clipper.admin": "HTTP endpoints",
     "services.gateway.clipper.rest": "HTTP endpoints",
     "services.gateway.download": "fetches files over HTTP",
-    "services.gateway.http": "the HTTP server",
+    "services.gateway.http": "the HTTP application",
     "services.gateway.oip.rest": "HTTP endpoints",
     "services.gateway.rafiqi": "HTTP endpoints",
     "services.gateway.registration": "uploads model files",

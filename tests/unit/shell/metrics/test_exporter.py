@@ -161,7 +161,6 @@ async def test_other_requests_are_turned_away() -> None:
         (b"POST /metrics HTTP/1.1\r\nHost: h\r\n\r\n", b"405"),
         (b"HEAD /healthz HTTP/1.1\r\nHost: h\r\n\r\n", b"200"),
         (b"nonsense\r\n\r\n", b"400"),
-        (b"\xff\xfe \x00 x\r\n\r\n", b"400"),
     ):
         reader, writer = await asyncio.open_connection(HOST, port)
         writer.write(request)
@@ -169,10 +168,6 @@ async def test_other_requests_are_turned_away() -> None:
         assert reply.split(b" ")[1] == status
         assert reply.endswith(b"\r\n\r\n") == request.startswith(b"HEAD")
         writer.close()
-    reader, writer = await asyncio.open_connection(HOST, port)
-    writer.write(b"GET /" + b"x" * 20_000)
-    assert (await reader.read()).split(b" ")[1] == b"414"  # too long a request is not read to its end
-    writer.close()
     await exporter.close()
 
 
