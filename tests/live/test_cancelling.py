@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 import msgpack
 import nats
@@ -21,7 +20,7 @@ from infaas.errors import Timeout
 from tests.support.clients.responders import until
 from tests.support.clients.stock import tensor
 from tests.support.servers.nats import run
-from tests.support.servers.processes import container, eventually
+from tests.support.servers.processes import container, eventually, fetched
 from tests.support.servers.system import QUICK, Whole, running
 
 APP = "left"
@@ -63,8 +62,7 @@ class Gated:
 
     def under_way(self, protocol: str) -> int:
         """Requests that the gateway has."""
-        with urlopen(f"{self.whole.gateway}/metrics", timeout=60) as page:
-            lines = page.read().decode().splitlines()
+        lines = fetched(f"{self.whole.gateway}/metrics")[1].splitlines()
         mine = [one for one in lines if one.startswith("infaas_gateway_requests_under_way") and protocol in one]
         return sum(int(float(one.split()[-1])) for one in mine)
 

@@ -1,22 +1,22 @@
 """A gateway process of a test's own, beside a running system, and clients that send it exactly these bytes."""
 
-import asyncio
 import json
 import os
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from tests.support.gateways.web_application import Reply, read, shut
+from tests.support.gateways.web_application import RawClients, Reply
 from tests.support.servers.nats import free_port
-from tests.support.servers.processes import alive, eventually, program
+from tests.support.servers.processes import alive, eventually, fetched, program
 from tests.support.servers.system import Whole
 
 
-class Gate(NamedTuple):
+@dataclass(frozen=True)
+class Gate(RawClients):
     """port, grpc_port: on 127.0.0.1. process: the gateway's. log: what it wrote to stderr."""
 
     port: int
@@ -40,24 +40,6 @@ class Gate(NamedTuple):
         """Memory of the process, in MB."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-    async def say(self, data: bytes, *, replies: int = 1, done: float = 60.0) -> list[Reply]:
-        """Send it on a new connection, and read so many replies, or as many as come before it is closed or silent for `done` s."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            writer.write(data)
-            found: list[Reply] = []
-            try:
-                while len(found) < replies:
-                    reply = await asyncio.wait_for(read(reader, head=data[:5] == b"HEAD "), done)
-                    if reply is None:
-                        break
-                    found.append(reply)
-            except TimeoutError:
-                pass
-            return found
-        finally:
-            await shut(writer)
 
     async def ask(self, method: str, path: str, body: Any = b"", **headers: str) -> Reply:
         """One request; what is not bytes is sent as JSON. Headers: _ stands for -."""
@@ -87,8 +69,4 @@ def gateway(system: Whole, directory: Path, **settings: str) -> Iterator[Gate]:
 
 def _ready(gate: Gate) -> bool:
     assert gate.alive, gate.log.read_text()
-    try:
-        with urllib.request.urlopen(f"{gate.url}/v2/health/ready", timeout=60):
-            return True
-    except OSError:
-        return False
+    return fetched(f"{gate.url}/v2/health/ready")[0] == 200

@@ -54,27 +54,35 @@ class Reply(NamedTuple):
         return str(json.loads(self.body)["message"])
 
 
-class Served:
-    """A server on a port of its own."""
+class RawClients:
+    """Clients of a port of 127.0.0.1, on a new connection for each `say`."""
 
-    def __init__(self, server: HttpServer) -> None:
-        self.server, self.port, self.connections = server, server.port, server.connections
+    port: int
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
-    async def say(self, data: bytes, *, replies: int = 1) -> list[Reply]:
-        """Send it on a new connection, and read so many replies, or as many as come before it is closed."""
+    async def say(self, data: bytes, *, replies: int = 1, done: float = PATIENCE_S) -> list[Reply]:
+        """Send it, and read so many replies, or as many as come before the connection is closed or silent for `done` s."""
         reader, writer = await self.connect()
+        found: list[Reply] = []
         try:
             writer.write(data)
-            found = []
-            head = data.startswith(b"HEAD")
-            while len(found) < replies and (reply := await read(reader, head=head)) is not None:
+            head = data.startswith(b"HEAD ")
+            while len(found) < replies and (reply := await asyncio.wait_for(read(reader, head=head), done)) is not None:
                 found.append(reply)
-            return found
+        except TimeoutError:
+            pass
         finally:
             await shut(writer)
+        return found
+
+
+class Served(RawClients):
+    """A server on a port of its own."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self.server, self.port, self.connections = server, server.port, server.connections
 
 
 async def shut(writer: asyncio.StreamWriter) -> None:

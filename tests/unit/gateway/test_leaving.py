@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import threading
-import urllib.request
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from services.core.settings import GatewaySettings
 from services.shell.http.server import LISTENING, HttpServer, listen
 from tests.support.gateways.echo_gateway import echoing
 from tests.support.gateways.web_application import Echo, read, shut
-from tests.support.servers.processes import eventually
+from tests.support.servers.processes import eventually, fetched
 
 BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}]})
 
@@ -69,8 +68,7 @@ def test_whose_client_leaves_is_waited_for_no_longer(path: str, ahead: bytes, ca
         assert eventually(lambda: service.counts.running["http"] == 0)
         assert [status for (_, status) in service.counts.requests] == ["499"]
         stage.delay = 0.0
-        with urllib.request.urlopen(f"http://{stage.url}{path}", body, timeout=60) as reply:
-            assert reply.status == 200
+        assert fetched(f"http://{stage.url}{path}", body)[0] == 200
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 

@@ -2,13 +2,12 @@
 
 import json
 import struct
-import urllib.error
-import urllib.request
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.support.gateways.echo_gateway import Echoing, stage
+from tests.support.servers.processes import fetched
 
 __all__ = ["stage"]  # a fixture
 
@@ -20,13 +19,8 @@ class Said(NamedTuple):
 
 def ask(stage: Echoing, path: str, body: Any = None, **headers: str) -> Said:
     """A POST with a body; a GET without one."""
-    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://{stage.url}{path}", data, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            return Said(reply.status, json.load(reply))
-    except urllib.error.HTTPError as error:
-        return Said(error.code, json.load(error))
+    status, text = fetched(f"http://{stage.url}{path}", body, **headers)
+    return Said(status, json.loads(text))
 
 
 @pytest.mark.parametrize(
@@ -177,9 +171,8 @@ def test_an_update_that_comes_again_has_the_key_that_it_had(stage: Echoing) -> N
     """So it counts once, also after a restart of the gateway."""
 
     def update(**body: Any) -> dict[str, Any]:
-        data = json.dumps({"query_id": 7, "label": 1} | body).encode()
-        with urllib.request.urlopen(f"http://{stage.url}/fp32/update", data, timeout=60) as reply:
-            assert reply.read() == b"Feedback received? 1"
+        told = fetched(f"http://{stage.url}/fp32/update", {"query_id": 7, "label": 1} | body)
+        assert told == (200, "Feedback received? 1")
         return stage.told[-1]
 
     once = update()
