@@ -200,7 +200,10 @@ class Catalog:
         affected: set[str] = set()
         old = self._variants.pop(variant, None)
         if old is not None:
-            del self._of_version[old.model, old.version][variant]
+            of = self._of_version[old.model, old.version]
+            del of[variant]
+            if not of:
+                del self._of_version[old.model, old.version]
             affected |= self._stale(old.model, old.version)
         if record is not None:
             self._variants[variant] = record

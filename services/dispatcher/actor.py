@@ -41,12 +41,13 @@ from services.core.selection.instances import Instance
 from services.core.selection.policy import Decision, SelectionPolicy, note
 from services.core.selection.refusals import not_loaded
 from services.core.settings import DispatcherSettings, EnsembleSettings, JobsSettings, QualitySettings, Settings
-from services.dispatcher.apps import Apps
+from services.dispatcher.apps import Apps, forget
 from services.dispatcher.cancelling import Cancelling
 from services.dispatcher.central import FULL, LATE, CentralQueues, PullDue
 from services.dispatcher.composites import Composites
 from services.dispatcher.default_output import executor_error, may_wait
 from services.dispatcher.demand import DemandCounter, LoadsOnDemand
+from services.dispatcher.feedback import UNKNOWN
 from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries, urgency
 from services.dispatcher.query import Admission, Query, keeps, label_of
 from services.dispatcher.questions import Questions
@@ -428,6 +429,8 @@ class Dispatcher(TableActor):
         before = dict(known.instances) if (known := self.view.workers.get(heartbeat.worker)) is not None else {}
         if not self.view.heartbeat(heartbeat, envelope.now):
             return NOTHING
+        if known is None:
+            forget(self.view.workers, self._queues, *self.clocks.by_worker)
         lost = [i for name, i in before.items() if self.view.instances.get(name) is not i]
         effects = self.silence.gone(lost, envelope.now) if lost else []
         for instance in self.view.workers[heartbeat.worker].instances.values():
@@ -444,6 +447,8 @@ class Dispatcher(TableActor):
             return NOTHING
         self.apps.change(change)
         self.composites.changed()
+        if change.value is None and self.apps.synced:
+            forget({*self.view.apps, UNKNOWN}, self.silence.crossings, *self.composites.by_app)
         return NOTHING
 
     def _synced(self, envelope: Envelope) -> Iterable[Effect]:

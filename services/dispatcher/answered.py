@@ -245,8 +245,11 @@ class Publisher:
     def due(self, now: float) -> list[Do]:
         """To be called now and then."""
         effects = []
-        for app in [app for app in self._changed if now >= self._next.get(app, 0.0)]:
+        self._next = {app: at for app, at in self._next.items() if now < at}
+        for app in self._changed.keys() - self._next.keys():
             revision, scores, promised = self._changed.pop(app)
+            if self._catalog.app(app) is None:  # nobody deletes what is put after it
+                continue
             self._next[app] = now + PUBLISH_S
             records = [one for one in self._variants(app) if one.accuracy]
             live = ((one.variant, _live(one, records, scores, now)) for one in records)

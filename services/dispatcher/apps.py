@@ -1,5 +1,8 @@
 """The catalogue as the dispatcher serves it: a view for each app, and for each model that is queried without an app. Pure."""
 
+from collections.abc import Collection
+from typing import Any
+
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.public import Error
 from bus.subjects import WITHOUT_APP
@@ -9,6 +12,18 @@ from services.core.ensemble.base import Member
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView
 from services.core.validation import WrongField, check_name
+
+
+def forget(known: Collection[str], *tables: Any) -> None:
+    """Keep nothing of names that are gone. A key is a name, begins with one and a dot, or is a tuple that begins with one.
+
+    Whole tables at each deletion: what ends after its app was deleted goes with the next one.
+    """
+    for table in tables:
+        for key in list(table):
+            name = key if isinstance(key, str) else key[0]
+            if name not in known and name.partition(".")[0] not in known:
+                table.pop(key)
 
 
 class Apps:

@@ -166,8 +166,9 @@ class CentralQueues(Struct, eq=False):
         for gone in [one for one in self._given if one not in self.view.instances]:
             del self._given[gone]
         for variant, queue in list(self._queues.items()):
-            if queue and not self.instances(variant):
-                del self._queues[variant]
+            if not self.instances(variant):
+                for table in (self._queues, self._levels, self._hops):
+                    table.pop(variant, None)  # type: ignore[attr-defined]
                 self._queued.difference_update(query.uid for _, _, query in queue)
                 for _, _, query in queue:
                     if self._waits(query):

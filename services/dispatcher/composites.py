@@ -100,6 +100,15 @@ class Composites:
         self.references = References(*told, quality, jobs)
         self.feedback.evaluate = self.ensembles.evaluate
         self.ensembles.evaluated = self.feedback.evaluated
+        # What is kept by app, until that is deleted.
+        self.by_app = (
+            *self.contexts.by_app,
+            *self.ensembles.by_app,
+            *self.releases.by_app,
+            *self.references.by_app,
+            self.pipelines.visits,
+            self.feedback.learning.ended,
+        )
         self._list = SelectionList(apps.catalog, self.contexts)
         self.ending = (PartReply, Done, Failed, TimedOut)  # what may end a query
         self.inlets = (Inlet(subject=subjects.part(name), message=PartReply), *self.feedback.inlets)

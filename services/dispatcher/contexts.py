@@ -164,6 +164,10 @@ class Contexts(Struct, eq=False):
     def __len__(self) -> int:
         return len(self._held)
 
+    @property
+    def by_app(self) -> tuple[Any, ...]:
+        return self._policies, self._held, self._unread, self.counted
+
     def policy(self, app: str, ensemble: Ensemble) -> EnsemblePolicy[Any] | None:
         """The policy of an app; None for a user's own class."""
         known = self._policies.get(app)
@@ -264,7 +268,7 @@ class Contexts(Struct, eq=False):
         if change.value is None:
             for key in self._of(change.app) if not change.key else (change.key,):
                 self.drop(key)
-                self.counted.drop(key)
+                self.counted.pop(key)
             return NOTHING
         held = self._held.get(change.key)
         if held is not None and held.revision < change.revision:

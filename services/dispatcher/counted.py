@@ -76,13 +76,13 @@ class Counted:
 
     def put(self, key: str, marks: bytes, revision: int, moved: int) -> None:
         """They have been read or written. moved: the revision up to which all should be there."""
-        self.drop(key)
+        self.pop(key)
         held = self._held[key] = OlderMarks(marks, revision, moved)
         self.bytes += held.size
         while self.bytes > self._most_bytes and len(self._held) > 1:
-            self.drop(next(iter(self._held)))
+            self.pop(next(iter(self._held)))
 
-    def drop(self, key: str) -> None:
+    def pop(self, key: str) -> None:
         """Forget them, so that they are read again."""
         held = self._held.pop(key, None)
         self.bytes -= 0 if held is None else held.size

@@ -126,6 +126,10 @@ class Ensembles:
     missing: Counter[tuple[str, str]] = field(default_factory=Counter)
     late: Counter[tuple[str, str]] = field(default_factory=Counter)
 
+    @property
+    def by_app(self) -> tuple[Any, ...]:
+        return self._groups, self.asked, self.missing, self.late
+
     # -- a query begins
 
     def start(self, query: Query, now: float) -> list[Effect]:

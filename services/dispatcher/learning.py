@@ -336,7 +336,7 @@ class Learning(Struct, eq=False):
         key = done.id[1]
         writes = self._writes[key]
         if not isinstance(done, Done):
-            self.contexts.counted.drop(key)
+            self.contexts.counted.pop(key)
             writes.busy = False
             return [*self._turn_away(writes, writes.batch), *self._next(writes)]
         result: ContextWritten | StoredContext = done.result

@@ -70,6 +70,7 @@ class References:
         self._below = int(quality.reference_share * 2**32)
         self._closer = CLOSER * self._below
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)  # by app
+        self.by_app = (self._paces,)
         self._calm = jobs.utilisation_below
         self._found: defaultdict[str, list[Scored]] = defaultdict(list)
         self._count_at = 0.0

@@ -54,6 +54,7 @@ class Releases:
         self._name = name
         self._subject = subjects.registrar("release")
         self._counted: dict[str, tuple[str, dict[tuple[int, bool], ArmCounts]]] = {}  # by app, of its last release
+        self.by_app = (self._classes, self._counted)
         self._changed: set[str] = set()
         self._reports = 0
 
@@ -173,7 +174,7 @@ class Releases:
     def report(self) -> Iterable[Publish]:
         """What has changed since the last report; all now and then, for registrars that have not heard it."""
         self._reports += 1
-        apps = set(self._counted) if self._reports % REPEAT == 0 else self._changed
+        apps = set(self._counted) if self._reports % REPEAT == 0 else self._changed & self._counted.keys()
         self._changed = set()
         return [Publish(self._subject, self._report(app)) for app in sorted(apps)]
 

@@ -334,6 +334,7 @@ class Clocks:
         self.off: dict[str, float] = {}
         self._line = line
         self._least: dict[str, tuple[int, float, float, float]] = {}  # incarnation, since when; least before, and since
+        self.by_worker = (self.off, self._least)
 
     def heard(self, heartbeat: WorkerHeartbeat, now: float) -> None:
         """A heartbeat has come."""

@@ -30,6 +30,8 @@ from services.core.placement import Device
 from services.executor.commands import LoadedModel, LoadModel, MovedModel, MoveModel, TransferModel, UnloadModel
 from services.executor.instances import BatchTally, HeldInstance
 
+TALLIES = 100  # variants, beside those of its instances, whose batches a device has counted
+
 
 class InstanceManager:
     """The instances of one device, by id. Everything that happens to one is reported to the monitor. hand_on: what queues for one goes elsewhere."""
@@ -68,6 +70,9 @@ class InstanceManager:
         if loaded is not None:
             return self._promote(loaded) if loaded.goal == "host" and order.tier == "device" else NOTHING
         tally = self.tallies.setdefault(order.variant.variant, BatchTally())
+        if len(self.tallies) > TALLIES + len(self.instances):
+            held = {one.record.variant for one in self.instances.values()} | {order.variant.variant}
+            self.tallies.pop(next((name for name in self.tallies if name not in held), ""), None)
         loaded = self.instances[order.instance] = HeldInstance(order.instance, order.variant, order.price_per_s, tally)
         loaded.cores = order.cores
         loaded.head_for(order.tier)

@@ -53,7 +53,7 @@ from services.core.settings import MonitorSettings, Settings
 from services.monitor.devices import MonitoredDevice
 from services.monitor.effects import MonitorEffects, SampleMachine
 from services.monitor.executors import ExecutorEvents
-from services.monitor.loading import InstanceTable
+from services.monitor.loading import InstanceTable, last
 from services.monitor.mitigation import Migrations
 from services.monitor.orders import LEADER, WorkerOrders
 
@@ -249,7 +249,10 @@ class MonitorActor(TableActor):
         if record is not None:
             for instance in self._table.of(name):
                 instance.record = record
+            self._table.removed.pop(name, None)
             return NOTHING
+        if kind == "app" and change.value is None:
+            self._table.used &= {one.app for one in catalog.apps}
         if kind == "variant":  # it was removed
             why, now = "the variant was removed", envelope.now
             host, warm = self._table.host, [one for one in self._table.warm(name) if one.state == "Warm"]
@@ -257,6 +260,7 @@ class MonitorActor(TableActor):
             found = [*released, *(effect for one in warm for effect in host.drop(one, why, now))]
             self._table.failures.release(name)
             self._table.forget(name)
+            last(self._table.removed, name)
             return found
         return NOTHING
 

@@ -28,7 +28,7 @@ from services.monitor.policy import (
 )
 
 REFUSE_AFTER = 10.0  # s without an executor after which loads are refused; before, they wait for it
-REMEMBERED = 1000  # instances that ended
+REMEMBERED = 1000  # instances that ended, and variants that were removed
 
 
 class InstanceTable:
@@ -56,6 +56,7 @@ class InstanceTable:
         self._numbers: dict[str, int] = {}  # by variant: the last number in an instance's name
         self._forgotten = 0  # the largest of those of variants that are gone
         self._ended: dict[str, None] = {}  # the last instances that ended, oldest first
+        self.removed: dict[str, None] = {}  # the last variants that were: an order may be on its way still
 
     def of(self, variant: str) -> list[MonitoredInstance]:
         """This variant's instances that are loaded or loading."""
@@ -97,7 +98,8 @@ class InstanceTable:
         the fewest reclaimable instances go. Among equals one where the load can begin at once, of these the one with most free memory. Where the load must wait for others to go, it takes the place
         that it fits best, so that larger loads, whose orders may follow, fit into the others.
         """
-        obstacle = self.failures.obstacle(record.variant, now)
+        removed = "the variant was removed" if record.variant in self.removed else ""
+        obstacle = removed or self.failures.obstacle(record.variant, now)
         if obstacle:
             return obstacle
         fitting, obstacle = self._fitting(record, now)
@@ -413,9 +415,7 @@ class InstanceTable:
         device.meter.vacate(instance.id, now)
         del self.instances[instance.id], device.instances[instance.id]
         self.forget(instance.record.variant)
-        self._ended[instance.id] = None
-        if len(self._ended) > REMEMBERED:
-            del self._ended[next(iter(self._ended))]
+        last(self._ended, instance.id)
         return found + self.host.advance(now) + self.order_waiting(device, now)
 
     def executor_ended(self, device: MonitoredDevice, reason: str, now: float) -> list[Effect]:
@@ -469,6 +469,13 @@ class InstanceTable:
     def _least(self, app: str) -> int:
         record = self.catalog.app(app)
         return record.min_instances if record is not None else 1
+
+
+def last(names: dict[str, None], name: str) -> None:
+    """Remember it, among the last ones."""
+    names[name] = None
+    if len(names) > REMEMBERED:
+        del names[next(iter(names))]
 
 
 def needs_of(record: VariantRecord) -> Amount:

@@ -26,12 +26,14 @@ from bus.messages.events import (
     WorkerEvent,
 )
 from bus.messages.jobs import OFFLINE, SYSTEM
+from services.core.actor import Changed
 from services.core.metric import SECONDS, Histogram, MetricFamily, counter, gauge, histogram
 from services.core.outcomes import CANCELLED, is_client_error
 
 OTHER, IDLE = "_other", "_idle"
 MINUTE = 60.0
 STEP = 5.0  # s between marks of the last minute
+GONE_S = 60.0  # s after its deletion of which nothing is shown of an app or a variant: what it still cost is booked meanwhile
 Counts = dict[tuple[str, ...], Any]
 ENDED = ("done", "failed", "cancelled")
 ANSWERED = ("ok", "late", "default")
@@ -76,6 +78,7 @@ class EventTotals:
         self._clock = clock
         self._most = most
         self._apps: dict[str, AppTotals] = {}
+        self._gone: dict[tuple[str, str], float] = {}  # labels of what was deleted, and when
         self._counters: list[tuple[MetricFamily, tuple[str, ...], Counts]] = []  # with the names of their labels
         table = self._table
         self._ends = table(
@@ -151,10 +154,31 @@ class EventTotals:
 
     def fold(self, kind: str, rows: Sequence[Any]) -> None:
         """Count a batch of one kind."""
+        if self._gone and self._clock() - next(iter(self._gone.values())) > GONE_S:
+            self._forget()
         self._rows[(kind,)] += len(rows)
         fold = self._folds.get(kind)
         if fold is not None:
             fold(rows)
+
+    def changed(self, change: Changed) -> None:
+        """What a deleted app or variant counted makes room for others, one minute later."""
+        kind, _, name = change.key.partition(".")
+        self._gone.pop((kind, name), None)
+        if change.value is None and kind in ("app", "variant"):
+            self._gone[kind, name] = self._clock()
+
+    def _forget(self) -> None:
+        until = self._clock() - GONE_S
+        gone = {label for label, at in self._gone.items() if at < until}
+        self._gone = {label: at for label, at in self._gone.items() if at >= until}
+        for _, labels, table in self._counters:
+            if not {"app", "variant"}.isdisjoint(labels):
+                for key in [key for key in table if not gone.isdisjoint(zip(labels, key, strict=True))]:
+                    del table[key]
+        for kind, name in gone:
+            if kind == "app":
+                self._apps.pop(name, None)
 
     def _room(self, table: Counts, key: tuple[str, ...]) -> tuple[str, ...]:
         """The key, or the one for all others where the table is full."""

@@ -79,7 +79,7 @@ class Exporter:
         if self.totals is not None:
             bus.on_status(self._status)
             for runtime in runtimes:
-                runtime.sealed = self.totals.fold
+                runtime.sealed, runtime.seen = self.totals.fold, self.totals.changed
 
     def running(self, running: bool) -> None:
         """Say that all runtimes have been started (True), or are being stopped (False)."""

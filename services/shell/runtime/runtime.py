@@ -108,6 +108,7 @@ class Runtime:
         self.reachable = reachable
         self.grace = GRACE  # s that it may take to stop
         self.sealed: Callable[[str, Sequence[Any]], None] | None = None  # gets the events as they leave, in batches
+        self.seen: Callable[[Changed], None] | None = None  # gets what changes in the buckets that it watches
         self.kept: Kept | None = None  # outlives the process
         self.spans: Callable[[Span], None] | None = None  # gets the spans of traced queries
         self.counts = ActorCounts()
@@ -290,6 +291,8 @@ class Runtime:
     def _watcher(self, bucket: str) -> Callable[[KeyValueEntry | None], None]:
         def on_entry(entry: KeyValueEntry | None) -> None:
             message = Synced(bucket) if entry is None else Changed(bucket, entry.key, entry.value)
+            if self.seen is not None and isinstance(message, Changed):
+                self.seen(message)
             self._deliver(Envelope(self._clock(), message))
             if entry is None:
                 self._speak_wills()

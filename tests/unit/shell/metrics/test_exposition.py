@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from bus.messages.events import ClientError, CostEvent, JobEvent, OutcomeEvent, ScalingEvent, WorkerEvent
 from bus.messages.jobs import OFFLINE, SYSTEM
+from services.core.actor import Changed
 from services.core.metric import Histogram, MetricFamily
 from services.core.settings import MetricsSettings
 from services.shell.host.supervise import Child, Supervisor
@@ -207,6 +208,22 @@ def test_names_that_anybody_may_invent_make_no_series() -> None:
     assert len(queries) <= 4
     assert len(values(tally, "infaas_answers_total")) <= 4
     assert queries["_other", "ok"] == 7
+
+
+def test_what_is_deleted_makes_room_for_what_comes() -> None:
+    clock = Clock()
+    tally = EventTotals(clock, most=3)
+    for i in range(10):
+        tally.fold("outcome", [outcome(f"app{i}", variant=f"v{i}")])
+        for key in (f"app.app{i}", f"variant.v{i}"):
+            tally.changed(Changed("infaas-catalog", key, None))
+        clock.now += 50.0
+    tally.changed(Changed("infaas-catalog", "app.app9", b""))  # it is there again
+    clock.now += 50.0
+    tally.fold("outcome", [outcome("new", variant="w")])
+    assert values(tally, "infaas_queries_total") == {("app9", "ok"): 1, ("new", "ok"): 1}
+    assert values(tally, "infaas_answers_total") == {("new", "w"): 1}
+    assert values(tally, "infaas_query_latency_seconds").keys() == {("app9",), ("new",)}
 
 
 def test_what_clients_did_wrong_lowers_no_ratio() -> None:
