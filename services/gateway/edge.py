@@ -74,7 +74,7 @@ class GatewayService:
         self.client = client
         self.listening = False
         self.draining = False
-        self.statistics = Statistics()
+        self.statistics = Statistics(lambda app: app == WITHOUT_APP or self.actor.catalog.app(app) is not None)
         self.counts = RequestCounts()
         self.client_errors = ClientErrorLog()
         self.span: Callable[[Span], None] = _discard
@@ -187,7 +187,7 @@ class GatewayService:
     def _ended(self, app: str | None, protocol: str, ns: float, failure: RequestFailed) -> RequestFailed:
         """Count a query without an answer."""
         self.counts.queries[protocol, failure.code] += 1
-        if app is not None and self.actor.catalog.app(app) is not None:
+        if app is not None:
             self.statistics.refused(app, ns, unix_now())
         return failure
 

@@ -1,6 +1,6 @@
 """Statistics of this gateway's queries as Triton reports them: counts and times by app, model, version and variant. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,29 +69,44 @@ class ModelStatistics:
 
 
 class Statistics:
-    """Numbers since this gateway started. Callers leave out apps that do not exist: clients may invent any number of names."""
+    """Numbers since this gateway started, of apps that are there: clients may invent any number of names, and apps come and go.
 
-    def __init__(self) -> None:
+    known: whether an app is there.
+    """
+
+    def __init__(self, known: Callable[[str], bool] = lambda _: True) -> None:
+        self._known = known
         self._variants: dict[tuple[str, str, str, str], ModelStatistics] = {}  # app, model, version, variant
         self._apps: dict[str, ModelStatistics] = {}  # refusals, default outputs, and variants beyond MAX_VARIANTS
 
     def answered(self, app: str, answer: Answer, items: int, ns: float, now: float) -> None:
         """Count an answered query with so many items. ns: its time in this gateway. A default output counts for the app alone."""
         if answer.default:
-            self._apps.setdefault(app, ModelStatistics()).answered(answer, items, ns, now)
+            self._of_app(app).answered(answer, items, ns, now)
             return
         key = (app, answer.model, answer.version, answer.variant)
         tally = self._variants.get(key)
         if tally is None:
-            tally = ModelStatistics()
+            self._forget()
             if len(self._variants) < MAX_VARIANTS:
-                self._variants[key] = tally
+                tally = self._variants[key] = ModelStatistics()
             else:
-                tally = self._apps.setdefault(app, tally)
+                tally = self._of_app(app)
         tally.answered(answer, items, ns, now)
 
     def refused(self, app: str, ns: float, now: float) -> None:
-        self._apps.setdefault(app, ModelStatistics()).refused(ns, now)
+        if self._known(app):
+            self._of_app(app).refused(ns, now)
+
+    def _of_app(self, app: str) -> ModelStatistics:
+        if app not in self._apps:
+            self._forget()
+        return self._apps.setdefault(app, ModelStatistics())
+
+    def _forget(self) -> None:
+        """Something new comes, which is seldom: the moment to forget apps that are gone."""
+        self._variants = {key: tally for key, tally in self._variants.items() if self._known(key[0])}
+        self._apps = {app: tally for app, tally in self._apps.items() if self._known(app)}
 
     def of(
         self, app: str, model: str | None = None, variant: str | None = None, version: str | None = None

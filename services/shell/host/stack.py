@@ -42,7 +42,7 @@ from services.shell.host.process import ServerError
 from services.shell.host.readiness import Readiness
 from services.shell.host.running import AFTER, BESIDE, LastingMemory
 from services.shell.host.supervise import Child, Supervisor, ended
-from services.shell.host.worker import LocalWorkers, publish_exit
+from services.shell.host.worker import LocalWorkers, forget_gone, publish_exit
 from services.shell.http.server import LISTENING, listen
 from services.shell.metrics.system import PAGE, SystemMetrics
 from services.shell.runtime import telemetry
@@ -335,6 +335,7 @@ class Stack:
 
     def _swept(self) -> None:
         process.rotate(self._logs)
+        forget_gone(self._spec.data_dir, self._supervisor.pids)
         if self._keys is not None and self._keys.changed() and (nats := self._supervisor.pids.get("nats")):
             os.kill(nats, signal.SIGHUP)  # it reads its users again
 

@@ -10,10 +10,12 @@ or than the leader record's, is refused: a controller that has lost its lease ca
 
 import asyncio
 import logging
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -44,6 +46,7 @@ from services.shell.settings import login_of
 log = logging.getLogger(__name__)
 
 LOGS = "logs"  # below the data directory, as `infaas.logfiles` reads them
+ROLES, KEPT_S = ("worker", "executor", "monitor"), 7 * 24 * 3600.0
 MONITORS = ["monitor", "model-autoscaler", "offline"]
 EXECUTOR, MONITOR = 1, 2  # stages: the monitor stops first and says that it leaves, so that nobody sends anything more
 STEPS: process.Steps = ((signal.SIGTERM, 8.0), (signal.SIGKILL, 5.0))
@@ -51,6 +54,22 @@ AGAIN = 1.0  # s between attempts to reach NATS
 # s that the next worker of a machine waits for the last one to end, and between attempts
 LOCK, LOCK_S, RETRY_S = "worker.lock", 90.0, 0.2
 SEED = ("INFAAS_BUS__NKEY_SEED", "INFAAS_BUS__NKEY_SEED_FILE", "INFAAS_NKEY_SEED")  # the variables of one setting
+
+
+def forget_gone(data_dir: Path, running: Container[str]) -> None:
+    """Delete logs that workers which are gone have not written for KEPT_S. running: names of processes, as their logs have them."""
+    for file in (data_dir / LOGS).glob("*-*.log*"):
+        name = file.name.partition(".log")[0]
+        role, _, worker = name.partition("-")
+        if role not in ROLES or name in running or time.time() - file.stat().st_mtime < KEPT_S:
+            continue
+        place = data_dir / WORKERS / worker
+        with suppress(ServerError):  # it runs, beside the system
+            lock = process.Lock(place / LOCK) if place.exists() else None
+            file.unlink()
+            if lock is not None:
+                shutil.rmtree(place, ignore_errors=True)
+                lock.release()
 
 
 def serve(settings: Settings, environ: Mapping[str, str], config: Path | None = None) -> int:

@@ -56,6 +56,18 @@ def test_a_default_is_its_apps_and_no_execution() -> None:
     assert (whole["inference_count"], whole["execution_count"], whole["batch_stats"]) == (0, 0, [])
 
 
+def test_apps_that_are_gone_make_room_for_others() -> None:
+    there = {"a", "b"}
+    counts = Statistics(there.__contains__)
+    for app in ("a", "b", "invented"):
+        counts.answered(app, ANSWER, 1, 1e6, 1.0)
+        counts.refused(app, 1e6, 1.0)
+    there.remove("a")
+    there.add("c")
+    counts.answered("c", ANSWER, 1, 1e6, 1.0)
+    assert {name.partition(".")[0] for name, _, _ in counts.all()} == {"b", "c"}
+
+
 def test_clients_that_choose_many_sizes_do_not_fill_the_memory() -> None:
     counts = Statistics()
     for items in range(1, 2 * MAX_BATCH_SIZES):

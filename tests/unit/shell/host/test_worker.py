@@ -1,6 +1,7 @@
 """A worker is drained before its processes are stopped."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -18,7 +19,7 @@ from bus.subjects import Subjects
 from services.autoscaler.vms.providers import PROVIDERS
 from services.autoscaler.vms.providers.base import ProviderError
 from services.core.settings import MachineSettings, Settings, WorkerSettings
-from services.shell.host import worker
+from services.shell.host import process, worker
 from services.shell.host.process import ServerError
 from services.shell.host.supervise import Child
 from services.shell.host.worker import LocalWorkers, WorkerHost, drain
@@ -275,3 +276,22 @@ async def test_without_a_host_a_provider_says_who_would_be_one() -> None:
     else:
         raise AssertionError
     await bus.close()
+
+
+def test_logs_of_workers_go_a_week_after_they_have(tmp_path: Path) -> None:
+    logs = tmp_path / worker.LOGS
+    logs.mkdir()
+    names = [f"{role}-{of}.log" for role in worker.ROLES for of in ("gone", "here", "beside", "new")]
+    long_ago = time.time() - worker.KEPT_S - 1.0
+    for name in (*names, "dispatcher-0.log", "executor-gone.log.1"):
+        (logs / name).touch()
+        if "new" not in name:
+            os.utime(logs / name, (long_ago, long_ago))
+    for of in ("gone", "beside"):
+        (tmp_path / worker.WORKERS / of).mkdir(parents=True)
+    runs = process.Lock(tmp_path / worker.WORKERS / "beside" / worker.LOCK)
+    worker.forget_gone(tmp_path, {f"{role}-here" for role in worker.ROLES})
+    kept = {"dispatcher-0.log", *(name for name in names if "-gone" not in name)}
+    assert {each.name for each in logs.iterdir()} == kept
+    assert [each.name for each in (tmp_path / worker.WORKERS).iterdir()] == ["beside"]
+    runs.release()
