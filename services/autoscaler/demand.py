@@ -18,6 +18,8 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord
 from bus.messages.scaling import ClassDemand, DemandHistory, DemandReport
+from bus.subjects import WITHOUT_APP
+from services.core.catalog import Catalog
 from services.core.demand import ANY, Band, band, expected_qps, merged, rate_of
 from services.core.forecast.conformal import Forecaster
 from services.core.forecast.forecasters import make_forecaster, rates
@@ -162,9 +164,10 @@ def _untold() -> Forecaster:
 
 
 class DemandForecast(Struct, eq=False):
-    """forecaster: its name, as `make_forecaster` takes it; "": the rates are all that is asked for."""
+    """forecaster: its name, as `make_forecaster` takes it; "": the rates are all that is asked for. catalog: of the apps; what is deleted is forgotten."""
 
     forecaster: str
+    catalog: Catalog | None = None
     reached: dict[str, Reached] = {}
     _classes: dict[Band, _Class] = {}
     _heard: dict[str, float] = {}  # dispatchers, and when they reported last
@@ -236,7 +239,7 @@ class DemandForecast(Struct, eq=False):
                 known.counts.pop(name, None)
                 known.newest.pop(name, None)
         for of, known in list(self._classes.items()):
-            if now - known.last > FORGET_S:
+            if now - known.last > FORGET_S or self._gone(known.needs.app):
                 del self._classes[of]
                 continue
             known.rate = known.rate_now()
@@ -252,6 +255,9 @@ class DemandForecast(Struct, eq=False):
         for of_apps in (self._histories, self._asked, self.reached):
             for app in of_apps.keys() - apps:
                 del of_apps[app]
+
+    def _gone(self, app: str) -> bool:
+        return self.catalog is not None and self.catalog.app(app) is None and not app.startswith(f"{WITHOUT_APP}.")
 
     def _seed(self, known: _Class, now: float) -> None:
         """Give a forecaster its part of the app's history: the share that the class has of the app now."""

@@ -252,7 +252,7 @@ class MonitorActor(TableActor):
             self._table.removed.pop(name, None)
             return NOTHING
         if kind == "app" and change.value is None:
-            self._table.used &= {one.app for one in catalog.apps}
+            self._table.forget_apps()
         if kind == "variant":  # it was removed
             why, now = "the variant was removed", envelope.now
             host, warm = self._table.host, [one for one in self._table.warm(name) if one.state == "Warm"]

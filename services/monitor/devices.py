@@ -1,7 +1,7 @@
 """One device of a worker: its executor process, its instances, and the meter of what they cost. Pure."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import fsum
 
@@ -235,6 +235,11 @@ class Meter:
             account.busy[app] = account.busy.get(app, 0.0) + seconds
             if app != SYSTEM:
                 account.owner = app
+
+    def forget(self, gone: Callable[[str], bool]) -> None:
+        """Apps were deleted: while an instance is idle from now on, nobody pays for them."""
+        for account in self._loaded.values():
+            account.owner = None if account.owner is None or gone(account.owner) else account.owner
 
     def close(self, now: float) -> list[CostEvent]:
         """The rows of the period that ends now. The next period begins."""

@@ -1,7 +1,7 @@
 """One instance of a worker: its state for each app, and what its executor measured lately. Pure."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -186,6 +186,14 @@ class MonitoredInstance:
             self.factor = remembered(self.factor, now - seconds - known_at)
             self.factor += gain * (min(high, max(low, spent / sample.predicted)) - self.factor)
         return changes
+
+    def forget(self, gone: Callable[[str], bool]) -> None:
+        """Keep nothing of apps that were deleted: an instance of others may outlive many."""
+        self.apps = {app: state for app, state in self.apps.items() if app is None or not gone(app)} or {
+            None: self.state
+        }
+        self._app_seen = {app: seen for app, seen in self._app_seen.items() if not gone(app)}
+        self.owner = None if self.owner is None or gone(self.owner) else self.owner
 
     def begins(self, now: float) -> None:
         """What was queued at the last report is computed from now on."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import InstanceSample, LoadInstance, State, UnloadInstance
+from bus.subjects import WITHOUT_APP
 from services.core.actor import Effect
 from services.core.catalog import Catalog
 from services.core.lifecycle import SERVING
@@ -348,6 +349,17 @@ class InstanceTable:
         if self.catalog.variant(variant) is None and all(i.record.variant != variant for i in self.instances.values()):
             self.uses.forget(variant)
             self._forgotten = max(self._forgotten, self._numbers.pop(variant, 0))
+
+    def forget_apps(self) -> None:
+        """An app was deleted. With it goes what was told late of those before."""
+        self.used = {app for app in self.used if not self._is_gone(app)}
+        for instance in self.instances.values():
+            instance.forget(self._is_gone)
+        for device in self._devices.values():
+            device.meter.forget(self._is_gone)
+
+    def _is_gone(self, app: str) -> bool:
+        return self.catalog.app(app) is None and not app.startswith(WITHOUT_APP)
 
     def failed(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect]:
         """It could not be loaded. A variant that fails again and again is quarantined."""

@@ -49,7 +49,7 @@ class Visited(PipelineFleet):
                 self.stage.send(name, Changed("infaas-catalog", key, None))
 
     def visit(self, name: str) -> list[VariantRecord]:
-        """A worker, two models, and three apps of them: they serve, learn, and go. Returns the variants."""
+        """A worker, two models, and apps of them: they serve, learn, and go. Returns the variants."""
         a, b, worker = (f"{name}-{each}" for each in ("a", "b", "worker"))
         self.start_worker(worker, 1.0)
         variants = [variant(f"{model}-v1-ort-fp32-t1-b8", model=model) for model in (a, b)]
@@ -57,6 +57,7 @@ class Visited(PipelineFleet):
         learns = Ensemble(policy="exp4", contextual=True, cache_mb=1.0)
         apps = [
             AppRecord(app=a, links={a: "1"}, signature=SIGNATURE),
+            AppRecord(app=f"{a}-first", links={"first": "1"}, signature=SIGNATURE),  # of a model that stays
             AppRecord(app=f"{a}-{b}", links={a: "1", b: "1"}, signature=SIGNATURE, selection=learns),
             AppRecord(
                 app=f"{a}-line",
@@ -90,7 +91,7 @@ def test_no_actor_of_a_fleet_keeps_what_is_gone() -> None:
         fleet.asks(50, "first", seconds=1.0)
     for record in late:  # an order that was on its way
         fleet.order(record, "w0", seconds=1.0)
-    fleet.stage.run(700.0)
+    fleet.stage.run(60.0)
     fleet.visit("last")  # with the next ones goes what was told late of those before
     fleet.asks(50, "first", seconds=60.0)
     roles = {"w": "monitor", "d": "dispatcher"}

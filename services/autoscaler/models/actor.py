@@ -81,7 +81,7 @@ class ModelAutoscaler(TableActor):
         self._monitor = monitor or MonitorSettings()
         self._catalog = Catalog()
         self._synced = False
-        self._demand = DemandForecast("")
+        self._demand = DemandForecast("", self._catalog)
         self._heartbeat: tuple[float, WorkerHeartbeat | None] = (0.0, None)
         self._tables = LatencyTables()
         self._planned: dict[Band, float] = {}  # items/s here when the leader planned last

@@ -324,7 +324,8 @@ class FleetPlanner(Struct, eq=False):
         self._demanded = self._beside_reserved(seen, plan)
         unneeded: dict[tuple[str, str], float] = {}
         marked = set[tuple[str, str]]()
-        self._back = {key: at for key, at in self._back.items() if turn.now - at < CALM_S}
+        known = self.catalog.variant
+        self._back = {key: at for key, at in self._back.items() if turn.now - at < CALM_S and known(key[1])}
         self._ordered = {key: order for key, order in self._ordered.items() if turn.now < order[1]}
         records = {record.variant: record for record in seen.records}
         for p, group in enumerate(seen.pools):

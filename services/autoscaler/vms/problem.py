@@ -106,7 +106,7 @@ class FleetProblems:
     share: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.demand = DemandForecast(self.settings.forecaster)
+        self.demand = DemandForecast(self.settings.forecaster, self.catalog)
         self.share = self.monitor.memory_share
 
     @property
