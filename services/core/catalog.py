@@ -214,9 +214,8 @@ class Catalog:
     def _labelled(self, app: str, record: AppQuality | None) -> set[str]:
         """The app, if another accuracy counts for one of its variants now."""
         before = self._truths(app)
-        if record is None:
-            self._quality.pop(app, None)
-        else:
+        self._quality.pop(app, None)
+        if record is not None:
             self._quality[app] = record
         self._of_app.pop(app, None)
         return {app} if app in self._apps and before != self._truths(app) else set()
@@ -317,9 +316,8 @@ class Catalog:
         ]
 
     def _at(self, model: str, version: str) -> list[VariantRecord]:
-        if version not in self._models.get(model, ()):
-            return []
-        return [one for _, one in sorted(self._of_version.get((model, version), {}).items())]
+        known = self._of_version.get((model, version), {}) if version in self._models.get(model, ()) else {}
+        return [one for _, one in sorted(known.items())]
 
     def arms(self, app: AppRecord) -> list[tuple[VariantRecord, ...]]:
         """The variants of the old and of the new version in an app's release: one of each stays loaded. Empty: none is under way."""
@@ -497,7 +495,6 @@ class KeptReplicas(dict[str, PipelineReplicas]):
         """An entry of the bucket has this value now; None: it is gone."""
         if key.startswith(_KEYS):
             pipeline, state = key.removeprefix(_KEYS), decode_kept(PipelineReplicas, value)
+            self.pop(pipeline, None)
             if state is not None:
                 self[pipeline] = state
-            else:
-                self.pop(pipeline, None)

@@ -41,13 +41,12 @@ from services.core.selection.instances import Instance
 from services.core.selection.policy import Decision, SelectionPolicy, note
 from services.core.selection.refusals import not_loaded
 from services.core.settings import DispatcherSettings, EnsembleSettings, JobsSettings, QualitySettings, Settings
-from services.dispatcher.apps import Apps, forget
+from services.dispatcher.apps import Apps
 from services.dispatcher.cancelling import Cancelling
 from services.dispatcher.central import FULL, LATE, CentralQueues, PullDue
 from services.dispatcher.composites import Composites
 from services.dispatcher.default_output import executor_error, may_wait
 from services.dispatcher.demand import DemandCounter, LoadsOnDemand
-from services.dispatcher.feedback import UNKNOWN
 from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries, urgency
 from services.dispatcher.query import Admission, Query, keeps, label_of
 from services.dispatcher.questions import Questions
@@ -94,9 +93,10 @@ class Dispatcher(TableActor):
         self._retries = Retries(self.in_flight, settings.max_attempts, self._decide, self._refuse)
         ways = (self._retries, settings.failure_timeout_s, self._refuse, self._select, self._dispatch, self.handle)
         self.silence = Silence(name, subjects, self.in_flight, self.view, *ways, self._alive)
-        self._line, self.clocks = self.silence.line, Clocks(self.silence.line)
+        self._line, self.clocks = self.silence.line, Clocks(self.silence.line, self.view.workers)
         given = (self._outcomes, self._take, new_uid, settings, ensemble, policy.name, quality, jobs)
         self.composites = Composites(name, subjects, self.apps, *given)
+        self.composites.by_app.append(self.silence.crossings)
         known = (self._admission, self._outcomes.said, self.in_flight, self.composites)
         self.resent = Resent(name, subjects, self.silence, *known, self._begin, self._adopt)
         self.cancelling = Cancelling(name, subjects, self.resent, self._outcomes, self._refuse)
@@ -106,7 +106,6 @@ class Dispatcher(TableActor):
         self._prefix = len(subjects.query(""))
         self._undelivered = subjects.undelivered(name, "")
         self._list_selection = subjects.list("selection")
-        self._queues: dict[tuple[str, str], str] = {}
         self._on: dict[type, Handler] = {
             Malformed: self._malformed,
             DoneBatch: self._done,
@@ -275,11 +274,10 @@ class Dispatcher(TableActor):
         route = query.sent = query.route(
             self.name, instance.id, self._policy.name, more=more, higher=higher, live=live, keep=keep
         )
-        key = (instance.worker.name, instance.device)
-        subject = self._queues.get(key) or self._queues.setdefault(key, self._subjects.execute(*key))
+        subject = self._subjects.execute(instance.worker.name, instance.device)
         undelivered = f"{self._undelivered}{query.uid.hex()}-{query.attempt}"
         if self.clocks.off:
-            route = self.clocks.sent(route, key[0])
+            route = self.clocks.sent(route, instance.worker.name)
         return Publish(subject, Execute(route, query.raw), undelivered, query.headers)
 
     # -- a batch is done
@@ -429,8 +427,6 @@ class Dispatcher(TableActor):
         before = dict(known.instances) if (known := self.view.workers.get(heartbeat.worker)) is not None else {}
         if not self.view.heartbeat(heartbeat, envelope.now):
             return NOTHING
-        if known is None:
-            forget(self.view.workers, self._queues, *self.clocks.by_worker)
         lost = [i for name, i in before.items() if self.view.instances.get(name) is not i]
         effects = self.silence.gone(lost, envelope.now) if lost else []
         for instance in self.view.workers[heartbeat.worker].instances.values():
@@ -446,9 +442,7 @@ class Dispatcher(TableActor):
             self.composites.releases.book.change(change.key, change.value)
             return NOTHING
         self.apps.change(change)
-        self.composites.changed()
-        if change.value is None and self.apps.synced:
-            forget({*self.view.apps, UNKNOWN}, self.silence.crossings, *self.composites.by_app)
+        self.composites.changed(deleted=change.value is None)
         return NOTHING
 
     def _synced(self, envelope: Envelope) -> Iterable[Effect]:

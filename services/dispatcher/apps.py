@@ -1,6 +1,6 @@
 """The catalogue as the dispatcher serves it: a view for each app, and for each model that is queried without an app. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Container
 from typing import Any
 
 from bus.messages.catalog import AppRecord, VariantRecord
@@ -14,7 +14,7 @@ from services.core.selection.eligibility import AppView
 from services.core.validation import WrongField, check_name
 
 
-def forget(known: Collection[str], *tables: Any) -> None:
+def forget(known: Container[str], *tables: Any) -> None:
     """Keep nothing of names that are gone. A key is a name, begins with one and a dot, or is a tuple that begins with one.
 
     Whole tables at each deletion: what ends after its app was deleted goes with the next one.

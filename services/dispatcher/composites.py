@@ -15,14 +15,14 @@ from services.core.ensemble.policies import make_policy
 from services.core.outcomes import PART_GRACE
 from services.core.settings import DispatcherSettings, EnsembleSettings, JobsSettings, QualitySettings
 from services.dispatcher.answered import AnsweredQueries, score_answered
-from services.dispatcher.apps import Apps, members_of
+from services.dispatcher.apps import Apps, forget, members_of
 from services.dispatcher.budgets import Budgets
 from services.dispatcher.cache import CachedParts
 from services.dispatcher.contexts import Contexts, SelectionList, Then
 from services.dispatcher.copies import Copied, Copies
 from services.dispatcher.demand import ArrivalsCounter, ArrivalsDue
 from services.dispatcher.ensembles import Ensembles
-from services.dispatcher.feedback import Feedbacks
+from services.dispatcher.feedback import UNKNOWN, Feedbacks
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import JOIN, RESULTS, EndsDue, Joins
 from services.dispatcher.pipelines import Pipelines
@@ -101,14 +101,14 @@ class Composites:
         self.feedback.evaluate = self.ensembles.evaluate
         self.ensembles.evaluated = self.feedback.evaluated
         # What is kept by app, until that is deleted.
-        self.by_app = (
+        self.by_app = [
             *self.contexts.by_app,
             *self.ensembles.by_app,
             *self.releases.by_app,
             *self.references.by_app,
             self.pipelines.visits,
             self.feedback.learning.ended,
-        )
+        ]
         self._list = SelectionList(apps.catalog, self.contexts)
         self.ending = (PartReply, Done, Failed, TimedOut)  # what may end a query
         self.inlets = (Inlet(subject=subjects.part(name), message=PartReply), *self.feedback.inlets)
@@ -193,10 +193,14 @@ class Composites:
         effects.extend(self.joins.timer(now))
         return effects
 
-    def changed(self) -> None:
-        """The catalogue has changed."""
+    def changed(self, *, deleted: bool) -> None:
+        """The catalogue has changed. deleted: an entry is gone, and what was kept of it goes."""
         self.cached.drop()
         self.pipelines.changed()
+        if deleted and self._apps.synced:
+            known = {*self._apps.view.apps, UNKNOWN}
+            forget(known, *self.by_app)
+            self.predictions.forget(known)
 
     def ask(self, envelope: Envelope, then: Then | None = None) -> Iterable[Effect]:
         """What the members of an app weigh. then: what is replied instead, once the context is in memory."""

@@ -1,7 +1,7 @@
 """The predictions that feedback may still come for: what each member of an app's selection said, and how likely it was to be asked. Pure."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -132,6 +132,11 @@ class Predictions:
         self.bytes += prediction.size
         while self._by_uid and self.bytes > self._most_bytes:
             self._remove(next(iter(self._by_uid)))
+
+    def forget(self, known: Container[str]) -> None:
+        """Apps were deleted: no feedback comes for others than these."""
+        for uid in [uid for uid, one in self._by_uid.items() if one.app not in known]:
+            self._remove(uid)
 
     def by_query(self, app: str, uid: bytes) -> Prediction | None:
         """The prediction with this uid, if it is this app's."""

@@ -6,7 +6,7 @@ waits for the same echo behind all that any of them had got.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
 from services.core.selection.instances import Instance, SharedCores
 from services.core.selection.policy import Decision
+from services.dispatcher.apps import forget
 from services.dispatcher.default_output import expiry_error
 from services.dispatcher.inflight import InFlight, Retries, urgency
 from services.dispatcher.query import Query
@@ -328,17 +329,19 @@ WINDOW_S = 5.0  # of heartbeats; a clock that falls behind while its worker goes
 
 
 class Clocks:
-    """line: of the dispatcher. off: by worker, seconds that its clock is behind, if that is much; negative: it is ahead."""
+    """line, workers: of the dispatcher. off: by worker, seconds that its clock is behind, if that is much; negative: it is ahead."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, workers: Container[str]) -> None:
+        self._workers = workers
         self.off: dict[str, float] = {}
         self._line = line
         self._least: dict[str, tuple[int, float, float, float]] = {}  # incarnation, since when; least before, and since
-        self.by_worker = (self.off, self._least)
 
     def heard(self, heartbeat: WorkerHeartbeat, now: float) -> None:
         """A heartbeat has come."""
         worker, late = heartbeat.worker, now - heartbeat.at
+        if worker not in self._least:
+            forget(self._workers, self.off, self._least)
         incarnation, since, before, least = self._least.get(worker, (0, 0.0, late, late))
         anew = incarnation != heartbeat.incarnation  # its clock may have been set meanwhile
         if now > self._line.fresh_until and not anew:

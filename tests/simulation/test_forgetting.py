@@ -18,7 +18,7 @@ from tests.support.simulated.remembered import remembered
 GONE = "gone-"  # all that comes and goes has it in its name
 # Tables of the last so many, or so many bytes, whoever they were of; whatever is in one has no other way to it.
 BOUNDED = {
-    "dispatcher": (".composites.predictions.", ".composites.answered."),
+    "dispatcher": (".composites.answered.",),
     "monitor": ("._table._ended", "._table.removed"),
     "executor": (".tallies",),
     "registrar": ("._closed", "._statuses."),

@@ -231,12 +231,10 @@ class Runtime:
         self._open.clear()
 
     async def _drop_timers_and_tasks(self) -> None:
-        for handle in self._timers.values():
-            handle.cancel()
-        self._timers.clear()
         left = self._tasks - {asyncio.current_task()}  # a restart must not end itself
-        for task in left:
-            task.cancel()
+        for each in (*self._timers.values(), *left):
+            each.cancel()
+        self._timers.clear()
         if left:
             await asyncio.wait(left, timeout=1.0)
 

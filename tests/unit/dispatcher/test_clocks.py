@@ -15,7 +15,7 @@ ROUTE = Route(b"u" * 16, 0, 0, "inbox", NOW + 0.3, NOW, "d", "faces-s.w1-1", "fa
 class World:
     def __init__(self) -> None:
         self.line = Line("echo", STALE)
-        self.clocks = Clocks(self.line)
+        self.clocks = Clocks(self.line, ("w", "w0", "w1"))
         self.now = NOW
 
     def hear(self, behind: float, incarnation: int = 1, *, echo: bool = True) -> None:

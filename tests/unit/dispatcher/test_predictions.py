@@ -163,5 +163,5 @@ def test_memory_is_bounded_and_the_least_recently_used_go() -> None:
     assert found.get("a.50", 1) is None
     found.put("a.0", marks(range(MOVED)), 2, 0)
     for key in list(found):
-        found.drop(key)
+        found.pop(key)
     assert found.bytes == 0
