@@ -168,7 +168,7 @@ class CentralQueues(Struct, eq=False):
         for variant, queue in list(self._queues.items()):
             if not self.instances(variant):
                 for table in (self._queues, self._levels, self._hops):
-                    table.pop(variant, None)  # type: ignore[attr-defined]
+                    table.pop(variant, None)
                 self._queued.difference_update(query.uid for _, _, query in queue)
                 for _, _, query in queue:
                     if self._waits(query):
