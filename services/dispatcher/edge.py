@@ -26,7 +26,7 @@ from bus.messages.quality import AppQuality
 from bus.port import Bus, KeyValue, NotFound, WrongRevision
 from bus.subjects import Subjects
 from bus.tensors import BadTensor, datatype_of, fit, from_array, to_array
-from services.core.catalog import quality_key
+from services.core.catalog import app_key, quality_key
 from services.core.ensemble.base import Array, Combined, Learnt, Member, Outputs
 from services.dispatcher.commands import (
     ContextWritten,
@@ -402,6 +402,10 @@ async def _put(bucket: KeyValue, command: PutQuality) -> None:
         except NotFound:
             with suppress(WrongRevision):
                 await bucket.create(key, command.value)
+                try:
+                    await bucket.get(app_key(command.app))
+                except NotFound:  # it was deleted meanwhile, and what labels said of it
+                    await bucket.delete(key)
                 return
             continue
         held = decode_kept(AppQuality, entry.value)

@@ -9,6 +9,7 @@ import pytest
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, Ensemble
 from bus.messages.public import Listing, ListRequest
+from bus.messages.quality import AppQuality
 from bus.messages.scaling import LeaderRecord, MachineRecord, PipelineReplicas, StartMachine
 from bus.port import Bus
 from bus.subjects import Subjects
@@ -25,7 +26,7 @@ from services.core.ensemble.base import Member
 from services.core.selection.policy import InfaasPolicy
 from services.core.settings import BusSettings, Settings
 from services.dispatcher.actor import Dispatcher, make_dispatcher
-from services.dispatcher.commands import ContextWritten, ReadContext, StoredContext, WriteContext
+from services.dispatcher.commands import ContextWritten, PutQuality, ReadContext, StoredContext, WriteContext
 from services.dispatcher.edge import DispatcherEdge, uid_maker
 from services.dispatcher.predictions import Prediction
 from services.recorder.__main__ import streams
@@ -156,6 +157,15 @@ async def test_of_two_writes_on_one_value_one_wins_and_the_other_gets_it(buses: 
     await bucket.delete("a._")
     assert await one.perform(WriteContext("a._", b"3", second.revision)) == StoredContext(None, 0)
     assert isinstance(await one.perform(WriteContext("a._", b"4", 0)), ContextWritten)
+
+
+async def test_nothing_is_put_of_an_app_that_was_deleted_meanwhile(buses: Buses, connect: Connects) -> None:
+    subjects, bus = Subjects(buses.prefix), await connect()
+    bucket = await bus.key_value(subjects.catalog_bucket)
+    await bucket.put("app.there", b"")
+    for app in ("there", "gone"):
+        await DispatcherEdge(bus, subjects).perform(PutQuality(app, encode(AppQuality(app=app, revision=1)), 1))
+    assert sorted(await bucket.keys()) == ["app.there", "quality.there"]
 
 
 # -- The controller's edge on both buses: one of many claims wins, notes are kept for the next leader.
