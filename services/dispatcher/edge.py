@@ -336,7 +336,9 @@ class KeptQueries:
                     names[uid].append(key)
                     if asked == uid:  # a stage is named by its own uid alone
                         names[digest].append(key)
-                self._names[app] = time.monotonic(), names
+                now = time.monotonic()
+                self._names = {one: kept for one, kept in self._names.items() if now <= kept[0] + LISTED_S}
+                self._names[app] = now, names
             return names
 
 

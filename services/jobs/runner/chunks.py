@@ -200,6 +200,7 @@ class LoadRequests:
         """Have one instance loaded, unless that was requested a moment ago."""
         if now - self._requested.get(record.variant, float("-inf")) < AGAIN_S:
             return NOTHING
+        self._requested = {one: at for one, at in self._requested.items() if now - at < AGAIN_S}
         self._requested[record.variant] = self._used[record.variant] = now
         order = EnsureLoaded(variant=record, at_least=1, app=app, orderer=self._name, reason="an offline job needs it")
         return (Publish(self._load, order, self._replies),)
