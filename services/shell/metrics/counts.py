@@ -154,8 +154,7 @@ class EventTotals:
 
     def fold(self, kind: str, rows: Sequence[Any]) -> None:
         """Count a batch of one kind."""
-        if self._gone and self._clock() - next(iter(self._gone.values())) > GONE_S:
-            self._forget()
+        self._forget()
         self._rows[(kind,)] += len(rows)
         fold = self._folds.get(kind)
         if fold is not None:
@@ -163,6 +162,7 @@ class EventTotals:
 
     def changed(self, change: Changed) -> None:
         """What a deleted app or variant counted makes room for others, one minute later."""
+        self._forget()
         kind, _, name = change.key.partition(".")
         self._gone.pop((kind, name), None)
         if change.value is None and kind in ("app", "variant"):
@@ -170,6 +170,8 @@ class EventTotals:
 
     def _forget(self) -> None:
         until = self._clock() - GONE_S
+        if not self._gone or next(iter(self._gone.values())) >= until:
+            return
         gone = {label for label, at in self._gone.items() if at < until}
         self._gone = {label: at for label, at in self._gone.items() if at >= until}
         for _, labels, table in self._counters:

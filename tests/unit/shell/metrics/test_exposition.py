@@ -224,6 +224,11 @@ def test_what_is_deleted_makes_room_for_what_comes() -> None:
     assert values(tally, "infaas_queries_total") == {("app9", "ok"): 1, ("new", "ok"): 1}
     assert values(tally, "infaas_answers_total") == {("new", "w"): 1}
     assert values(tally, "infaas_query_latency_seconds").keys() == {("app9",), ("new",)}
+    silent = EventTotals(clock)  # of a process that counts nothing
+    for i in range(10):
+        silent.changed(Changed("infaas-catalog", f"app.app{i}", None))
+        clock.now += 50.0
+    assert len(silent._gone) <= 2
 
 
 def test_what_clients_did_wrong_lowers_no_ratio() -> None:
