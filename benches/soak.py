@@ -4,11 +4,12 @@ Versions, apps, pipelines, jobs and workers come and go under a steady load. Mem
 of each process, subjects, messages and bytes of NATS, and rows of the database are read every few seconds. Each has its slope
 an hour with a 95 % interval: of the means of eight equal parts of the time after the first quarter, in which caches fill;
 that of answered queries is filled before. A slope whose interval does not hold 0 is marked. What is kept by design
-grows: rows of history and its bytes, for a day the marks of deleted keys (15 with each registration here), for 90 days
+grows, marked so: rows of history and its bytes, for a day the marks of deleted keys (15 with each registration here), for 90 days
 rows of workers, for ever the numbers of deleted versions. What has a bound fills: the last 1,000 registrations and jobs that
-ended, 1,000 sets of labels of each metric, logs until they rotate, and NATS' memory: it grew from 29 to 55 MB in half an hour,
-by copies of chunks of files, which then ended (53 of them, 8 MB), and by buffers of a stream's last block (4 MB each). Wanted:
-no other mark, no restart, nothing refused but for what overload explains.
+ended, 100,000 queries that executors ended, 16,384 with parts, 20,000 feedbacks, PostgreSQL's 32 MB of buffers, and NATS' memory: a stream's last
+block is in a buffer as large as it, up to 8 MB, and Go's heap is twice what lives: 65 MB after 6,300 apps, 165 registrations and 20 workers in 21
+minutes. The registrar had grown by 60 bytes an app then, the monitor by 12. Wanted: no other
+mark, no restart, nothing refused but for what overload explains.
 """
 
 import asyncio
