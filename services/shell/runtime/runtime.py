@@ -232,7 +232,7 @@ class Runtime:
 
     async def _drop_timers_and_tasks(self) -> None:
         left = self._tasks - {asyncio.current_task()}  # a restart must not end itself
-        for each in (*self._timers.values(), *left):
+        for each in list[Any]([*self._timers.values(), *left]):
             each.cancel()
         self._timers.clear()
         if left:
