@@ -186,9 +186,9 @@ class Quantile(FixedSize):
         if self._line is None:
             return self._grown
         slope, base = self._line
-        spare = self.slo_s - base
+        spare = max(0.0, self.slo_s - base)
         highest = min(self.most, 2 * self._largest)
-        return max(1, int(spare / slope)) if spare < slope * highest else highest
+        return max(1, int(spare / slope)) if spare < slope * highest else highest if spare else 1
 
     def measured(self, items: int, seconds: float) -> None:
         self._batches.append((items, seconds))

@@ -12,7 +12,7 @@ from bus.codec import encode
 from bus.messages.catalog import BatchingRule
 from bus.messages.public import Answer
 from services.core.batching import POLICIES, batching_at, batching_key, rule_errors
-from services.executor.batching import BatchingRules, quantile_line
+from services.executor.batching import BatchingRules, Quantile, quantile_line
 from tests.support.data.examples import examples
 from tests.support.simulated.batch_clients import BatchClients, linear
 
@@ -362,3 +362,14 @@ def test_the_line_is_that_of_the_99th_percentile() -> None:
 def test_what_is_wrong_with_a_rule_is_said(rule: BatchingRule, text: str) -> None:
     [wrong] = rule_errors(rule)
     assert wrong.startswith(text)
+
+
+def test_where_even_one_item_takes_longer_than_the_objective_and_all_take_the_same_a_batch_is_one_item() -> None:
+    policy = Quantile(most=8)
+    policy.slo_s = 0.01
+    for items in (1, 2) * Quantile.REFIT:
+        policy.measured(items, 0.02)
+    assert policy.limit(1.0) == 1
+    for _ in range(Quantile.KEPT):
+        policy.measured(1, 0.015)
+    assert policy.limit(2.0) == 1
