@@ -1,8 +1,7 @@
 -- Queries that were not answered in time: how many, of which app, for which reason.
-SELECT app, CASE outcome WHEN 'late' THEN 'late' ELSE coalesce(code, outcome) END AS reason, outcome, count(*) AS queries,
-       count(*) FILTER (WHERE simulated) AS simulated, min(time) AS first, max(time) AS last
-FROM infaas.query_outcomes
-WHERE time >= %(start)s AND time < %(end)s AND outcome NOT IN ('ok', 'default', 'cancelled') AND parent IS NULL
-  AND policy IS DISTINCT FROM 'offline'
+SELECT app, CASE outcome WHEN 'late' THEN 'late' ELSE coalesce(code, outcome) END AS reason, outcome, sum(outcomes)::bigint AS queries,
+       sum(simulated)::bigint AS simulated, min(first) AS first, max(last) AS last
+FROM infaas.outcomes_between(%(start)s, %(end)s)
+WHERE outcome NOT IN ('ok', 'default', 'cancelled') AND NOT part AND NOT offline
 GROUP BY 1, 2, 3
 ORDER BY queries DESC

@@ -105,7 +105,7 @@ def shape(
         else:
             _enter_extension(connection)
             files = ["hypertables.sql", *(["rollups.sql", "chunks.sql"] if level == "apache" else ["aggregates.sql"])]
-        for file in [*files, "views.sql", "comments.sql"]:
+        for file in ["outcomes.sql", *files, "views.sql", "comments.sql"]:
             connection.execute((directory / file).read_bytes())
     if level == "tsl":
         # Of one that was there, hours whose raw rows are gone would be emptied.

@@ -3,10 +3,9 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,12 +13,12 @@ import pytest
 
 from bus.messages.events import CostEvent, OutcomeEvent, WorkerSample
 from bus.messages.scaling import DemandHistory
+from dashboard.store import statement
 from services.recorder.events import EventWriter, Maintenance, demand_history
-from services.shell.host.postgres import EmbeddedPostgres
-from services.shell.store import SCHEMA, Store, migrate, prepare
+from services.shell.store import SCHEMA, Store, prepare
 from services.shell.timescale import KEEP_DAYS, LevelError, TimescaleSupport, level_of, shape
 from tests.support.data.events import event, message, outcome
-from tests.support.data.rollups import shown, some, truth
+from tests.support.data.rollups import ADDED, IN_RANGE, OF_PAGES, TRUTH, rounded, shown, some, truth
 from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD
 
 HOUR = 3600.0
@@ -77,6 +76,33 @@ def test_views_show_what_raw_rows_add_up_to_at_every_step(db: Recorder) -> None:
 def _without_percentiles(views: dict[str, list[tuple[Any, ...]]]) -> dict[str, list[tuple[Any, ...]]]:
     """Those of minutes that rows came late to are right after the next maintenance."""
     return views | {"slo_by_app_minutely": [row[:7] for row in views["slo_by_app_minutely"]]}
+
+
+def test_a_range_is_what_its_rows_add_up_to_and_whole_hours_stay_without_them(db: Recorder) -> None:
+    """Across hours and within one, before and after they are added up, with rows that came late; and what pages make of it."""
+    rng = random.Random(16)
+    base = time.time() // HOUR * HOUR - 6 * HOUR
+
+    def ask(query: str | bytes, since: float, until: float) -> list[tuple[Any, ...]]:
+        start, end = (datetime.fromtimestamp(base + hours * HOUR, UTC) for hours in (since, until))
+        values = {"start": start, "end": end, "step": timedelta(hours=1), "app": "digits"}
+        return rounded(db.owner.execute(query if isinstance(query, bytes) else query.encode(), values).fetchall())
+
+    between = ADDED.format("outcomes_between(%(start)s, %(end)s)")
+    rows = TRUTH["outcomes_hourly"].replace("FROM infaas.query_outcomes", IN_RANGE)
+    for _ in range(3):
+        db.ledger.write(some(rng, 150, base, base + 5.5 * HOUR))
+        for keep_up in (lambda: None, db.maintain):
+            keep_up()
+            for since, until in ((0.4, 5.2), (1.0, 4.0), (2.9, 3.2), (3.3, 3.6), (0.0, 9.0)):
+                assert ask(between, since, until) == ask(rows, since, until), (since, until)
+                for name, raw in OF_PAGES.items():
+                    if since % 1 == 0 or name not in ("offline", "agreement"):  # their buckets begin with an hour
+                        assert ask(statement(name), since, until) == ask(raw, since, until), (name, since, until)
+    whole = [ask(query, 1.0, 4.0) for query in (between, *map(statement, OF_PAGES))]
+    assert all(whole)
+    db.owner.execute("DELETE FROM infaas.query_outcomes")
+    assert [ask(query, 1.0, 4.0) for query in (between, *map(statement, OF_PAGES))] == whole
 
 
 def test_what_was_held_back_while_nothing_came_is_not_late(db: Recorder) -> None:
@@ -327,91 +353,6 @@ def test_visits_for_pipelines_are_demand_for_the_app_of_the_stage(db: Recorder) 
         assert demand_history(db.store, "social").items == []
         db.maintain()
     assert db.stored()[1] > 0
-
-
-def store_without(postgres: EmbeddedPostgres, place: Path, name: str, lacks: Callable[[str], bool]) -> str:
-    """An empty database of this name, and in `place` the files of the schema but those that it lacks."""
-    for file in SCHEMA.glob("*.sql"):
-        if not lacks(file.name):
-            (place / file.name).write_bytes(file.read_bytes())
-    with closing(psycopg.connect(postgres.superuser_dsn, autocommit=True)) as server:
-        server.execute(f'CREATE DATABASE "{name}"'.encode())
-    return postgres.dsn("postgres", postgres.password, name)
-
-
-def test_stores_of_before_there_were_parts_are_taken_over(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    dsn = store_without(postgres, tmp_path, "before-parts", lambda file: file >= "0014")
-    with closing(psycopg.connect(dsn, autocommit=True)) as owner:
-        migrate(owner, tmp_path)
-        owner.execute(
-            "INSERT INTO infaas_internal.query_hours (hour, app, queries, items, charged) VALUES ('2026-01-01Z', 'digits', 3, 9, 0)"
-        )
-        prepare(dsn, writer_password=WRITER_PASSWORD, reader_password=READER_PASSWORD)
-        found = owner.execute("SELECT queries, items, asked, asked_items FROM infaas.cost_by_variant_hourly").fetchall()
-    assert found == [(3, 9, 3, 9)]
-
-
-def test_stores_of_before_there_were_payers_are_taken_over(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    """Their rows are the app's own. Late rows of their hour are added: those without a payer to them, those with one beside them."""
-    dsn = store_without(postgres, tmp_path, "before-payers", lambda file: file >= "0023")
-    at = time.time() // HOUR * HOUR - 3 * HOUR
-    with closing(psycopg.connect(dsn, autocommit=True)) as owner:
-        migrate(owner, tmp_path)
-        owner.execute(
-            "CREATE OR REPLACE VIEW infaas_internal.query_hourly AS"
-            " SELECT hour, app, model, variant, hardware, queries, items, charged, asked, asked_items FROM infaas_internal.query_hours"
-        )
-        owner.execute(
-            "INSERT INTO infaas_internal.query_hours (hour, app, model, variant, hardware, queries, items, charged, asked, asked_items)"
-            " VALUES (to_timestamp(%s), 'digits', 'mlp', 'mlp-v1', 'cpu', 3, 9, 0, 4, 12)",
-            (at,),
-        )
-        owner.execute("UPDATE infaas_internal.watermarks SET upto = to_timestamp(%s)", (at + HOUR,))
-        for _ in range(2):
-            prepare(dsn, most="none", writer_password=WRITER_PASSWORD, reader_password=READER_PASSWORD)
-        own = {"time": at + 60, "app": "digits", "model": "mlp", "variant": "mlp-v1", "hardware": "cpu"}
-        with closing(Store(dsn, "test")) as store:
-            visit = outcome(**own, parent=bytes(16), stage="look", payer="social")
-            EventWriter(store).write([message(outcome(**own), visit)])
-        found = owner.execute(
-            "SELECT app, queries, items, asked, asked_items FROM infaas.cost_by_variant_hourly ORDER BY app"
-        ).fetchall()
-        assert owner.execute("SELECT count(*) FROM infaas_internal.query_hours").fetchone() == (2,)
-    assert found == [("digits", 4, 10, 5, 13), ("social", 0, 0, 1, 1)]
-
-
-def test_mistakes_of_before_they_were_counted_apart_leave_the_stores(
-    postgres: EmbeddedPostgres, tmp_path: Path
-) -> None:
-    # others do not need it
-    dsn = store_without(postgres, tmp_path, "before-mistakes", lambda file: file.startswith("0019"))
-    passwords = {"writer_password": WRITER_PASSWORD, "reader_password": READER_PASSWORD}
-    at = time.time() - HOUR
-    rows = [
-        ("kept", "ok", None, None), ("kept", "refused", "bad_request", None), ("kept", "error", "bad_request", None), ("kept", "refused", "overloaded", None),
-        ("nobody", "refused", "unknown_app", None), ("nobody", "refused", "unknown_app", None), ("_", "refused", "unknown_model", None), ("kept", "default", "unknown_model", None),
-        ("kept", "refused", "bad_request", "offline"),
-    ]  # fmt: skip
-    insert = (
-        "INSERT INTO infaas.query_outcomes (time, uid, app, outcome, code, items, cached, simulated, cost, policy, latency_ms)"
-        " VALUES (to_timestamp(%s), gen_random_uuid(), %s, %s, %s, 2, false, false, 0, %s, 1)"
-    )
-    with closing(psycopg.connect(dsn, autocommit=True)) as owner:
-        prepare(dsn, schema=tmp_path, most="none", **passwords)
-        for minute in (0, 10):  # the first rows are in the stores when the others come
-            owner.cursor().executemany(insert, [(at + 60 * minute, *row) for row in rows])
-            while owner.execute("SELECT infaas_internal.refresh_query_outcomes()").fetchone() == (True,):
-                pass
-        assert owner.execute("SELECT sum(queries) FROM infaas_internal.slo_minutes").fetchone() == (len(rows) - 1,)
-        prepare(dsn, most="none", **passwords)
-        mistakes = owner.execute(
-            "SELECT app, code, sum(count) FROM infaas.client_errors GROUP BY 1, 2 ORDER BY 1, 2"
-        ).fetchall()
-        assert mistakes == [("kept", "bad_request", 4), ("nobody", "unknown_app", 4), (None, "unknown_model", 2)]
-        assert owner.execute(
-            "SELECT app, sum(queries), sum(refused), sum(errors) FROM infaas.slo_by_app_minutely GROUP BY 1"
-        ).fetchall() == [("kept", 6, 2, 0)]
-        assert shown(owner) == truth(owner)
 
 
 def test_the_history_of_demand_has_the_items_of_every_minute_in_the_stores_or_not(db: Recorder) -> None:

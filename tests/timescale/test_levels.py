@@ -174,11 +174,11 @@ DROP MATERIALIZED VIEW infaas_internal.slo_minute;
 CREATE MATERIALIZED VIEW infaas_internal.query_minute WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
 SELECT time_bucket('1 minute', time) AS minute, app, model, variant, hardware,
        count(*) AS queries, sum(items)::bigint AS items, sum(cost) AS charged{minutes}
-FROM infaas.query_outcomes GROUP BY 1, 2, 3, 4, 5 WITH NO DATA;
+FROM infaas.query_outcomes GROUP BY 1, 2, 3, 4, 5{payer} WITH NO DATA;
 CREATE MATERIALIZED VIEW infaas_internal.query_hour WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
 SELECT time_bucket('1 hour', minute) AS hour, app, model, variant, hardware,
        sum(queries)::bigint AS queries, sum(items)::bigint AS items, sum(charged) AS charged{hours}
-FROM infaas_internal.query_minute GROUP BY 1, 2, 3, 4, 5 WITH NO DATA;
+FROM infaas_internal.query_minute GROUP BY 1, 2, 3, 4, 5{payer} WITH NO DATA;
 CREATE MATERIALIZED VIEW infaas_internal.slo_minute WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
 SELECT time_bucket('1 minute', time) AS minute, app, count(*) AS queries,
        count(*) FILTER (WHERE outcome IN ('ok', 'default')) AS good, count(*) FILTER (WHERE outcome = 'late') AS late,
@@ -189,11 +189,15 @@ FROM infaas.query_outcomes WHERE policy IS DISTINCT FROM 'offline' GROUP BY 1, 2
 PARTS = {
     "minutes": ", 3 * count(*) AS asked, sum(items)::bigint AS asked_items",
     "hours": ", sum(asked)::bigint AS asked, sum(asked_items)::bigint AS asked_items",
+    "payer": "",
 }
+PAYERS = {name: f"{columns}, payer" for name, columns in PARTS.items()}
 
 
 @pytest.mark.parametrize(
-    ("known", "asked"), [({"minutes": "", "hours": ""}, 5), (PARTS, 15)], ids=["before parts", "before payers"]
+    ("known", "asked"),
+    [({"minutes": "", "hours": "", "payer": ""}, 5), (PARTS, 15), (PAYERS, 15)],
+    ids=["before parts", "before payers", "before outcomes"],
 )
 def test_older_aggregates_are_made_anew_and_nothing_is_lost(system: System, known: dict[str, str], asked: int) -> None:
     """Hours whose raw rows are gone too: only the old aggregates know of them, and those whose rows are there are counted again."""

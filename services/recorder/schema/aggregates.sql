@@ -2,17 +2,22 @@
 -- watermarks and triggers. Carried out by `prepare` in one transaction, after hypertables.sql, in its search_path the extension's
 -- schema. What the stores hold of times whose raw rows are gone stays there, and is added.
 
--- The definition of an aggregate cannot be changed. Those of before 0014_parts.sql count parts as queries, and those of before
--- 0023_payer.sql know no payer: what they alone still know goes to the stores, and they are made anew from the raw rows.
+-- The definition of an aggregate cannot be changed. Those of before 0014_parts.sql count parts as queries, those of before 0023_payer.sql
+-- know no payer, and those of before 0034_outcomes_hourly.sql not how queries ended: what they alone still know goes to the stores, and
+-- they are made anew from the raw rows.
 DO $$
 DECLARE
   taken timestamptz;
   columns name[];
   asked text := 'asked, asked_items';
+  payer text := 'payer';
 BEGIN
   SELECT array_agg(attname) INTO columns FROM pg_attribute WHERE attrelid = to_regclass('infaas_internal.query_hour');
-  IF columns IS NULL OR 'payer' = ANY (columns) THEN
+  IF columns IS NULL OR 'outcome' = ANY (columns) THEN
     RETURN;
+  END IF;
+  IF 'payer' <> ALL (columns) THEN
+    payer := 'NULL';
   END IF;
   IF 'asked' <> ALL (columns) THEN
     asked := 'queries, items';
@@ -23,19 +28,18 @@ BEGIN
   WHERE time >= coalesce(now() - interval '1 day' - (SELECT keep FROM infaas_internal.retention WHERE relation = 'query_outcomes'), '-infinity');
   taken := coalesce(taken, 'infinity');
   EXECUTE format($insert$
-    INSERT INTO infaas_internal.query_hours AS known (hour, app, model, variant, hardware, queries, items, charged, asked, asked_items)
-    SELECT hour, app, model, variant, hardware, queries, items, charged, %s FROM infaas_internal.query_hour WHERE hour < $1
-    ON CONFLICT (hour, app, payer, model, variant, hardware) DO UPDATE SET queries = known.queries + excluded.queries,
-      items = known.items + excluded.items, charged = known.charged + excluded.charged,
+    INSERT INTO infaas_internal.query_hours AS known (hour, app, payer, model, variant, hardware, queries, items, charged, asked, asked_items)
+    SELECT hour, app, %s, model, variant, hardware, queries, items, charged, %s FROM infaas_internal.query_hour WHERE hour < $1
+    ON CONFLICT (hour, app, payer, model, variant, hardware, outcome, code, stage, part, together, offline) DO UPDATE
+    SET queries = known.queries + excluded.queries, items = known.items + excluded.items, charged = known.charged + excluded.charged,
       asked = known.asked + excluded.asked, asked_items = known.asked_items + excluded.asked_items
-    $insert$, asked) USING taken;
+    $insert$, payer, asked) USING taken;
   INSERT INTO infaas_internal.slo_minutes AS known (minute, app, queries, good, late, refused, errors, p50_ms, p99_ms)
   SELECT minute, app, queries, good, late, refused, errors, p50_ms, p99_ms FROM infaas_internal.slo_minute WHERE minute < taken
   ON CONFLICT (minute, app) DO UPDATE SET queries = known.queries + excluded.queries, good = known.good + excluded.good,
     late = known.late + excluded.late, refused = known.refused + excluded.refused, errors = known.errors + excluded.errors;
   DELETE FROM infaas.query_outcomes WHERE time < taken;
-  CREATE OR REPLACE VIEW infaas_internal.query_hourly AS
-  SELECT hour, app, model, variant, hardware, queries, items, charged, asked, asked_items, payer FROM infaas_internal.query_hours;
+  EXECUTE format('CREATE OR REPLACE VIEW infaas_internal.query_hourly AS SELECT %s FROM infaas_internal.query_hours', infaas_internal.sum_columns());
   CREATE OR REPLACE VIEW infaas_internal.slo_minutely AS
   SELECT minute, app, queries, good, late, refused, errors, p50_ms, p99_ms FROM infaas_internal.slo_minutes;
   DROP MATERIALIZED VIEW infaas_internal.slo_minute;
@@ -81,19 +85,10 @@ BEGIN
     DELETE FROM infaas_internal.slo_minutes WHERE minute >= taken;
   END IF;
 
-  CREATE MATERIALIZED VIEW infaas_internal.query_minute WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
-  SELECT time_bucket('1 minute', time) AS minute, app, payer, model, variant, hardware,
-         count(*) FILTER (WHERE parent IS NULL) AS queries,
-         coalesce(sum(items) FILTER (WHERE parent IS NULL), 0)::bigint AS items,
-         coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0) AS charged,
-         count(*) FILTER (WHERE missing IS NULL) AS asked,
-         coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint AS asked_items
-  FROM infaas.query_outcomes GROUP BY 1, 2, 3, 4, 5, 6 WITH NO DATA;
-  CREATE MATERIALIZED VIEW infaas_internal.query_hour WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
-  SELECT time_bucket('1 hour', minute) AS hour, app, payer, model, variant, hardware,
-         sum(queries)::bigint AS queries, sum(items)::bigint AS items, sum(charged) AS charged,
-         sum(asked)::bigint AS asked, sum(asked_items)::bigint AS asked_items
-  FROM infaas_internal.query_minute GROUP BY 1, 2, 3, 4, 5, 6 WITH NO DATA;
+  EXECUTE format('CREATE MATERIALIZED VIEW infaas_internal.query_minute WITH (timescaledb.continuous, timescaledb.materialized_only = false)'
+    ' AS %s WITH NO DATA', infaas_internal.outcome_sums($q$time_bucket('1 minute', time) AS minute$q$, 'infaas.query_outcomes'));
+  EXECUTE format('CREATE MATERIALIZED VIEW infaas_internal.query_hour WITH (timescaledb.continuous, timescaledb.materialized_only = false)'
+    ' AS %s WITH NO DATA', infaas_internal.sums_of_sums($q$time_bucket('1 hour', minute) AS hour$q$, 'infaas_internal.query_minute'));
 
   CREATE MATERIALIZED VIEW infaas_internal.slo_minute WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
   SELECT time_bucket('1 minute', time) AS minute, app, count(*) AS queries,
@@ -108,10 +103,10 @@ CREATE OR REPLACE VIEW infaas_internal.cost_hourly AS
 SELECT hour, app, model, variant, hardware, simulated, cost, seconds, busy_seconds FROM infaas_internal.cost_hours
 UNION ALL
 SELECT hour, app, model, variant, hardware, simulated, cost, seconds, busy_seconds FROM infaas_internal.cost_hour;
-CREATE OR REPLACE VIEW infaas_internal.query_hourly AS
-SELECT hour, app, model, variant, hardware, queries, items, charged, asked, asked_items, payer FROM infaas_internal.query_hours
-UNION ALL
-SELECT hour, app, model, variant, hardware, queries, items, charged, asked, asked_items, payer FROM infaas_internal.query_hour;
+DO $$ BEGIN
+  EXECUTE format('CREATE OR REPLACE VIEW infaas_internal.query_hourly AS SELECT %1$s FROM infaas_internal.query_hours'
+    ' UNION ALL SELECT %1$s FROM infaas_internal.query_hour', infaas_internal.sum_columns());
+END $$;
 CREATE OR REPLACE VIEW infaas_internal.slo_minutely AS
 SELECT minute, app, queries, good, late, refused, errors, p50_ms, p99_ms FROM infaas_internal.slo_minutes
 UNION ALL

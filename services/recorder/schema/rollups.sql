@@ -19,16 +19,24 @@ FROM infaas.cost_events
 WHERE time >= infaas_internal.upto('cost_events')
 GROUP BY 1, 2, 3, 4, 5, 6;
 
-CREATE OR REPLACE VIEW infaas_internal.query_hourly AS
-SELECT hour, app, model, variant, hardware, queries, items, charged, asked, asked_items, payer FROM infaas_internal.query_hours
-UNION ALL
-SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, model, variant, hardware,
-       count(*) FILTER (WHERE parent IS NULL), coalesce(sum(items) FILTER (WHERE parent IS NULL), 0)::bigint,
-       coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0), count(*) FILTER (WHERE missing IS NULL),
-       coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint, payer
-FROM infaas.query_outcomes
-WHERE time >= infaas_internal.upto('query_outcomes')
-GROUP BY 1, 2, 3, 4, 5, payer;
+DO $$ BEGIN
+  EXECUTE format('CREATE OR REPLACE VIEW infaas_internal.query_hourly AS SELECT %s FROM infaas_internal.query_hours UNION ALL %s',
+    infaas_internal.sum_columns(), infaas_internal.outcome_sums($q$date_bin('1 hour', time, '2000-01-03 00:00:00+00') AS hour$q$,
+      $q$infaas.query_outcomes WHERE time >= infaas_internal.upto('query_outcomes')$q$));
+END $$;
+
+-- What adds rows to the hours. source: where they come from, and which.
+CREATE OR REPLACE FUNCTION infaas_internal.add_outcomes(source text) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $f$
+SELECT format($s$INSERT INTO infaas_internal.query_hours AS known (%s)
+  SELECT * FROM (%s) fresh ORDER BY hour, app, payer, model, variant, hardware, outcome, code, stage, part, together, offline  -- no two writers in a circle
+  ON CONFLICT (hour, app, payer, model, variant, hardware, outcome, code, stage, part, together, offline) DO UPDATE SET %s,
+    first = least(known.first, excluded.first), last = greatest(known.last, excluded.last)$s$, infaas_internal.sum_columns(),
+  infaas_internal.outcome_sums($q$date_bin('1 hour', time, '2000-01-03 00:00:00+00') AS hour$q$, source),
+  (SELECT string_agg(format('%1$I = known.%1$I + excluded.%1$I', name), ', ')
+   FROM unnest(ARRAY['queries', 'items', 'charged', 'asked', 'asked_items', 'outcomes', 'all_items', 'all_cost', 'accuracy_sum', 'accuracy_rows',
+     'batch_sum', 'batch_rows', 'confidence_sum', 'confidence_rows', 'incomplete', 'simulated']) AS name))
+$f$;
 
 CREATE OR REPLACE VIEW infaas_internal.slo_minutely AS
 SELECT minute, app, queries, good, late, refused, errors, p50_ms, p99_ms FROM infaas_internal.slo_minutes
@@ -67,17 +75,7 @@ DECLARE mark timestamptz;
 BEGIN
   SELECT upto INTO mark FROM infaas_internal.watermarks WHERE source = 'query_outcomes' FOR SHARE;
   IF (SELECT min(time) FROM added) < mark THEN
-    INSERT INTO infaas_internal.query_hours AS known
-      (hour, app, payer, model, variant, hardware, queries, items, charged, asked, asked_items)
-    SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, payer, model, variant, hardware,
-           count(*) FILTER (WHERE parent IS NULL), coalesce(sum(items) FILTER (WHERE parent IS NULL), 0)::bigint,
-           coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0), count(*) FILTER (WHERE missing IS NULL),
-           coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint
-    FROM added WHERE time < mark
-    GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6
-    ON CONFLICT (hour, app, payer, model, variant, hardware) DO UPDATE SET queries = known.queries + excluded.queries,
-      items = known.items + excluded.items, charged = known.charged + excluded.charged,
-      asked = known.asked + excluded.asked, asked_items = known.asked_items + excluded.asked_items;
+    EXECUTE infaas_internal.add_outcomes('added WHERE time < $1') USING mark;
     INSERT INTO infaas_internal.slo_minutes AS known (minute, app, queries, good, late, refused, errors, stale)
     SELECT date_bin('1 minute', time, '2000-01-03 00:00:00+00'), app, count(*),
            count(*) FILTER (WHERE outcome IN ('ok', 'default')), count(*) FILTER (WHERE outcome = 'late'),
@@ -169,17 +167,7 @@ BEGIN
   IF until IS NULL OR until <= mark THEN
     RETURN EXISTS (SELECT FROM infaas_internal.slo_minutes WHERE stale);
   END IF;
-  INSERT INTO infaas_internal.query_hours AS known
-    (hour, app, payer, model, variant, hardware, queries, items, charged, asked, asked_items)
-  SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, payer, model, variant, hardware,
-         count(*) FILTER (WHERE parent IS NULL), coalesce(sum(items) FILTER (WHERE parent IS NULL), 0)::bigint,
-         coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0), count(*) FILTER (WHERE missing IS NULL),
-         coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint
-  FROM infaas.query_outcomes WHERE time >= mark AND time < until
-  GROUP BY 1, 2, 3, 4, 5, 6
-  ON CONFLICT (hour, app, payer, model, variant, hardware) DO UPDATE SET queries = known.queries + excluded.queries,
-    items = known.items + excluded.items, charged = known.charged + excluded.charged,
-    asked = known.asked + excluded.asked, asked_items = known.asked_items + excluded.asked_items;
+  EXECUTE infaas_internal.add_outcomes('infaas.query_outcomes WHERE time >= $1 AND time < $2') USING mark, until;
   INSERT INTO infaas_internal.slo_minutes (minute, app, queries, good, late, refused, errors, p50_ms, p99_ms)
   SELECT date_bin('1 minute', time, '2000-01-03 00:00:00+00'), app, count(*),
          count(*) FILTER (WHERE outcome IN ('ok', 'default')), count(*) FILTER (WHERE outcome = 'late'),

@@ -23,6 +23,31 @@ SELECT hour, app, sum(cost) AS cost, sum(queries)::bigint AS queries,
 FROM infaas.cost_by_variant_hourly
 GROUP BY hour, app;
 
+-- How queries and their parts ended, by the hour: sums from which means follow. The hour in which a watermark is has two rows of a kind.
+CREATE OR REPLACE VIEW infaas.outcomes_hourly AS
+SELECT hour, app, payer, model, variant, hardware, outcome, code, stage, part, together, offline, outcomes, all_items AS items, all_cost AS cost,
+       accuracy_sum, accuracy_rows, batch_sum, batch_rows, confidence_sum, confidence_rows, incomplete, simulated, first, last
+FROM infaas_internal.query_hourly WHERE outcome IS NOT NULL;
+
+-- The same of any range, in full: whole hours from there, and its edges from raw rows.
+DO $$
+DECLARE
+  edge text := 'UNION ALL SELECT hour, app, payer, model, variant, hardware, outcome, code, stage, part, together, offline, outcomes, all_items,'
+    ' all_cost, accuracy_sum, accuracy_rows, batch_sum, batch_rows, confidence_sum, confidence_rows, incomplete, simulated, first, last FROM (%s) edge ';
+  bucket text := $q$date_bin('1 hour', time, '2000-01-03 00:00:00+00') AS hour$q$;
+  first_hour text := $q$date_bin('1 hour', since + interval '3599.999999 s', '2000-01-03 00:00:00+00')$q$;
+  last_hour text := $q$date_bin('1 hour', until, '2000-01-03 00:00:00+00')$q$;
+BEGIN
+  EXECUTE 'CREATE OR REPLACE FUNCTION infaas.outcomes_between(since timestamptz, until timestamptz) RETURNS SETOF infaas.outcomes_hourly'
+    ' LANGUAGE sql STABLE PARALLEL SAFE AS $f$ SELECT * FROM infaas.outcomes_hourly'
+    || format(' WHERE hour >= %s AND hour < %s ', first_hour, last_hour)
+    || format(edge, infaas_internal.outcome_sums(bucket, format(
+      'infaas.query_outcomes WHERE time >= since AND time < least(%s, until)', first_hour)))
+    || format(edge, infaas_internal.outcome_sums(bucket, format(
+      'infaas.query_outcomes WHERE time >= greatest(%s, %s) AND time < until', first_hour, last_hour)))
+    || '$f$';
+END $$;
+
 -- attainment: the share of all queries that were answered in time; latencies of those that were answered at all. Offline work
 -- has no objective: its queries wait for spare capacity and are left out, and so are queries that their clients took back. slo_target: what attainment should be now; null if the app
 -- is no longer there.
