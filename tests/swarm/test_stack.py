@@ -214,18 +214,18 @@ def test_load_brings_a_worker_and_low_load_gives_one_back(up: Deployed) -> None:
     before = workers()
     assert len(before) == 2
     up.swarm.add("w3", engine_labels=POOL)
+    begun = time.time()
+    with up.load(5.0, "pictures") as heavy:
+        heavy.rate(300.0)  # more than two workers take (`slow_width`): what is above is refused
+        eventually(lambda: workers() == before | {"w3"}, "the label of a third worker", 120)
+        ordered = time.time()
+        up.since(begun, "load begins: the VM-autoscaler orders a worker")
+        eventually(lambda: "w3" in up.where("worker-cpu"), "its task runs", 60)
+        up.since(ordered, "worker ordered: its task runs")
+        first = eventually(lambda: heavy.first_answer_of("w3"), "its first answer", 90)
+        up.timings.append(("worker ordered: its first answer", first - ordered))
+        up.timings.append(("load begins: the new worker's first answer", first - begun))
     with up.load(5.0) as light:
-        begun = time.time()
-        with up.load(5.0, "pictures") as heavy:
-            heavy.rate(300.0)  # more than two workers take (`slow_width`): what is above is refused
-            eventually(lambda: workers() == before | {"w3"}, "the label of a third worker", 120)
-            ordered = time.time()
-            up.since(begun, "load begins: the VM-autoscaler orders a worker")
-            eventually(lambda: "w3" in up.where("worker-cpu"), "its task runs", 60)
-            up.since(ordered, "worker ordered: its task runs")
-            first = eventually(lambda: heavy.first_answer_of("w3"), "its first answer", 90)
-            up.timings.append(("worker ordered: its first answer", first - ordered))
-            up.timings.append(("load begins: the new worker's first answer", first - begun))
         begun = time.time()
         eventually(lambda: len(workers()) == 2, "a worker is given back", 180)
         up.since(begun, "load ends: a worker is drained and given back")
