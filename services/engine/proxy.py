@@ -94,10 +94,9 @@ class Proxy(HttpHandler):
         if isinstance(error, Denied | HttpProblem):
             self.refused += 1
             about = {"client": request.client, "method": request.method[:20], "target": _target(request)[:200]}
-            log.warning("refused", extra={**about, "status": error.status, "reason": str(error)})
-            return problem_reply(
-                error.status, f"engine proxy: {error}" if isinstance(error, HttpProblem) else str(error)
-            )
+            reason = f"engine proxy: {error}" if isinstance(error, HttpProblem) else str(error)  # the server's own
+            log.warning("refused", extra={**about, "status": error.status, "reason": reason})
+            return problem_reply(error.status, reason)
         self.broken += 1
         expected = isinstance(error, EngineAway | Unexpected)
         log.error("no answer: %s", error, extra={"target": _target(request)}, exc_info=None if expected else error)
