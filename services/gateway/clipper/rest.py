@@ -4,7 +4,7 @@ import itertools
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -26,13 +26,16 @@ from services.shell.http.messages import HttpRequest, HttpRoute, JsonReply, Text
 
 
 class PredictionCounts:
-    """Counts by application: predictions, default outputs among them, and their latency."""
+    """Counts by application: predictions, default outputs among them, and their latency. known: whether an application is there."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Callable[[str], bool]) -> None:
+        self._known = known
         self._apps: dict[str, list[float]] = {}
 
     def add(self, app: str, items: int, micros: float, *, default: bool) -> None:
         """Count an answered request."""
+        if app not in self._apps:  # seldom: the moment to forget those that are gone
+            self._apps = {each: counts for each, counts in self._apps.items() if self._known(each)}
         found = self._apps.setdefault(app, [0.0, 0.0, 0.0, 0.0, 0.0])
         found[0] += items
         found[1] += items if default else 0
@@ -73,7 +76,7 @@ class ClipperQueryApi:
         self._ids = itertools.count(secrets.randbits(52))
         # by query_id: the answer's query, and the item
         self._answered: OrderedDict[str, tuple[str, int]] = OrderedDict()
-        self.counts = PredictionCounts()
+        self.counts = PredictionCounts(lambda app: service.catalog.app(app) is not None)
 
     async def predict(self, request: HttpRequest) -> JsonReply:
         began = time.perf_counter()

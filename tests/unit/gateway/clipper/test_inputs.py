@@ -212,7 +212,8 @@ def test_containers_are_loaded_instances_numbered_within_their_version() -> None
 
 
 def test_counts() -> None:
-    counts = PredictionCounts()
+    there = {"a", "gone"}
+    counts = PredictionCounts(there.__contains__)
     assert counts.report() == {"counters": [], "ratio_counters": [], "histograms": []}
     counts.add("a", 3, 100.0, default=False)
     counts.add("a", 1, 300.0, default=True)
@@ -223,3 +224,10 @@ def test_counts() -> None:
             {"app:a:prediction_latency": {"unit": "microseconds", "size": 2, "mean": 200.0, "max": 300.0}},
         ],
     }
+    counts.add("gone", 1, 100.0, default=False)
+    there.remove("gone")
+    counts.add("new", 1, 100.0, default=False)
+    assert [list(one) for one in counts.report()["counters"]] == [
+        ["app:a:num_predictions"],
+        ["app:new:num_predictions"],
+    ]
