@@ -246,7 +246,7 @@ class Publisher:
         """To be called now and then."""
         effects = []
         self._next = {app: at for app, at in self._next.items() if now < at}
-        for app in self._changed.keys() - self._next.keys():
+        for app in [app for app in self._changed if app not in self._next]:  # in order: a set has none of its own
             revision, scores, promised = self._changed.pop(app)
             if self._catalog.app(app) is None:  # nobody deletes what is put after it
                 continue
