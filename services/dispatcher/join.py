@@ -188,8 +188,13 @@ class Joins:
 
     def refused(self, part: QueryPart, error: Error) -> None:
         """A part has ended without an answer."""
-        self.parts.pop(part.uid, None)
+        self._drop(part)
         part.error = error
+
+    def _drop(self, part: QueryPart) -> None:
+        """Nobody waits for it any more. Its query may have been asked again meanwhile: that one's part has the same uid."""
+        if self.parts.get(part.uid) is part:
+            del self.parts[part.uid]
 
     def end(self, join: Join, now: float, *, taken: bool = False) -> Iterable[Effect]:
         """Its client gets the answer, and executors need not keep it any more. taken: another dispatcher answers it; they keep it."""
@@ -248,7 +253,7 @@ class Joins:
         """Drop what nobody waits for any more."""
         while self._late and self._late[0][0] <= now:
             for part in self._late.popleft()[1].parts:
-                self.parts.pop(part.uid, None)
+                self._drop(part)
         if self._adopted:
             self._adopted = {uid: at for uid, at in self._adopted.items() if at > now or uid in self.open}
         return self.results.due(now)

@@ -8,12 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from bus.messages.catalog import Ensemble, VariantRecord
-from bus.messages.public import Requirements
+from bus.messages.public import Error, Requirements
 from bus.messages.scaling import DemandReport
 from bus.subjects import Subjects
 from bus.tensors import from_array
 from services.core.ensemble.base import Combined, Learnt
-from services.core.outcomes import GRACE
+from services.core.outcomes import GRACE, PART_GRACE
 from services.core.settings import EnsembleSettings, Settings
 from services.dispatcher.commands import RunPolicy
 from services.dispatcher.join import REMEMBER, Joins, chance, part_uid
@@ -398,3 +398,18 @@ def test_an_app_that_only_keeps_answers_is_answered_late_as_any_other() -> None:
     seconds, reply = fleet.one(fleet.ask(items=2))
     assert reply["default"]
     assert seconds <= SLO_MS / 1000.0
+
+
+@pytest.mark.parametrize("how", ["refused", "forgotten"])
+def test_a_part_that_ends_leaves_that_of_the_same_query_asked_again(how: str) -> None:
+    fleet = Several(late={"e": 400.0})
+    fleet.one(fleet.ask(retry_key=b"k" * 16), SLO_MS / 1000.0)
+    joins = fleet.dispatcher("d0").composites.joins
+    [before] = joins.parts.values()
+    label = fleet.ask(retry_key=b"k" * 16, latency_ms=30_000.0, seconds=0.01)
+    if how == "refused":
+        joins.refused(before, Error(code="internal", message="lost"))
+    else:
+        joins.forget(fleet.stage.now + PART_GRACE)
+    _, again = fleet.one(label)
+    assert again["missing"] == 0
