@@ -34,6 +34,7 @@ class EchoDue(Struct, frozen=True):
 class Line:
     """One actor's connection, as its echoes on `subject` show it. stale: seconds since the last echo that came back was sent, from which on
     messages may be old. fresh_until: when that is, Unix seconds. came_once: an echo has come back, so what others say regularly has come as well.
+    caught_up: an echo has come back that was sent after the last silence of SILENT_S. What is read until then others may have done in its stead.
 
     usual: seconds by which echoes are late on a line that is always slow, or whose process is: a busy machine gives them no better one. It
     stood still only where it takes longer than that. Else nothing would ever be said on such a line.
@@ -44,6 +45,7 @@ class Line:
     publish: type[Publish] = Publish
     usual: float = 0.0
     came_once: bool = False
+    caught_up: bool = True
     fresh_until: float = inf  # before the first echo nothing is known
     _heard: float = 0.0
     _came: float = 0.0  # when that came back
@@ -54,6 +56,7 @@ class Line:
         default_factory=lambda: deque(maxlen=UNDER_WAY)
     )  # when each of them was due, if earlier
     _rings: float = inf  # when the next one is due
+    _silent_until: float = 0.0  # when an echo came back after the last silence
     _since: float = 0.0  # when this process found that it had not heard itself for too long
     _least: tuple[float, float, float] = (0.0, 0.0, 0.0)  # since when; the least lateness before, and since then
 
@@ -86,9 +89,10 @@ class Line:
         while self._sent and self._sent[0] <= echo.at:
             lost |= self._sent.popleft() < echo.at
             self._left.popleft()
-        self.came_once = True
-        if self._since and now - self._came > SILENT_S:
-            self._since = now
+        if self.came_once and now - self._came > SILENT_S:
+            self._silent_until = now
+            self._since = self._since and now
+        self.came_once, self.caught_up = True, echo.at >= self._silent_until
         self._came, self._way = now, now - echo.at
         if echo.at < self._from:
             return lost  # from before a rest

@@ -180,7 +180,7 @@ class Resent:
         if not envelope.reply:
             return NOTHING  # nobody waits for an answer
         now, headers = envelope.now, envelope.headers
-        if now <= self._line.fresh_until and (headers is None or RESENT not in headers):
+        if now <= self._line.fresh_until and self._line.caught_up and (headers is None or RESENT not in headers):
             since = self._line.waited_since(now)  # the dispatcher may have more to read than it can
             return self._take(envelope if since == now else replace(envelope, now=since), now, 0.0)
         uid = self.known_as(envelope.subject[self._prefix :], envelope.message, envelope.reply)
@@ -202,7 +202,9 @@ class Resent:
         answered, waited = self.has_ended(uid) or (handed is not None and handed.text == "answered"), age is None
         alone = not self._others and self._line.came_once
         if waited and not answered and (alone or now < reached + SEEK_S):
-            return self._take(replace(envelope, now=reached), now, 0.0)
+            envelope = replace(envelope, now=reached)
+            waits = () if self._line.caught_up else self.waits(uid, envelope, now)
+            return waits or self._take(envelope, now, 0.0)
         if reached < now:
             envelope = replace(envelope, now=reached)
         sought = self._asked[uid] = Sought(envelope, now, age or 0.0, waited=waited, answered=answered)
@@ -211,12 +213,12 @@ class Resent:
         return (self._ask(uid, sought), Will(uid, self._asks_again(uid, sought)))
 
     def waits(self, uid: bytes, envelope: Envelope, now: float) -> tuple[Effect, ...]:
-        """The time of a query was over before it was read here. Its client may have sent it again, and another dispatcher may have told
-        that it has begun it: that is read before an echo of later. Empty: it is refused now.
+        """The time of a query was over before it was read here, or others have not waited for this dispatcher. Its client may have sent it again,
+        and another one may have told that it has begun it: that is read before an echo of later. Empty: it is refused or begun now.
         """
-        if envelope.message.retry_key is None or not self._others:
+        if envelope.message.retry_key is None or not self._others or now >= envelope.now + SEEK_S:
             return ()
-        if not self._line.fresh_until < now < envelope.now + SEEK_S:
+        if self._line.caught_up and now <= self._line.fresh_until:
             return ()
         sought = self._asked[uid] = Sought(envelope, now, 0.0, waited=True, answered=False)
         sought.heard.update(self._others)

@@ -8,7 +8,7 @@ from bus.codec import decode, encode
 from bus.messages.flow import PartsEnded, ResentSought
 from bus.messages.public import RESENT, Error, QueryHead, Tensor
 from infaas.queries import DEADLINE, GRACE
-from services.core.actor import Envelope, Will
+from services.core.actor import Changed, Envelope, Will
 from services.core.line import ECHO_S
 from services.core.selection.policy import Decision
 from services.dispatcher.resent import AGAIN_S, MOST_S, SAYS_S, SEEK_S
@@ -312,6 +312,22 @@ def test_what_was_over_before_it_was_read_is_not_refused_before_another_dispatch
     assert ("outputs" in fleet.reply("q", 2.0 * ECHO_S)) == again
     fleet.stage.run(2.0)
     assert (len(fleet.replies("q")), ends(fleet)) == (1, ["ok" if again else "refused"])
+
+
+@pytest.mark.parametrize("read_s", [0.3, 0.7])
+def test_what_a_dispatcher_reads_soon_that_had_heard_nothing_for_long_is_not_refused_as_it_knows_no_better(
+    read_s: float,
+) -> None:
+    """Others have not waited for it."""
+    fleet = ready()
+    fleet.stage.clog("d0", seconds=8.0)
+    fleet.stage.send("d0", Changed("infaas-catalog", "app.app", None))
+    send(fleet, "d0")
+    send(fleet, "d1", age_ms=300)
+    fleet.stage.run(read_s)
+    assert "outputs" in fleet.reply("q")
+    fleet.stage.go_on("d0", seconds=3.0)
+    assert ({*map(str, fleet.replies("q"))}, ends(fleet)) == ({str(fleet.replies("q")[0])}, ["ok"])
 
 
 @pytest.mark.parametrize("age_s", [1.5, 22.5])
