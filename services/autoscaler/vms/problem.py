@@ -22,8 +22,14 @@ from services.core.demand import Band, band, meeting, requirement_class, variant
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import Device, fits
 from services.core.planning.capacity import LatencyTables, carried, instances_for, layers, service_rate, throughput
-from services.core.planning.fleet import ClassNeed, FleetProblem, Pool, PooledVariant
-from services.core.planning.problem import CandidateVariant, PlanningProblem
+from services.core.planning.problem import (
+    CandidateVariant,
+    ClassNeed,
+    FleetProblem,
+    PlanningProblem,
+    Pool,
+    PooledVariant,
+)
 from services.core.settings import AutoscalerSettings, MonitorSettings
 
 EXCEEDS = 10.0  # a forecast may be exceeded in so many times the share of queries that may miss: what exceeds it is a part of the load
