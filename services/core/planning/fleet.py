@@ -305,8 +305,8 @@ def _solved(
     ]
     tied = {v for variants, _ in (*problem.least, *problem.reserved, *problem.wanted) for v in variants}
     # Of what does not run, there are as many as the load takes, if they may be parts: they need no columns of their own.
-    tied |= {v for v, one in enumerate(problem.variants) if whole or one.running or one.limit is not None}
-    loose = set(range(len(problem.variants))) - tied
+    tied |= {v for v, one in enumerate(problem.variants) if one.running or one.limit is not None or not one.most}
+    loose = set[int]() if whole else set(range(len(problem.variants))) - tied
     kept, added = [], []
     spare: dict[int, int] = {}  # by variant: the column of running instances that only stand by
     for v, one in enumerate(problem.variants):

@@ -394,23 +394,17 @@ def test_plans_of_many_variants_are_about_as_cheap_and_say_how_cheap_a_plan_may_
 )
 def test_prices_of_room_and_load_find_what_the_best_plan_with_parts_takes(goal: Goal, wish: dict[str, float]) -> None:
     luck = Random(2)
-    uses, most = {"cpu/memory": 1.5, "cpu/cores": 0.5}, 3
+    same: dict[str, Any] = {"uses": {"cpu/memory": 1.5, "cpu/cores": 0.5}, "most": 3}
     variants = [
-        kind_of(
-            f"v{v}",
-            pool=v % 2,
-            uses=uses,
-            most=most,
-            price=luck.random(),
-            accuracy=luck.random(),
-            running=int(v % 97 == 0),
-        )
+        kind_of(f"v{v}", pool=v % 2, price=luck.random(), accuracy=luck.random(), running=int(v % 97 == 0), **same)
         for v in range(12 * 40)
     ]
+    variants += [kind_of("huge", uses={"cpu/memory": 1e9}, most=0, accuracy=1.0) for _ in range(12)]
     needs = [
         ClassNeed(
             name=f"app{k}", load=luck.uniform(1.0, 9.0), layers=(0.7, 0.3, 0.0), **wish,
-            options={v: (luck.uniform(0.1, 3.0), luck.uniform(0.1, 2.0), 0.3) for v in range(k * 40, k * 40 + 45) if v < 480},
+            options={v: (luck.uniform(0.1, 3.0), luck.uniform(0.1, 2.0), 0.3) for v in range(k * 40, min(480, k * 40 + 45))}
+            | {480 + k: (1e14, 1e14, 1e14)},
         )
         for k in range(12)
     ]  # fmt: skip
