@@ -283,14 +283,9 @@ class FleetProblems:
         )
 
     def _problem(
-        self,
-        pools: Sequence[_PoolDevices],
-        records: Sequence[VariantRecord],
-        classes: Sequence[ClassNeeds],
-        now: float,
-        *,
-        soon: bool,
-    ) -> FleetProblem:
+        self, pools: Sequence[_PoolDevices], records: Sequence[VariantRecord], classes: Sequence[ClassNeeds], now: float,
+        *, soon: bool,
+    ) -> FleetProblem:  # fmt: skip
         variants: list[PooledVariant] = []
         at: dict[str, list[int]] = {}
         factors: list[float] = []
@@ -397,16 +392,9 @@ class FleetProblems:
         return running if group and not open_ else None
 
     def _variant(
-        self,
-        record: VariantRecord,
-        pool: int,
-        fitting: Sequence[Device],
-        running: int,
-        serves: float,
-        limit: int | None,
-        *,
-        warm: bool,
-    ) -> PooledVariant:
+        self, record: VariantRecord, pool: int, fitting: Sequence[Device], running: int, serves: float, limit: int | None,
+        *, warm: bool,
+    ) -> PooledVariant:  # fmt: skip
         memory, first = record.profile.memory_mb, fitting[0]
         name = _resource(first)
         uses = {f"{name}/memory": memory}
