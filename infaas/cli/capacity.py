@@ -14,15 +14,8 @@ from infaas.cli.output import Column, fail, for_the_result, local_time, print_ta
 from infaas.client import Client
 from infaas.connecting import locate, with_client
 from services.core.planning.capacity import instances_for
-from services.core.planning.fleet import (
-    ClassNeed,
-    FleetPlan,
-    FleetProblem,
-    Infeasible,
-    Pool,
-    PooledVariant,
-    solve_fleet,
-)
+from services.core.planning.fleet import Infeasible, solve_fleet
+from services.core.planning.problem import ClassNeed, FleetPlan, FleetProblem, Pool, PooledVariant
 from services.core.settings import Settings
 
 Rate = Annotated[float, Parameter(validator=Number(gte=0, lte=1e9))]

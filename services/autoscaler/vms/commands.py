@@ -12,7 +12,7 @@ from bus.messages.fleet import EnsureLoaded, PlannedBy
 from bus.messages.scaling import DriftRecord, LeaderRecord, MachineRecord, PipelineReplicas, StartMachine, StopMachine
 from bus.subjects import Subjects
 from services.core.actor import Do, Effect, Publish, Record
-from services.core.planning.fleet import FleetPlan, FleetProblem
+from services.core.planning.problem import FleetPlan, FleetProblem
 
 LEADER = "controller"  # key of the leader's record
 DRIFT = "drift."  # keys of what has drifted, by app, begin with it

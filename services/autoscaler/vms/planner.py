@@ -28,7 +28,7 @@ from services.core.catalog import Catalog, target_of
 from services.core.cost import load_seconds
 from services.core.demand import Band, band
 from services.core.lifecycle import COUNTED, SERVING
-from services.core.planning.fleet import FleetPlan
+from services.core.planning.problem import FleetPlan
 from services.core.policy import ScalingPolicy
 from services.core.settings import AutoscalerSettings
 

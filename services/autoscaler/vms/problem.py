@@ -22,8 +22,14 @@ from services.core.demand import Band, band, meeting, requirement_class, variant
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import Device, fits
 from services.core.planning.capacity import LatencyTables, carried, instances_for, layers, service_rate, throughput
-from services.core.planning.fleet import ClassNeed, FleetProblem, Pool, PooledVariant
-from services.core.planning.problem import CandidateVariant, PlanningProblem
+from services.core.planning.problem import (
+    CandidateVariant,
+    ClassNeed,
+    FleetProblem,
+    PlanningProblem,
+    Pool,
+    PooledVariant,
+)
 from services.core.settings import AutoscalerSettings, MonitorSettings
 
 EXCEEDS = 10.0  # a forecast may be exceeded in so many times the share of queries that may miss: what exceeds it is a part of the load
@@ -277,14 +283,9 @@ class FleetProblems:
         )
 
     def _problem(
-        self,
-        pools: Sequence[_PoolDevices],
-        records: Sequence[VariantRecord],
-        classes: Sequence[ClassNeeds],
-        now: float,
-        *,
-        soon: bool,
-    ) -> FleetProblem:
+        self, pools: Sequence[_PoolDevices], records: Sequence[VariantRecord], classes: Sequence[ClassNeeds], now: float,
+        *, soon: bool,
+    ) -> FleetProblem:  # fmt: skip
         variants: list[PooledVariant] = []
         at: dict[str, list[int]] = {}
         factors: list[float] = []
@@ -391,16 +392,9 @@ class FleetProblems:
         return running if group and not open_ else None
 
     def _variant(
-        self,
-        record: VariantRecord,
-        pool: int,
-        fitting: Sequence[Device],
-        running: int,
-        serves: float,
-        limit: int | None,
-        *,
-        warm: bool,
-    ) -> PooledVariant:
+        self, record: VariantRecord, pool: int, fitting: Sequence[Device], running: int, serves: float, limit: int | None,
+        *, warm: bool,
+    ) -> PooledVariant:  # fmt: skip
         memory, first = record.profile.memory_mb, fitting[0]
         name = _resource(first)
         uses = {f"{name}/memory": memory}

@@ -17,17 +17,12 @@ from collections.abc import Mapping, Sequence
 from math import ceil, floor, inf
 from typing import Any, NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from services.core.cost import Goal
+from services.core.planning.problem import ELASTIC_SHARE, LIFE_S, ClassNeed, FleetCounts, FleetPlan, FleetProblem
 
 MISSING = 1000.0  # what the whole load missing counts, in units of the dearest machine
 RESERVE_MISSING = 0.2  # the same of the reserve, as part of that
-ELASTIC_SHARE = 1e-3  # weight of instances' shares where machines are billed: enough to prefer fewer
-LOAD_WEIGHT = 1e-3  # of the share of an instance, per second that it loads: enough to prefer what runs
-CALM = 4.0  # what loading one counts where variants are mixed, times its price while it loads: many mixes are about equally good
-LIFE_S = 90.0  # s for which a plan is expected to hold: a swap must gain more accuracy than it loses while it loads
 GAIN = 0.002  # of mean accuracy, or as much load carried: what a new plan must gain
 UNSERVED = 10.0  # what a query that is not carried counts, beside an accuracy of at most 1
 UNRESERVED = 0.1
@@ -38,8 +33,9 @@ EASY = 0.6  # of the time of machines that are paid anyway: what better variants
 CROWDED = 1.0  # what an instance's time beyond that counts: more than all accuracy, less than load that is missing
 FEW = 3  # variants of a class that are considered beside what the relaxed programme takes
 MANY = 150  # variants; of more, a plan that may miss load looks at some
+ROUNDS = 12  # of choosing variants for the plan with parts; 3 to 6 do
+LEAST_GAIN = 1e-9  # of a variant in such a plan; less is the solver's noise
 PART = 1e-6  # of an instance: less is the solver's noise
-LEAST_LOAD = 0.01  # items/s that the load counts at least: parts of less are beyond the solver's numbers
 
 
 class Unsolved(Exception):
@@ -50,98 +46,9 @@ class Infeasible(Unsolved):
     """There is none."""
 
 
-class Pool(Struct, frozen=True, kw_only=True):
-    """Machines that are alike. machines: how many there are. least, most: how many there may be.
-
-    price: US$ per hour of one. resources: of one machine, by name. elastic: machines are billed, so that an instance costs nothing more.
-    spares: what runs may stand by for the reserve without being claimed by anybody, as long as nobody needs its place. paid: they are billed
-    whatever they carry: of plans for apps to which accuracy is worth something, the most accurate is taken.
-    """
-
-    name: str
-    machines: int
-    least: int
-    most: int
-    price: float
-    resources: Mapping[str, float]
-    elastic: bool = True
-    spares: bool = False
-    paid: bool = False
-
-
-class PooledVariant(Struct, frozen=True, kw_only=True):
-    """A variant on the machines of one pool (index).
-
-    uses: of each resource of the machine, by one instance. computes: (resource, amount) that an instance takes only while it computes.
-    most: instances that one machine has room for. running: instances there are. limit: on all instances, if any. price: US$ per hour of
-    one instance's share. load_s: seconds to load one. adding: what adding one counts beside its price, in the same unit; None: what
-    follows from load_s. serves: items/s that a running one serves now, or will when it is loaded. accuracy: 0..1.
-    """
-
-    name: str
-    pool: int
-    uses: Mapping[str, float]
-    computes: tuple[str, float]
-    most: int
-    running: int
-    price: float
-    load_s: float
-    adding: float | None = None
-    serves: float = 0.0
-    accuracy: float = 0.0
-    limit: int | None = None
-
-
-class ClassNeed(Struct, frozen=True, kw_only=True):
-    """One class of queries. load: items/s. layers: shares of it that go to one layer of instances after the other; the last is the reserve.
-    options: variant (index) to the instances that each layer takes. mean: the accuracy that answers of this name have in the mean; 0: any.
-    worth: what one whole of accuracy of its load counts, in the unit of prices.
-    """
-
-    name: str
-    load: float
-    options: Mapping[int, tuple[float, ...]]
-    layers: tuple[float, ...] = (1.0, 0.0)
-    mean: float = 0.0
-    worth: float = 0.0
-
-
-class FleetProblem(Struct, frozen=True, kw_only=True):
-    """least: (variants, number): so many instances of these variants together must be there, whatever the load. reserved: the same, and
-    they carry nothing of the needs, and those that are there stay. wanted: so many there are, no more and, where there is room, no
-    fewer: a policy has said so. strict: nothing may be missing.
-    """
-
-    pools: tuple[Pool, ...]
-    variants: tuple[PooledVariant, ...]
-    needs: tuple[ClassNeed, ...]
-    least: tuple[tuple[tuple[int, ...], int], ...] = ()
-    reserved: tuple[tuple[tuple[int, ...], int], ...] = ()
-    wanted: tuple[tuple[tuple[int, ...], int], ...] = ()
-    goal: Goal = "cost"
-    budget: float | None = None
-    strict: bool = False
-
-
-class FleetPlan(Struct, frozen=True, kw_only=True):
-    """machines: by pool. instances: by variant. spares: by variant, those that run and stand by beside them. busy: by variant, how many
-    instances' time the expected load takes. missing: by class, the share of each layer that is not carried. gap: how far from
-    optimal it may be at most, relative. accuracy: by class, the mean of what is carried; None: nothing is.
-    """
-
-    machines: tuple[int, ...]
-    instances: tuple[int, ...]
-    missing: tuple[tuple[float, ...], ...]
-    spares: tuple[int, ...] = ()
-    busy: tuple[float, ...] = ()
-    accuracy: tuple[float | None, ...] = ()
-    objective: float = 0.0
-    gap: float = 0.0
-
-
 class Solution(NamedTuple):
     """x: by column; None: there is none. fun: of x; bound: no solution is below it; gap: between both, relative. status: "infeasible",
-    "unsolved", or empty: found, or ended by a limit.
+    "unsolved", or empty: found, or ended by a limit. prices: what one more of the rows of a name would cost, where nothing is whole.
     """
 
     x: Sequence[float] | None
@@ -150,6 +57,7 @@ class Solution(NamedTuple):
     gap: float
     status: str
     message: str
+    prices: Mapping[Any, float]
 
 
 class LinearProgram:
@@ -162,6 +70,7 @@ class LinearProgram:
         self.whole: list[int] = []
         self.at: list[tuple[int, int, float]] = []
         self.bounds: list[tuple[float, float]] = []
+        self.named: list[Any] = []  # the rows' names
 
     def column(self, cost: float = 0.0, high: float = float("inf"), low: float = 0.0, *, whole: bool = False) -> int:
         self.cost.append(cost)
@@ -170,8 +79,11 @@ class LinearProgram:
         self.whole.append(int(whole))
         return len(self.cost) - 1
 
-    def row(self, entries: Mapping[int, float] | list[tuple[int, float]], low: float, high: float) -> None:
+    def row(
+        self, entries: Mapping[int, float] | list[tuple[int, float]], low: float, high: float, name: Any = None
+    ) -> None:
         number = len(self.bounds)
+        self.named.append(name)
         self.bounds.append((low, high))
         self.at.extend((number, column, value) for column, value in dict(entries).items() if value)
 
@@ -207,7 +119,8 @@ class LinearProgram:
             np.array, (self.cost, self.low, self.high)
         )
         programme.row_lower_, programme.row_upper_ = np.array(self.bounds).T
-        programme.integrality_ = [HighsVarType(one) for one in self.whole]
+        if any(self.whole):
+            programme.integrality_ = [HighsVarType(one) for one in self.whole]
         highs, given = _Highs(), HighsOptions()
         for name, value in {"log_to_console": False, **options}.items():
             setattr(given, name, value)
@@ -222,13 +135,18 @@ class LinearProgram:
         kinds, fun = HighsModelStatus, info.objective_function_value
         limited = status in (kinds.kTimeLimit, kinds.kIterationLimit, kinds.kSolutionLimit)
         found = status == kinds.kOptimal or (any(self.whole) and limited and fun != kHighsInf)
+        solution = highs.getSolution()
+        prices: dict[Any, float] = {}
+        for name, dual in zip(self.named, solution.row_dual, strict=True) if found and not any(self.whole) else ():
+            prices[name] = prices.get(name, 0.0) + dual
         return Solution(
-            x=highs.getSolution().col_value if found else None,
+            x=solution.col_value if found else None,
             fun=fun,
             bound=info.mip_dual_bound if any(self.whole) else fun,
             gap=info.mip_gap if any(self.whole) else 0.0,
             status="infeasible" if status == kinds.kInfeasible else "" if found or limited else "unsolved",
             message=highs.modelStatusToString(status),
+            prices=prices,
         )
 
     def solve(self, options: Mapping[str, Any], start: Mapping[int, float] | None = None) -> Solution:
@@ -250,22 +168,107 @@ def solve_fleet(
     limits = {"mip_rel_gap": gap, "time_limit": time_limit_s, "mip_max_nodes": node_limit}
     options = {name: value for name, value in limits.items() if value is not None}
     if problem.strict or len(problem.variants) <= MANY:
-        return _solved(problem, options)
+        return _solved(problem, options)[0]
     # Of many HiGHS finds nothing good in time. What it would take of each if instances had parts is found at once; few others are in a good plan.
-    relaxed = _solved(problem, {}, whole=False)
+    relaxed = _relaxed(problem)
     few = {v for need in problem.needs for v in _alone(problem, need)[:FEW]}
     chosen = [v for v, one in enumerate(problem.variants) if one.running or relaxed.instances[v] or v in few]
     place = {v: i for i, v in enumerate(chosen)}
     try:
-        found = _solved(_narrowed(problem, place), options, start=[relaxed.instances[v] for v in chosen])
+        found = _solved(_narrowed(problem, place), options, start=[relaxed.instances[v] for v in chosen])[0]
     except Infeasible:  # with these; it may be with others
-        return _solved(problem, options)
-    instances, spares, busy = (
-        tuple(values[place[v]] if v in place else 0 for v in range(len(problem.variants)))
-        for values in (found.instances, found.spares, found.busy)
-    )
+        return _solved(problem, options)[0]
     behind = (found.objective - relaxed.objective) / max(abs(found.objective), PART)
-    return replace(found, instances=instances, spares=spares, busy=busy, gap=max(found.gap, behind))
+    return replace(_widened(found, place, len(problem.variants)), gap=max(found.gap, behind))
+
+
+def _relaxed(problem: FleetProblem) -> FleetPlan:
+    """The plan if instances had parts. objective: no plan is below it.
+
+    Column generation (Dantzig and Wolfe 1960): a few variants of each class are planned with. The prices that this plan puts on room and
+    load say which others would better it. These come in, until there are none.
+    """
+    prices = _VariantPrices(problem)
+    chosen, better, ahead = set[int](), prices.first(), 0.0
+    for _ in range(ROUNDS):
+        chosen |= better
+        place = {v: i for i, v in enumerate(sorted(chosen))}
+        found, of_rows = _solved(_narrowed(problem, place), {}, whole=False)
+        better, ahead = prices.better(of_rows)
+        if better <= chosen:
+            ahead = 0.0
+            break
+    return replace(_widened(found, place, len(problem.variants)), objective=found.objective - ahead)
+
+
+class _VariantPrices:
+    """What variants would count beside a plan that does not look at them: their reduced costs."""
+
+    def __init__(self, problem: FleetProblem) -> None:
+        import numpy as np  # noqa: PLC0415
+
+        variants, counts = problem.variants, FleetCounts(problem)
+        names = sorted({name for pool in problem.pools for name in pool.resources})
+        self._np, self._problem, self._names = np, problem, names
+        self._pool = np.array([one.pool for one in variants])
+        self._most = np.array([one.most * problem.pools[one.pool].most for one in variants])
+        self._added = np.array([counts.added(v) for v in range(len(variants))])
+        self._uses = np.array([[one.uses.get(name, 0.0) for name in names] for one in variants])
+        self._computes = np.array([[one.computes[1] * (one.computes[0] == name) for name in names] for one in variants])
+        self._needs = []  # by class: its options, the instances that each layer takes of them, and what they lose and add of accuracy
+        for need in problem.needs:
+            able = np.array([v for v in need.options if variants[v].most], int)
+            takes = np.array([need.options[v] for v in able]).reshape(len(able), len(need.layers))
+            losses = counts.losses(need)
+            above = [(variants[v].accuracy - need.mean) * need.load / counts.total if need.mean else 0.0 for v in able]
+            self._needs.append((able, takes, np.array([losses[v] for v in able]), np.array(above)))
+
+    def first(self) -> set[int]:
+        """To begin with: what has columns or rows of its own, the most accurate of each class, by which losses count, and of each class and pool
+        the cheapest, the dearest and the middle one.
+        """
+        problem = self._problem
+        found = {v for v, one in enumerate(problem.variants) if one.running or one.limit is not None}
+        found.update(v for variants, _ in (*problem.reserved, *problem.wanted) for v in variants)
+        found.update(
+            max(need.options, key=lambda v: problem.variants[v].accuracy) for need in problem.needs if need.options
+        )
+        for able, takes, _, _ in self._needs:
+            order = able[self._np.argsort(takes.sum(axis=1) * self._added[able], kind="stable")]
+            for p in range(len(problem.pools)):
+                here = order[self._pool[order] == p].tolist()
+                found.update(here[:1], here[len(here) // 2 :][:1], here[-1:])
+        return found
+
+    def better(self, prices: Mapping[Any, float]) -> tuple[set[int], float]:
+        """Of each layer the variant that would better a plan with these prices of its rows most, and by how much no plan betters it."""
+        np, problem = self._np, self._problem
+        room = np.array([[prices.get((p, name), 0.0) for name in self._names] for p in range(len(problem.pools))])
+        added = self._added - (self._uses * room[self._pool]).sum(axis=1)
+        for i, (variants, _) in enumerate(problem.least):
+            added[list(variants)] -= prices["least", i]
+        cheapest = {min(variants, key=added.__getitem__) for variants, _ in problem.least if variants}
+        found = {v for v in cheapest if added[v] < -LEAST_GAIN}
+        ahead = -float(np.minimum(added, 0.0) @ self._most)
+        each = np.maximum(added, 0.0) - (self._computes * room[self._pool]).sum(axis=1)
+        for k, (need, (able, takes, lost, above)) in enumerate(zip(problem.needs, self._needs, strict=True)):
+            layers = [prices[k, j] for j in range(len(need.layers))]
+            accuracy = (above * prices.get(need.name, 0.0) - lost)[:, None] * need.layers
+            gains = layers + accuracy - takes * each[able][:, None]
+            most = gains.max(axis=0, initial=0.0)
+            ahead += float(most.sum())
+            if most.any():
+                found.update(able[gains.argmax(axis=0)[most > LEAST_GAIN]].tolist())
+        return found, ahead
+
+
+def _widened(plan: FleetPlan, place: Mapping[int, int], count: int) -> FleetPlan:
+    """A plan of `_narrowed` as one of the whole problem."""
+    instances, spares, busy = (
+        tuple(values[place[v]] if v in place else 0 for v in range(count))
+        for values in (plan.instances, plan.spares, plan.busy)
+    )
+    return replace(plan, instances=instances, spares=spares, busy=busy)
 
 
 def _narrowed(problem: FleetProblem, place: Mapping[int, int]) -> FleetProblem:
@@ -289,37 +292,36 @@ def _narrowed(problem: FleetProblem, place: Mapping[int, int]) -> FleetProblem:
 
 def _solved(
     problem: FleetProblem, options: Mapping[str, Any], *, whole: bool = True, start: Sequence[int] | None = None
-) -> FleetPlan:
-    """The plan within these limits. whole: instances and machines; else they may be parts, and the plan has `_rounded` instances.
-    start: instances of a plan to begin with.
+) -> tuple[FleetPlan, Mapping[Any, float]]:
+    """The plan within these limits. whole: instances and machines; else they may be parts, the plan has `_rounded` instances, and its rows have
+    prices. start: instances of a plan to begin with.
     """
     model = LinearProgram()
-    unit = max((pool.price for pool in problem.pools), default=0.0)
-    unit = unit if unit > 1e-9 else 1.0  # prices next to nothing count as none: a share divided by them is infinite
-    total = max(LEAST_LOAD, sum(need.load for need in problem.needs))
-    accurate = problem.goal == "accuracy"
+    counts = FleetCounts(problem)
+    unit, total, accurate, free = counts.unit, counts.total, counts.accurate, counts.free
     machines = [
         model.column(pool.price / unit * (1.0 if pool.elastic else ELASTIC_SHARE), pool.most, pool.least, whole=True)
         for pool in problem.pools
     ]
-    wishing = [need for need in problem.needs if need.mean or need.worth]
-    free = {v for need in wishing for v in need.options if problem.pools[problem.variants[v].pool].paid}
+    tied = {v for variants, _ in (*problem.least, *problem.reserved, *problem.wanted) for v in variants}
+    # Of what does not run, there are as many as the load takes, if they may be parts: they need no columns of their own.
+    tied |= {v for v, one in enumerate(problem.variants) if one.running or one.limit is not None or not one.most}
+    loose = set[int]() if whole else set(range(len(problem.variants))) - tied
     kept, added = [], []
     spare: dict[int, int] = {}  # by variant: the column of running instances that only stand by
     for v, one in enumerate(problem.variants):
         pool = problem.pools[one.pool]
-        share = one.price / unit
-        price = share * (ELASTIC_SHARE if pool.elastic or accurate or v in free else 1.0)
+        if v in loose:
+            kept.append(-1)
+            added.append(-1)
+            continue
         most = one.most * pool.most if one.limit is None else min(one.limit, one.most * pool.most)
         # What is dropped for another serves nothing while that loads. What is added where there is room costs no accuracy.
         lost = one.serves * one.load_s / LIFE_S / total * (1.0 if accurate else MISSING if pool.spares else 0.0)
-        kept.append(model.column(price - lost, min(one.running, most), whole=True))
-        change = LOAD_WEIGHT * max(share, 0.01) * (1.0 + one.load_s) if one.adding is None else one.adding / unit
-        if wishing and one.adding is None and v not in free:
-            change += CALM * share * one.load_s / LIFE_S
-        added.append(model.column(price + change, max(0, most - min(one.running, most)), whole=True))
+        kept.append(model.column(counts.price(v) - lost, min(one.running, most), whole=True))
+        added.append(model.column(counts.added(v), max(0, most - min(one.running, most)), whole=True))
         if pool.spares and one.running and not accurate:
-            column = model.column(share * ELASTIC_SHARE - lost, min(one.running, most), whole=True)
+            column = model.column(one.price / unit * ELASTIC_SHARE - lost, min(one.running, most), whole=True)
             spare[len(kept) - 1] = column
             model.row({kept[-1]: 1.0, column: 1.0}, 0.0, float(min(one.running, most)))
     used: list[dict[int, float]] = [{} for _ in problem.variants]  # columns of all layers, in instances
@@ -329,17 +331,14 @@ def _solved(
     parts: list[dict[int, float]] = []  # its share of the load
     means: dict[
         str, dict[int, float]
-    ] = {}  # by name of classes: what each column adds to the mean accuracy above the wanted one
+    ] = {}  # by name of classes: what each column adds above the mean accuracy that is wanted
     unserved, unreserved = (UNSERVED, UNRESERVED) if accurate else (MISSING, MISSING * RESERVE_MISSING)
-    for need in problem.needs:
+    for k, need in enumerate(problem.needs):
         weight = (need.load + 0.01 * total) / total
         missing.append([])
         carried.append({})
         parts.append({})
-        best = max((problem.variants[v].accuracy for v in need.options), default=0.0)
-        worth = 0.0 if accurate else need.worth / unit
-        if (need.mean or need.worth) and not accurate and need.options.keys() <= free:
-            worth = max(worth, need.load / total)
+        worth, losses = counts.worth(need), counts.losses(need)
         for j, part in enumerate(need.layers):
             reserve = j == len(need.layers) - 1
             short = model.column(
@@ -349,8 +348,7 @@ def _solved(
             layer = {short: 1.0}
             for v, takes in need.options.items():
                 accuracy = problem.variants[v].accuracy
-                lost = (1.0 - accuracy) * need.load / total if accurate and not need.mean else (best - accuracy) * worth
-                x = model.column(lost * part, 1.0)
+                x = model.column(losses[v] * part + (takes[j] * counts.added(v) if v in loose else 0.0), 1.0)
                 carried[-1][x], parts[-1][x] = accuracy, part
                 if need.mean:
                     means.setdefault(need.name, {})[x] = part * need.load / total * (accuracy - need.mean)
@@ -358,10 +356,10 @@ def _solved(
                 used[v][x] = takes[j]
                 if reserve:
                     reserved[v].add(x)
-            model.row(layer, 1.0, 1.0)
-    for entries in means.values():
+            model.row(layer, 1.0, 1.0, (k, j))
+    for name, entries in means.items():
         lacking = model.column(unserved * INACCURATE, 0.0 if problem.strict else 1.0)
-        model.row(entries | {lacking: 1.0}, 0.0, inf)
+        model.row(entries | {lacking: 1.0}, 0.0, inf, name)
     sharing: set[int] = set()  # columns of reserved instances that take no time of their own
     for variants, number in problem.reserved:
         wanted = {model.column(unserved, float(number)): 1.0}
@@ -378,29 +376,35 @@ def _solved(
     eased = {(problem.variants[v].pool, problem.variants[v].computes[0]) for v in free}
     for v, one in enumerate(problem.variants):
         there = dict.fromkeys((kept[v], added[v], *((spare[v],) if v in spare else ())), 1.0)
-        model.row(used[v] | dict.fromkeys(there, -1.0), -inf, 0.0)
+        if v in loose:
+            there = used[v]
+        else:
+            model.row(used[v] | dict.fromkeys(there, -1.0), -inf, 0.0)
         if v in spare:
             load = {column: value for column, value in used[v].items() if column not in reserved[v]}
             model.row(load | {kept[v]: -1.0, added[v]: -1.0}, -inf, 0.0)
         resources = problem.pools[one.pool].resources
         for name, amount in one.uses.items():
             if name in resources:
-                totals.setdefault((one.pool, name), {}).update(dict.fromkeys(there, amount))
+                totals.setdefault((one.pool, name), {}).update({c: n * amount for c, n in there.items()})
         if one.most < 1_000:
             model.row(there | {machines[one.pool]: -float(one.most)}, -inf, 0.0)
         name, amount = one.computes
         if amount > 0 and name in resources:
             row = totals.setdefault((one.pool, name), {})
-            row |= {column: value * amount for column, value in used[v].items() if column not in sharing}
+            for column in used[v].keys() - sharing:
+                row[column] = row.get(column, 0.0) + used[v][column] * amount
     for (p, name), entries in totals.items():
-        model.row(entries | {machines[p]: -problem.pools[p].resources[name]}, -inf, 0.0)
+        model.row(entries | {machines[p]: -problem.pools[p].resources[name]}, -inf, 0.0, (p, name))
         if (p, name) in eased:
             more = model.column(CROWDED)
-            model.row(entries | {machines[p]: -EASY * problem.pools[p].resources[name], more: -1.0}, -inf, 0.0)
-    for variants, number in problem.least:
+            model.row(
+                entries | {machines[p]: -EASY * problem.pools[p].resources[name], more: -1.0}, -inf, 0.0, (p, name)
+            )
+    for i, (variants, number) in enumerate(problem.least):
         lacking = model.column(UNSERVED if accurate else MISSING, float(number))
         columns = {column: 1.0 for v in variants for column in (kept[v], added[v])}
-        model.row(columns | {lacking: 1.0}, float(number), inf)
+        model.row(columns | {lacking: 1.0}, float(number), inf, ("least", i))
     for variants, number in problem.wanted:
         lacking = model.column(UNSERVED if accurate else MISSING, float(number))
         columns = {column: 1.0 for v in variants for column in (kept[v], added[v])}
@@ -419,17 +423,12 @@ def _solved(
             begun[a] = min(count - begun[k], model.high[a])
     result = model.solve(options, begun)
     if accurate and whole:
-        result = _stay(
-            model,
-            [one.running if used[v] else 0 for v, one in enumerate(problem.variants)],
-            kept,
-            added,
-            options,
-            result,
-        )
+        present = [one.running if used[v] else 0 for v, one in enumerate(problem.variants)]
+        result = _stay(model, present, kept, added, options, result)
     values = result.x or ()
-    parts_of = [float(values[k]) + float(values[a]) for k, a in zip(kept, added, strict=True)]
-    return FleetPlan(
+    there_of = (used[v] if v in loose else {kept[v]: 1.0, added[v]: 1.0} for v in range(len(kept)))
+    parts_of = [sum(float(values[column]) * n for column, n in there.items()) for there in there_of]
+    plan = FleetPlan(
         machines=tuple(round(values[column]) for column in machines),
         instances=tuple(map(round, parts_of)) if whole else _rounded(problem, parts_of),
         spares=tuple(round(values[spare[v]]) if v in spare else 0 for v in range(len(kept))),
@@ -442,6 +441,7 @@ def _solved(
         objective=result.fun,
         gap=result.gap,
     )
+    return plan, result.prices
 
 
 def _rounded(problem: FleetProblem, parts: Sequence[float]) -> tuple[int, ...]:

@@ -12,17 +12,19 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from services.core.planning.fleet import (
+from services.core.planning.fleet import Infeasible, Unsolved, solve_fleet
+from services.core.planning.problem import (
+    BUDGET,
+    ROUNDING,
+    CandidateVariant,
     ClassNeed,
     FleetPlan,
     FleetProblem,
-    Infeasible,
+    PlanningProblem,
     Pool,
     PooledVariant,
-    Unsolved,
-    solve_fleet,
+    react,
 )
-from services.core.planning.problem import BUDGET, ROUNDING, CandidateVariant, PlanningProblem, react
 
 Status = Literal["optimal", "feasible", "infeasible"]
 ActionKind = Literal["load", "replicate", "upgrade", "downgrade", "unload"]

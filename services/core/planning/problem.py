@@ -12,7 +12,7 @@ missing, and takes the
 cheapest that fits. A model-autoscaler reacts so between two plans of the leader, and `infaas plan --policy greedy` plans so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, inf, isfinite
 from typing import Literal, NamedTuple
 
@@ -22,6 +22,11 @@ from services.core.cost import Goal
 
 BUDGET = "budget, US$/s"  # among the resources: what all instances together may cost
 ROUNDING = 1e-9  # relative tolerance: 1.05 × 100 must not need more than 105
+ELASTIC_SHARE = 1e-3  # weight of instances' shares where machines are billed: enough to prefer fewer
+LOAD_WEIGHT = 1e-3  # of the share of an instance, per second that it loads: enough to prefer what runs
+CALM = 4.0  # what loading one counts where variants are mixed, times its price while it loads: many mixes are about equally good
+LIFE_S = 90.0  # s for which a plan is expected to hold: a swap must gain more accuracy than it loses while it loads
+LEAST_LOAD = 0.01  # items/s that the load counts at least: parts of less are beyond the solver's numbers
 Objective = Literal["multiplicative", "additive"]
 
 
@@ -128,6 +133,141 @@ class PlanningProblem(Struct, frozen=True, kw_only=True):
             for app in one.apps:
                 by_app.setdefault(app, []).append(one)
         return [[one for one in by_app.get(demand.app, ()) if demand.accepts(one)] for demand in self.demands]
+
+
+class Pool(Struct, frozen=True, kw_only=True):
+    """Machines that are alike. machines: how many there are. least, most: how many there may be.
+
+    price: US$ per hour of one. resources: of one machine, by name. elastic: machines are billed, so that an instance costs nothing more.
+    spares: what runs may stand by for the reserve without being claimed by anybody, as long as nobody needs its place. paid: they are billed
+    whatever they carry: of plans for apps to which accuracy is worth something, the most accurate is taken.
+    """
+
+    name: str
+    machines: int
+    least: int
+    most: int
+    price: float
+    resources: Mapping[str, float]
+    elastic: bool = True
+    spares: bool = False
+    paid: bool = False
+
+
+class PooledVariant(Struct, frozen=True, kw_only=True):
+    """A variant on the machines of one pool (index).
+
+    uses: of each resource of the machine, by one instance. computes: (resource, amount) that an instance takes only while it computes.
+    most: instances that one machine has room for. running: instances there are. limit: on all instances, if any. price: US$ per hour of
+    one instance's share. load_s: seconds to load one. adding: what adding one counts beside its price, in the same unit; None: what
+    follows from load_s. serves: items/s that a running one serves now, or will when it is loaded. accuracy: 0..1.
+    """
+
+    name: str
+    pool: int
+    uses: Mapping[str, float]
+    computes: tuple[str, float]
+    most: int
+    running: int
+    price: float
+    load_s: float
+    adding: float | None = None
+    serves: float = 0.0
+    accuracy: float = 0.0
+    limit: int | None = None
+
+
+class ClassNeed(Struct, frozen=True, kw_only=True):
+    """One class of queries. load: items/s. layers: shares of it that go to one layer of instances after the other; the last is the reserve.
+    options: variant (index) to the instances that each layer takes. mean: the accuracy that answers of this name have in the mean; 0: any.
+    worth: what one whole of accuracy of its load counts, in the unit of prices.
+    """
+
+    name: str
+    load: float
+    options: Mapping[int, tuple[float, ...]]
+    layers: tuple[float, ...] = (1.0, 0.0)
+    mean: float = 0.0
+    worth: float = 0.0
+
+
+class FleetProblem(Struct, frozen=True, kw_only=True):
+    """least: (variants, number): so many instances of these variants together must be there, whatever the load. reserved: the same, and
+    they carry nothing of the needs, and those that are there stay. wanted: so many there are, no more and, where there is room, no
+    fewer: a policy has said so. strict: nothing may be missing.
+    """
+
+    pools: tuple[Pool, ...]
+    variants: tuple[PooledVariant, ...]
+    needs: tuple[ClassNeed, ...]
+    least: tuple[tuple[tuple[int, ...], int], ...] = ()
+    reserved: tuple[tuple[tuple[int, ...], int], ...] = ()
+    wanted: tuple[tuple[tuple[int, ...], int], ...] = ()
+    goal: Goal = "cost"
+    budget: float | None = None
+    strict: bool = False
+
+
+class FleetPlan(Struct, frozen=True, kw_only=True):
+    """machines: by pool. instances: by variant. spares: by variant, those that run and stand by beside them. busy: by variant, how many
+    instances' time the expected load takes. missing: by class, the share of each layer that is not carried. gap: how far from
+    optimal it may be at most, relative. accuracy: by class, the mean of what is carried; None: nothing is.
+    """
+
+    machines: tuple[int, ...]
+    instances: tuple[int, ...]
+    missing: tuple[tuple[float, ...], ...]
+    spares: tuple[int, ...] = ()
+    busy: tuple[float, ...] = ()
+    accuracy: tuple[float | None, ...] = ()
+    objective: float = 0.0
+    gap: float = 0.0
+
+
+class FleetCounts:
+    """What counts in the plans of a problem, in units of the dearest machine. free: variants on machines that are paid anyway, of which the best are taken."""
+
+    def __init__(self, problem: FleetProblem) -> None:
+        self._problem = problem
+        unit = max((pool.price for pool in problem.pools), default=0.0)
+        self.unit = (
+            unit if unit > 1e-9 else 1.0
+        )  # prices next to nothing count as none: a share divided by them is infinite
+        self.total = max(LEAST_LOAD, sum(need.load for need in problem.needs))
+        self.accurate = problem.goal == "accuracy"
+        wishing = [need for need in problem.needs if need.mean or need.worth]
+        self._wishing = bool(wishing)
+        self.free = {v for need in wishing for v in need.options if problem.pools[problem.variants[v].pool].paid}
+
+    def price(self, v: int) -> float:
+        """Of an instance that is there."""
+        one = self._problem.variants[v]
+        elastic = self._problem.pools[one.pool].elastic or self.accurate or v in self.free
+        return one.price / self.unit * (ELASTIC_SHARE if elastic else 1.0)
+
+    def added(self, v: int) -> float:
+        """Of one more."""
+        one = self._problem.variants[v]
+        share = one.price / self.unit
+        change = LOAD_WEIGHT * max(share, 0.01) * (1.0 + one.load_s) if one.adding is None else one.adding / self.unit
+        if self._wishing and one.adding is None and v not in self.free:
+            change += CALM * share * one.load_s / LIFE_S
+        return self.price(v) + change
+
+    def worth(self, need: ClassNeed) -> float:
+        """One whole of accuracy of its load."""
+        if self.accurate:
+            return 0.0
+        most = (need.mean or need.worth) and need.options.keys() <= self.free
+        return max(need.worth / self.unit, need.load / self.total if most else 0.0)
+
+    def losses(self, need: ClassNeed) -> dict[int, float]:
+        """By variant: the accuracy that is lost if it answers the whole load."""
+        accuracies = {v: self._problem.variants[v].accuracy for v in need.options}
+        if self.accurate and not need.mean:
+            return {v: (1.0 - accuracy) * need.load / self.total for v, accuracy in accuracies.items()}
+        best, worth = max(accuracies.values(), default=0.0), self.worth(need)
+        return {v: (best - accuracy) * worth for v, accuracy in accuracies.items()}
 
 
 MOST = 1_000_000  # instances of one candidate; more than any cluster has, few enough for exact integers in a solver

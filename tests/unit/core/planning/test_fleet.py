@@ -12,17 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from services.core.cost import Goal
-from services.core.planning.fleet import (
-    MANY,
-    ClassNeed,
-    FleetPlan,
-    FleetProblem,
-    Infeasible,
-    Pool,
-    PooledVariant,
-    Unsolved,
-    solve_fleet,
-)
+from services.core.planning.fleet import MANY, Infeasible, Unsolved, _relaxed, _solved, solve_fleet
+from services.core.planning.problem import ClassNeed, FleetPlan, FleetProblem, Pool, PooledVariant
 from tests.support.data.examples import examples
 
 ROOM = {"cpu/memory": 8.0, "cpu/time": 4.0}
@@ -396,6 +387,32 @@ def test_plans_of_many_variants_are_about_as_cheap_and_say_how_cheap_a_plan_may_
     assert some.instances[5] >= 1
     assert some.objective <= 1.02 * whole.objective
     assert some.objective * (1 - some.gap) <= whole.objective * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("goal", "wish"), [("cost", {}), ("accuracy", {}), ("cost", {"worth": 3.0}), ("cost", {"mean": 0.7})]
+)
+def test_prices_of_room_and_load_find_what_the_best_plan_with_parts_takes(goal: Goal, wish: dict[str, float]) -> None:
+    luck = Random(2)
+    same: dict[str, Any] = {"uses": {"cpu/memory": 1.5, "cpu/cores": 0.5}, "most": 3}
+    variants = [
+        kind_of(f"v{v}", pool=v % 2, price=luck.random(), accuracy=luck.random(), running=int(v % 97 == 0), **same)
+        for v in range(12 * 40)
+    ]
+    variants += [kind_of("huge", uses={"cpu/memory": 1e9}, most=0, accuracy=1.0) for _ in range(12)]
+    needs = [
+        ClassNeed(
+            name=f"app{k}", load=luck.uniform(1.0, 9.0), layers=(0.7, 0.3, 0.0), **wish,
+            options={v: (luck.uniform(0.1, 3.0), luck.uniform(0.1, 2.0), 0.3) for v in range(k * 40, min(480, k * 40 + 45))}
+            | {480 + k: (1e14, 1e14, 1e14)},
+        )
+        for k in range(12)
+    ]  # fmt: skip
+    problem = FleetProblem(
+        pools=(fixed(machines=9), pool(most=9)), variants=tuple(variants), needs=tuple(needs), goal=goal,
+        least=(((3, 4, 5), 2), ((50, 51), 1)), reserved=(((7,), 1),), wanted=(((120, 121), 2),),
+    )  # fmt: skip
+    assert _relaxed(problem).objective == pytest.approx(_solved(problem, {}, whole=False)[0].objective, rel=1e-6)
 
 
 # -- layers, and swaps on full devices
