@@ -16,9 +16,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || command -v pyth
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Two processes; the tests of a file stay together, since what it has prepared another one's tests may change. What takes longest
-# comes first, by tests/durations.json, which ARGS=--keep-durations writes anew.
-PARALLEL ?= -n 2 --dist loadfile
+# Three processes for two cores, since a third of the time a test waits for others; the tests of a file stay together, since what it has
+# prepared another one's tests may change. What takes longest comes first, by tests/durations.json, which ARGS=--keep-durations writes anew.
+PARALLEL ?= -n 3 --dist loadfile
 
 # Of make test-faults.
 SEEDS ?= 1-1000
@@ -35,6 +35,7 @@ test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-all: export HYPOTHESIS_PROFILE ?= thorough
+test-all: PARALLEL = -n 2 --dist loadfile
 test-all: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(PARALLEL) -m slow $(ARGS)
 

@@ -3,7 +3,9 @@
 import asyncio
 import inspect
 import re
+import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -254,28 +256,24 @@ async def test_no_credentials_and_foreign_ones_are_refused(server: Secured, tmp_
         await server.bus("phone", user="phone", password="x", nkeys_seed_str=None, timeout=30)
 
 
-@pytest.mark.parametrize(
-    ("words", "user", "changed", "told"),
-    [
-        ("registrations", "phone", {}, "forbidden: our credentials have no right to the list of registrations: ask an"),
-        ("doctor", "phone", {}, "forbidden: .* ask an operator for the right"),
-        ("apps", "phone", {"INFAAS_NKEY_SEED": ""}, "or a key of `infaas auth`"),
-        (
-            "apps",
-            "phone",
-            {"INFAAS_NKEY_SEED": "/nowhere.nk"},
-            "from '/nowhere.nk': No such file.*; ask an operator for a key",
-        ),
-        ("apps", "phone", {"INFAAS_TLS_CA": ""}, "is not trusted here: .*INFAAS_TLS_CA"),
-    ],
-)
-def test_commands_say_which_right_or_key_is_missing_and_who_gives_it(
-    server: Secured, words: str, user: str, changed: dict[str, str], told: str, tmp_path: Path
-) -> None:
-    said = infaas(*words.split(), cwd=tmp_path, **(server.environ(user) | changed))
-    assert said.returncode == 1
-    assert re.search(told, said.stderr), said.stderr
-    assert said.stderr.count("\n") == 1
+def test_commands_say_which_right_or_key_is_missing_and_who_gives_it(server: Secured, tmp_path: Path) -> None:
+    commands: list[tuple[str, dict[str, str], str]] = [
+        ("registrations", {}, "forbidden: our credentials have no right to the list of registrations: ask an"),
+        ("doctor", {}, "forbidden: .* ask an operator for the right"),
+        ("apps", {"INFAAS_NKEY_SEED": ""}, "or a key of `infaas auth`"),
+        ("apps", {"INFAAS_NKEY_SEED": "/nowhere.nk"}, "from '/nowhere.nk': No such file.*; ask an operator for a key"),
+        ("apps", {"INFAAS_TLS_CA": ""}, "is not trusted here: .*INFAAS_TLS_CA"),
+    ]
+
+    def said(words: str, changed: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        return infaas(words, cwd=tmp_path, **(server.environ("phone") | changed))
+
+    with ThreadPoolExecutor() as pool:  # some wait for seconds
+        ended = [pool.submit(said, words, changed) for words, changed, _ in commands]
+    for (_, _, told), one in zip(commands, ended, strict=True):
+        assert one.result().returncode == 1
+        assert re.search(told, one.result().stderr), one.result().stderr
+        assert one.result().stderr.count("\n") == 1
 
 
 @pytest.mark.slow

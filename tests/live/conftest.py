@@ -25,7 +25,7 @@ CROSSINGS = {
     "test_gateway_rest_dialects.py": ("test_a_selection_is_set_over_http_and_a_wrong_one_refused",),
     "test_metrics.py": ("test_what_happened_is_counted", "test_rules_and_dashboard_name_what_there_is"),
     "test_dashboard.py": ("test_a_system_has_one_and_says_where",),
-    "test_replay.py": ("test_the_recent_past_of_a_real_system", "test_a_pipeline_of_a_real_system"),
+    "test_replay.py": ("test_the_recent_past_of_an_app_and_a_pipeline_of_a_real_system",),
     "test_containers.py": ("test_a_closure_a_fitted_object_and_an_onnx_session_answer_the_same_queries",),
     "test_faults.py": ("test_the_only_executor_is_killed",),
     "test_client.py": ("test_what_a_dying_dispatcher_had_taken_goes_to_another_under_the_same_key",),

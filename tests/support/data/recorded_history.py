@@ -13,7 +13,6 @@ from tests.support.data.events import VARIANT, app_record, event, message, model
 
 BEGINS = 1_763_366_400.0  # 2025-11-17 08:00 UTC
 MINUTE = 60.0
-CORES = 4
 PRICES = {"cpu": 0.048, "gpu": 3.06}
 OTHER = "big-v1-ort-fp32-t1-b64"
 

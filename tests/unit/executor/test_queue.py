@@ -49,6 +49,7 @@ def queue_of(record: VariantRecord, *queries: QueuedQuery, most: int = 8) -> Edf
     return queue
 
 
+Works = list[tuple[float, int, str, bool]]  # slack, items, shape, alone
 works = st.lists(
     st.tuples(st.floats(-0.01, 0.05), st.integers(1, 12), st.sampled_from("ab"), st.booleans()), max_size=40
 )
@@ -83,14 +84,17 @@ def answered(queries: list[QueuedQuery]) -> set[bytes]:
     return found
 
 
-@given(works)
-def test_every_query_leaves_once_in_a_batch_that_is_in_time_or_as_late(
-    given_works: list[tuple[float, int, str, bool]],
-) -> None:
+def filled(given_works: Works) -> EdfQueue:
     record = variant()
     queue = EdfQueue(LatencyTable(record), record.max_batch)
     for number, (slack, items, shape, alone) in enumerate(given_works):
         queue.push(work(number, slack, items, shape, alone=alone))
+    return queue
+
+
+@given(works)
+def test_every_query_leaves_once_in_a_batch_that_is_in_time_or_as_late(given_works: Works) -> None:
+    queue = filled(given_works)
     left = []
     while len(queue):
         waiting = sorted(queue, key=lambda one: one.route.deadline)
@@ -101,7 +105,7 @@ def test_every_query_leaves_once_in_a_batch_that_is_in_time_or_as_late(
         left += [*batch, *late]
         if batch:
             items = sum(one.items for one in batch)
-            assert items <= record.max_batch or len(batch) == 1
+            assert items <= variant().max_batch or len(batch) == 1
             assert len({one.shape for one in batch}) == 1
             assert len(batch) == 1 or not any(one.alone for one in batch)
             first = min(one.route.deadline for one in batch)
@@ -112,13 +116,8 @@ def test_every_query_leaves_once_in_a_batch_that_is_in_time_or_as_late(
 
 
 @given(works)
-def test_what_could_not_be_in_time_any_more_is_taken_out_while_others_compute(
-    given_works: list[tuple[float, int, str, bool]],
-) -> None:
-    record = variant()
-    queue = EdfQueue(LatencyTable(record), record.max_batch)
-    for number, (slack, items, shape, alone) in enumerate(given_works):
-        queue.push(work(number, slack, items, shape, alone=alone))
+def test_what_could_not_be_in_time_any_more_is_taken_out_while_others_compute(given_works: Works) -> None:
+    queue = filled(given_works)
     late = queue.overdue(NOW)
     assert all(queue.table.seconds(one.items) > one.route.deadline - NOW for one in late)
     assert len(late) + len(queue) == len(given_works)

@@ -250,7 +250,7 @@ async def test_where_no_system_runs_is_said_with_the_remedy(tmp_path: Path, monk
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("infaas.connecting.DEFAULT_NATS", f"nats://127.0.0.1:{free_port()}")
     with pytest.raises(NotConnected, match=f"no system runs in {tmp_path}: pass --data-dir .* or INFAAS_NATS_URL"):
-        await connect()
+        await connect(timeout=0.2)
     refused = BadLogin("NATS at 127.0.0.1:4222 refuses the user or password in its URL")
     assert why_not(refused, named=False).startswith(f"no system runs in {tmp_path}: pass --data-dir"), "it is another's"
     assert "in its URL; use the URL that `infaas up` printed" in why_not(refused, named=True)

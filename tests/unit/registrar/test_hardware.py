@@ -101,6 +101,7 @@ def finish(stage: Stage, worker: str = "g1") -> BuildVariants:
 
 def test_a_registered_model_gets_its_variants_when_the_first_gpu_joins() -> None:
     stage = with_models("mlp")
+    before = dict(stage.catalog)
     beats(stage, 3, CPU_ONLY)
     assert stage.orders() == []
     beats(stage, 2, CPU_ONLY, with_gpu())
@@ -109,6 +110,7 @@ def test_a_registered_model_gets_its_variants_when_the_first_gpu_joins() -> None
     assert order.inputs_key == "images"
     build = finish(stage)
     assert {plan.hardware for plan in build.plans} == {"gpu"}
+    assert {key: value for key, value in stage.catalog.items() if key in before} == before, "the app stays as it is"
     names = [f"mlp-v1-{framework}-t1-b{most}" for framework in ("ort-cuda-fp16", "ort-cuda-fp32", "tensorrt-fp16", "tensorrt-fp32", "tensorrt-int8") for most in (64, 8)]  # fmt: skip
     assert on(stage, "gpu") == sorted(names)
     assert on(stage, "cpu") == ["mlp-v1-ort-fp32-t1-b8"]
@@ -117,15 +119,6 @@ def test_a_registered_model_gets_its_variants_when_the_first_gpu_joins() -> None
     beats(stage, 30, CPU_ONLY, with_gpu(incarnation=2))
     assert len(inspections(stage)) == 1
     assert stage.orders("w1") == []
-
-
-def test_the_app_stays_as_it_is() -> None:
-    stage = with_models("mlp")
-    before = dict(stage.catalog)
-    beats(stage, 2, with_gpu())
-    inspect(stage)
-    finish(stage)
-    assert {key: value for key, value in stage.catalog.items() if key in before} == before
 
 
 def test_simulated_gpus_and_containers_get_no_variants() -> None:

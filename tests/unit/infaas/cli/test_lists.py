@@ -199,14 +199,19 @@ def test_status_and_doctor_say_what_is_missing_before_anything_else_and_do_not_w
 
 
 async def test_the_doctor_listens_on_only_while_a_kind_of_process_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "LISTEN_S", 1e6)
+    for name, seconds in {"LISTEN_S": 1e6, "HEARD_S": 0.01, "AGAIN_S": 0.0}.items():
+        monkeypatch.setattr(doctor, name, seconds)
     bus, subjects = Broker().connect(), Subjects()
     asked = asyncio.create_task(doctor._listen(bus, subjects))
     dispatcher = DispatcherHeartbeat(dispatcher="d0", incarnation=1, at=0.0)
     worker = WorkerHeartbeat(worker="w0", hardware="cpu", incarnation=1, at=0.0, devices=[], instances=[])
 
-    def heard() -> bool:
+    for _ in range(10):
         bus.publish(subjects.dispatcher_heartbeat("d0"), encode(dispatcher))
+        await asyncio.sleep(0.01)
+    assert not asked.done(), "no worker says anything"
+
+    def heard() -> bool:
         bus.publish(subjects.worker_heartbeat("w0"), encode(worker))
         return asked.done()
 

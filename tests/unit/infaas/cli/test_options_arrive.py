@@ -28,6 +28,7 @@ from bus.natsbus import NatsBus
 from bus.port import Delivery
 from infaas.cli import main
 from tests.support.clients.commands import ran
+from tests.support.servers.processes import eventually
 
 SUBMIT = "submit --app a --input nats://b/in.npy --output nats://b/out.npy"
 REFUSAL = encode(Refusal(error=Error(code="bad_request", message="heard")))
@@ -251,8 +252,11 @@ def test_registrations_of_one_app(place: tuple[str, str], capsys: pytest.Capture
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_options_of_container_are_fields(place: tuple[str, str], nats_url: str, prefix: str) -> None:
+def test_the_options_of_container_are_fields(
+    place: tuple[str, str], nats_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In one command: its process is started, inspected and measured first."""
+    monkeypatch.setattr("infaas.cli.container.APPEARS_S", 0.0)  # nobody else registers the version
 
     async def made() -> None:
         bus = await NatsBus.connect(nats_url, name="registrar")
@@ -345,6 +349,7 @@ def test_a_query_waits_as_long_as_its_timeout_says(place: tuple[str, str], capsy
     """Nobody answers; without the option it would wait for 30 s."""
     with refusing(*place, REPLIES) as heard:
         assert main(["query", "--app", "a", "--json-input", "[[1.0]]", "--timeout", "0.2"]) == 1
+        assert eventually(lambda: len(heard) > 1)
     assert "no reply on" in capsys.readouterr().err
     # what gets no reply is sent again after a second or more
     assert [subject.split(".")[1] for subject, _ in heard] == ["query", "cancel"]
