@@ -31,7 +31,8 @@ def weaknesses(urls: str, monitoring: str = "") -> list[Weakness]:
             said = greeting((host, port))
         except (OSError, ValueError):
             continue
-        where, version = f"nats-server {said['version']} at {host}:{port}", version_of(said)
+        where = f"nats-server {said['version']} at {host}:{port}"
+        version = tuple(int(part) for part in said["version"].partition("-")[0].split("."))
         if version < LEAST_VERSION:
             least = ".".join(map(str, LEAST_VERSION))
             found.append(Weakness(f"{where} can lose what it has acknowledged: install {least} or newer", certain=True))
@@ -60,11 +61,6 @@ def greeting(address: tuple[str, int]) -> dict[str, Any]:
         raise ValueError("another program than NATS listens there")
     said: dict[str, Any] = json.loads(first[5:])
     return said
-
-
-def version_of(said: dict[str, Any]) -> tuple[int, ...]:
-    """Of a server's greeting."""
-    return tuple(int(part) for part in said["version"].partition("-")[0].split("."))
 
 
 def _jetstream(pages: Sequence[str], server: str) -> dict[str, Any] | None:

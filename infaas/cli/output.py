@@ -11,6 +11,8 @@ from contextlib import contextmanager, redirect_stdout
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
+from msgspec import Struct
+
 from bus.messages.catalog import is_error, value_of
 from infaas.errors import Refused
 
@@ -107,13 +109,12 @@ def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class ProgressBars:
+class ProgressBars(Struct, eq=False):
     """Shows how far things are: each with a bar on a terminal, else in lines. bars: None without a terminal."""
 
-    def __init__(self, bars: "Progress | None") -> None:
-        self._bars = bars
-        self._tasks: dict[str, TaskID] = {}
-        self._said: dict[str, str] = {}
+    bars: "Progress | None"
+    _tasks: "dict[str, TaskID]" = {}
+    _said: dict[str, str] = {}
 
     def __call__(
         self, text: str, done: float, total: float | None = 1.0, *, what: str = "", line: str = "", key: str = ""
@@ -122,15 +123,15 @@ class ProgressBars:
 
         Without a terminal, `line` (default: the text) is printed once for each `key` (default: the text).
         """
-        if self._bars is None:
+        if self.bars is None:
             if (key or text) != self._said.get(what):
                 self._said[what] = key or text
                 progress(line or text)
             return
         if what not in self._tasks:
-            self._tasks[what] = self._bars.add_task(text, total=total)
+            self._tasks[what] = self.bars.add_task(text, total=total)
         shown = done if total is None else min(done, 0.999 * total)  # at its total, the clock beside it would stop
-        self._bars.update(self._tasks[what], completed=shown, total=total, description=text)
+        self.bars.update(self._tasks[what], completed=shown, total=total, description=text)
 
 
 @contextmanager

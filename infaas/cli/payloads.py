@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from cyclopts import Parameter
-from msgspec import convert
+from msgspec import Struct, convert
 
 from bus.codec import decode
 from bus.messages.catalog import Profile, Signature
@@ -314,16 +314,15 @@ async def _remeasure(client: Client, data_dir: Path | None, app: str) -> dict[st
     return {"app": app, "labels": kept.items, "models": documents}
 
 
-class _Given:
+class _Given(Struct, eq=False):
     """Stands for a process whose answers are here already, in the order in which it is asked."""
 
-    def __init__(self, outputs: Mapping[str, Array]) -> None:
-        self._outputs = outputs
-        self._at = 0
+    outputs: Mapping[str, Array]
+    _at: int = 0
 
     def run(self, inputs: dict[str, Array], /) -> dict[str, Array]:
         begin, self._at = self._at, self._at + len(next(iter(inputs.values())))
-        return {name: one[begin : self._at] for name, one in self._outputs.items()}
+        return {name: one[begin : self._at] for name, one in self.outputs.items()}
 
 
 async def _answered_again(

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 import infaas
 from bus.messages.public import RegistrationStatus
 from infaas.client import Client
@@ -41,15 +43,15 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "infaas.cli", *arguments]
 
 
-class DemoSystem:
+class DemoSystem(Struct, eq=False):
     """One `infaas up`. keep: it outlives this process; else it ends together with this process. settings: TOML. fused: as its option."""
 
-    def __init__(self, data_dir: Path, *, keep: bool = False, settings: str = "", fused: bool = False) -> None:
-        self.data_dir = data_dir
-        self.urls: dict[str, Any] = {}
-        self.keep = keep
-        self._settings, self._fused = settings, fused
-        self._process: subprocess.Popen[bytes] | None = None
+    data_dir: Path
+    keep: bool = False
+    settings: str = ""
+    fused: bool = False
+    urls: dict[str, Any] = {}
+    _process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int:
@@ -61,9 +63,9 @@ class DemoSystem:
         """Start the system. Returns the seconds until it was ready; raises InfaasError with its error output."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
         output, errors = self.data_dir / "up.out", self.data_dir / "up.err"
-        options = ["--fused"] * self._fused
-        if self._settings:
-            (self.data_dir / "settings.toml").write_text(self._settings)
+        options = ["--fused"] * self.fused
+        if self.settings:
+            (self.data_dir / "settings.toml").write_text(self.settings)
             options += ["--config", str(self.data_dir / "settings.toml")]
         up = command("up", "--data-dir", str(self.data_dir), "--json", *options)
         began = time.monotonic()

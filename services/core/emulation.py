@@ -165,7 +165,7 @@ def one_at_a_time(kind: str) -> str:
 ROUNDING = 1e-9  # s
 
 
-class SharedSpeed:
+class SharedSpeed(Struct, eq=False):
     """The batches that overlap on one GPU. strength: how much they slow each other, from 0, not at all, to 1. Times: seconds.
 
     Their kernels take turns, and one with long kernels holds the device longer at each turn. A batch that takes t_i alone goes on at the rate
@@ -176,14 +176,11 @@ class SharedSpeed:
     the device does more at once than one batch can use.
     """
 
-    __slots__ = ("_at", "_busy", "_number", "_running", "_strength")
-
-    def __init__(self, strength: float) -> None:
-        self._strength = strength
-        self._running: dict[int, tuple[float, float]] = {}  # what is left of it, what it takes; alone
-        self._at = 0.0
-        self._busy = 0.0
-        self._number = 0
+    strength: float
+    _running: dict[int, tuple[float, float]] = {}  # what is left of it, what it takes; alone
+    _at: float = 0.0
+    _busy: float = 0.0
+    _number: int = 0
 
     def begin(self, seconds: float, now: float) -> int:
         """A batch begins that takes so long alone; returns its number. `advance` was called with the same time."""
@@ -232,7 +229,7 @@ class SharedSpeed:
         return sum(takes for _, takes in self._running.values())
 
     def _rate(self, takes: float, total: float) -> float:
-        return takes / (takes + self._strength * (total - takes))
+        return takes / (takes + self.strength * (total - takes))
 
 
 def _row(row: ProfileRow, made: AcceleratorKind) -> ProfileRow:

@@ -8,6 +8,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Protocol, Self
 
+from msgspec import Struct
+
 MetricKind = Literal["counter", "gauge", "histogram"]
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -51,16 +53,13 @@ class Histogram:
         return sum(self.counts)
 
 
-class MetricFamily:
+class MetricFamily(Struct, eq=False):
     """One metric: all its samples, each with its labels. Its name carries the unit, as Prometheus wants."""
 
-    __slots__ = ("help", "kind", "name", "samples")
-
-    def __init__(self, name: str, kind: MetricKind, help: str) -> None:
-        self.name = name
-        self.kind: MetricKind = kind
-        self.help = help
-        self.samples: list[tuple[dict[str, str], float | Histogram]] = []
+    name: str
+    kind: MetricKind
+    help: str
+    samples: list[tuple[dict[str, str], float | Histogram]] = []
 
     def add(self, value: float | Histogram, **labels: str) -> Self:
         self.samples.append((labels, value))

@@ -7,7 +7,7 @@ from collections.abc import Container
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct, field
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import CLIENT_ERRORS, Event, OutcomeEvent
@@ -173,21 +173,20 @@ MISSING = (
 )
 
 
-class OutcomeLog:
+class OutcomeLog(Struct, eq=False):
     """Counts the events that a dispatcher records. From it, executors learn for which of their batches the outcomes are on disk.
 
     flushed: by executor queue, the highest `seq` up to which all its DoneBatches have come, and whose outcomes are all on disk. What is above it executors
     say again, and record if this dispatcher dies. workers: those that are there.
     """
 
-    def __init__(self, workers: Container[str]) -> None:
-        self._workers = workers
-        self.flushed: dict[str, int] = {}
-        self._came: dict[str, int] = {}  # by queue: the seq up to which all have come
-        self._beyond: dict[str, tuple[float, set[int]]] = {}  # by queue: since when one is missing, and those after it
-        self._recorded = 0
-        self._stored = 0
-        self._open: deque[tuple[int, str, int]] = deque()
+    workers: Container[str]
+    flushed: dict[str, int] = {}
+    _came: dict[str, int] = {}  # by queue: the seq up to which all have come
+    _beyond: dict[str, tuple[float, set[int]]] = {}  # by queue: since when one is missing, and those after it
+    _recorded: int = 0
+    _stored: int = 0
+    _open: deque[tuple[int, str, int]] = field(default_factory=deque)
 
     def record(self, event: Event) -> Record:
         self._recorded += 1
@@ -230,7 +229,7 @@ class OutcomeLog:
         nothing again.
         """
         former = [queue for queue in self._came if queue.rpartition("/")[0] == device][:-2]
-        for queue in former + [queue for queue in self._came if queue.partition("/")[0] not in self._workers]:
+        for queue in former + [queue for queue in self._came if queue.partition("/")[0] not in self.workers]:
             for table in (self.flushed, self._came, self._beyond):
                 table.pop(queue, None)
 

@@ -68,15 +68,14 @@ class Retry(Struct, frozen=True):
     command: Do
 
 
-class Commands:
+class Commands(Struct, eq=False):
     """The commands that an actor has under way, so that one that failed can be given once more, as it was.
 
     pause_s: before a command that failed is repeated.
     """
 
-    def __init__(self, pause_s: float) -> None:
-        self._pause_s = pause_s
-        self._under_way: dict[Any, Do] = {}
+    pause_s: float
+    _under_way: dict[Any, Do] = {}
 
     def start(self, command: Do) -> Do:
         """Give this command; a former one with the same id is forgotten."""
@@ -93,7 +92,7 @@ class Commands:
     def failed(self, id: Any) -> tuple[Effect, ...]:
         """Repeat it after the pause."""
         command = self._under_way.get(id)
-        return NOTHING if command is None else (After(id, self._pause_s, Retry(command)),)
+        return NOTHING if command is None else (After(id, self.pause_s, Retry(command)),)
 
     def retry(self, envelope: Envelope) -> tuple[Effect, ...]:
         """The handler of `Retry`."""
@@ -108,19 +107,18 @@ class TakeOver(Struct, frozen=True):
     previous: str
 
 
-class TakeOvers:
+class TakeOvers(Struct, eq=False):
     """Which unfinished work an actor takes over: its own from an earlier life, and that of peers that are gone.
 
     name: the actor's own. timeout_s: a peer without a heartbeat for so long is gone. command_s: timeout of `TakeOver`, whose edge lets
     one of several win.
     """
 
-    def __init__(self, name: str, timeout_s: float, command_s: float) -> None:
-        self._name = name
-        self._timeout_s = timeout_s
-        self._command_s = command_s
-        self._heard: dict[str, float] = {}
-        self._under_way: set[str] = set()
+    name: str
+    timeout_s: float
+    command_s: float
+    _heard: dict[str, float] = {}
+    _under_way: set[str] = set()
 
     def heard(self, peer: str, now: float, *, leaving: bool) -> None:
         """A peer's heartbeat. leaving: its last one, with which it leaves its work to others."""
@@ -128,16 +126,16 @@ class TakeOvers:
 
     def start(self, unfinished: Iterable[tuple[str, str]], now: float, since: float) -> list[Do]:
         """Take over what nobody does. unfinished: id and owner of work that this actor does not do. since: when it began to listen."""
-        if now - since > self._timeout_s:  # who is gone counts as never heard of
-            self._heard = {peer: at for peer, at in self._heard.items() if now - at <= self._timeout_s}
+        if now - since > self.timeout_s:  # who is gone counts as never heard of
+            self._heard = {peer: at for peer, at in self._heard.items() if now - at <= self.timeout_s}
         found = [
             (work, owner)
             for work, owner in unfinished
             if work not in self._under_way
-            and (owner == self._name or now - self._heard.get(owner, since) > self._timeout_s)
+            and (owner == self.name or now - self._heard.get(owner, since) > self.timeout_s)
         ]
         self._under_way.update(work for work, _ in found)
-        return [Do(("takeover", work), TakeOver(work, self._name, owner), self._command_s) for work, owner in found]
+        return [Do(("takeover", work), TakeOver(work, self.name, owner), self.command_s) for work, owner in found]
 
     def ended(self, work: str) -> None:
         """The command succeeded or failed."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from bus.codec import encode
 from bus.messages.catalog import TARGETS, VariantRecord
@@ -229,13 +230,12 @@ def scored_event(event: FeedbackEvent, scored: Scored, of: Answered | Prediction
     return msgspec.structs.replace(event, query=query, variant=variant, asked=of.at, context=context, **what)
 
 
-class Publisher:
+class Publisher(Struct, eq=False):
     """Puts what labels and references say of apps into the catalogue bucket, where all that decide see it."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self._changed: dict[str, tuple[int, Mapping[str, Score], float]] = {}
-        self._next: dict[str, float] = {}
+    catalog: Catalog
+    _changed: dict[str, tuple[int, Mapping[str, Score], float]] = {}
+    _next: dict[str, float] = {}
 
     def changed(self, app: str, revision: int, scores: Mapping[str, Score], promised: float) -> None:
         """Labels have been stored. revision: of the value with them."""
@@ -248,7 +248,7 @@ class Publisher:
         self._next = {app: at for app, at in self._next.items() if now < at}
         for app in [app for app in self._changed if app not in self._next]:  # in order: a set has none of its own
             revision, scores, promised = self._changed.pop(app)
-            if self._catalog.app(app) is None:  # nobody deletes what is put after it
+            if self.catalog.app(app) is None:  # nobody deletes what is put after it
                 continue
             self._next[app] = now + PUBLISH_S
             records = [one for one in self._variants(app) if one.accuracy]
@@ -266,7 +266,7 @@ class Publisher:
 
     def _variants(self, app: str) -> Iterable[VariantRecord]:
         """Those of all versions of its models, as they were registered."""
-        record, catalog = self._catalog.app(app), self._catalog
+        record, catalog = self.catalog.app(app), self.catalog
         for model in () if record is None else record.links:
             for version in catalog.versions(model):
                 yield from catalog.variants_at(model, version)

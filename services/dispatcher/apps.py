@@ -3,6 +3,8 @@
 from collections.abc import Container
 from typing import Any
 
+from msgspec import Struct, field
+
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.public import Error
 from bus.subjects import WITHOUT_APP
@@ -26,14 +28,13 @@ def forget(known: Container[str], *tables: Any) -> None:
                 table.pop(key)
 
 
-class Apps:
+class Apps(Struct, eq=False):
     """Keeps `view.apps` equal to the catalogue bucket. kept: the replicas of deployed pipelines, as the control bucket has them."""
 
-    def __init__(self, view: ClusterView) -> None:
-        self.catalog = Catalog()
-        self.synced = False
-        self.view = view
-        self.kept = KeptReplicas()
+    view: ClusterView
+    catalog: Catalog = field(default_factory=Catalog)
+    synced: bool = False
+    kept: KeptReplicas = field(default_factory=KeptReplicas)
 
     def change(self, change: Changed) -> None:
         """One entry of the bucket has changed."""

@@ -5,6 +5,7 @@ runs is answered, recorded and charged like any other. A query that is not here 
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from bus.messages.flow import Echo, ResentKnown, ResentSought
 from bus.messages.public import CancelQuery, Error, QueryCancelled, Refusal
@@ -20,34 +21,29 @@ MOST_S = 1.0  # s after which another dispatcher that has not answered is not wa
 NO_KEY = Error(code="bad_request", message="retry_key: give the 16 bytes with which the query was sent")
 
 
+@dataclass(eq=False)
 class Cancelling:
     """resent: knows which queries are here or have ended, and the other dispatchers; what those say is heard here first. end: ends a query here."""
 
-    def __init__(
-        self,
-        name: str,
-        subjects: Subjects,
-        resent: Resent,
-        outcomes: OutcomeRecorder,
-        end: Callable[[Query, Error, float], list[Effect]],
-    ) -> None:
-        self.inlets = (Inlet(subject=subjects.cancel(), message=CancelQuery, queue=DISPATCHERS),)
+    name: str
+    subjects: Subjects
+    resent: Resent
+    outcomes: OutcomeRecorder
+    end: Callable[[Query, Error, float], list[Effect]]
+
+    def __post_init__(self) -> None:
+        self.inlets = (Inlet(subject=self.subjects.cancel(), message=CancelQuery, queue=DISPATCHERS),)
         self.handlers: dict[type, Handler] = {
             CancelQuery: self._cancel,
             ResentSought: self._sought,
             ResentKnown: self._known,
-            Echo: lambda envelope: (*resent.handlers[Echo](envelope), *self._overdue(envelope.now)),
+            Echo: lambda envelope: (*self.resent.handlers[Echo](envelope), *self._overdue(envelope.now)),
         }
-        self._name = name
-        self._subjects = subjects
-        self._prefix = len(subjects.cancel(""))
-        self._resent = resent
-        self._known_as = resent.known_as
-        self._in_flight = resent.in_flight
-        self._composites = resent.composites
-        self._withdraw = resent.silence.cancelled
-        self._outcomes = outcomes
-        self._end = end
+        self._prefix = len(self.subjects.cancel(""))
+        self._known_as = self.resent.known_as
+        self._in_flight = self.resent.in_flight
+        self._composites = self.resent.composites
+        self._withdraw = self.resent.silence.cancelled
         # By uid: where clients wait for an answer; of what others were asked for, since when, and those that do not have it.
         self._replies: dict[bytes, str] = {}
         self._asked: dict[bytes, tuple[str, float, set[str]]] = {}
@@ -62,27 +58,27 @@ class Cancelling:
             return refuse(reply, NO_KEY)
         if (effects := self._take_back(uid, reply, now)) is not None:
             return effects
-        if not self._resent.known and not self._resent.sought(uid):
+        if not self.resent.known and not self.resent.sought(uid):
             return self._answer(reply, uid)
         self._asked[uid] = reply, now, set()
-        return (Publish(self._subjects.resent(), ResentSought(self._name, uid, reply, again=True, cancelled=True)),)
+        return (Publish(self.subjects.resent(), ResentSought(self.name, uid, reply, again=True, cancelled=True)),)
 
     def _answer(self, reply: str, uid: bytes) -> tuple[Effect, ...]:
-        return answer(reply, QueryCancelled(cancelled=uid in self._resent.cancelled))
+        return answer(reply, QueryCancelled(cancelled=uid in self.resent.cancelled))
 
     def _take_back(self, uid: bytes, reply: str, now: float) -> Iterable[Effect] | None:
         """End this query, and answer. None: it is not here."""
         join = self._composites.joins.open.get(uid)
         if join is not None:
-            self._resent.note_cancelled(uid)
+            self.resent.note_cancelled(uid)
             return (*self._answer(reply, uid), *self._whole(join, now))
         query = self._in_flight.find(uid)
         if query is not None:
             return self._one(query, reply, now)
-        if self._resent.has_ended(uid):
+        if self.resent.has_ended(uid):
             return self._answer(reply, uid)
-        if self._resent.sought(uid):
-            self._resent.note_cancelled(uid)  # others are asked; if nobody has it, it is not begun
+        if self.resent.sought(uid):
+            self.resent.note_cancelled(uid)  # others are asked; if nobody has it, it is not begun
         return None
 
     def _one(self, query: Query, reply: str, now: float) -> Iterable[Effect]:
@@ -99,16 +95,14 @@ class Cancelling:
         if query.instance is not None:
             return (self._withdraw(query, reply),)
         self._in_flight.forget(query.uid)
-        return self._end(query, CANCELLED, now)
+        return self.end(query, CANCELLED, now)
 
     def _whole(self, join: Join, now: float) -> list[Effect]:
         """A query with parts: those that have not begun end with it. Of what runs or has run, the row says the cost."""
         query, joins = join.query, self._composites.joins
         effects = [
             *joins.end(join, now),
-            *self._outcomes.refused(
-                query, CANCELLED, now, cost=join.cost, missing=len(join.parts) - len(join.answered)
-            ),
+            *self.outcomes.refused(query, CANCELLED, now, cost=join.cost, missing=len(join.parts) - len(join.answered)),
         ]
         for part in join.parts:
             if part.uid in joins.open:
@@ -121,13 +115,13 @@ class Cancelling:
 
     def again(self, query: Query, now: float) -> list[Effect]:
         """It was taken back, and comes again. Nothing is recorded if that was done before."""
-        if self._resent.has_ended(query.uid):
+        if self.resent.has_ended(query.uid):
             return [Publish(query.reply, Refusal(id=query.head.id, error=CANCELLED))]
-        return self._end(query, CANCELLED, now)
+        return self.end(query, CANCELLED, now)
 
     def ended(self, query: Query) -> tuple[Effect, ...]:
         """It was taken back, and has ended here."""
-        self._resent.note_cancelled(query.uid)
+        self.resent.note_cancelled(query.uid)
         return answer(self._replies.pop(query.uid, ""), QueryCancelled(cancelled=True))
 
     # -- what dispatchers tell each other
@@ -135,24 +129,24 @@ class Cancelling:
     def _sought(self, envelope: Envelope) -> Iterable[Effect]:
         asked: ResentSought = envelope.message
         if not asked.cancelled:
-            return self._resent.handlers[ResentSought](envelope)
-        if asked.dispatcher == self._name:
+            return self.resent.handlers[ResentSought](envelope)
+        if asked.dispatcher == self.name:
             return NOTHING
         effects = self._take_back(asked.uid, asked.reply, envelope.now)
-        known = ResentKnown(self._name, asked.uid, "no" if effects is None else "has")
-        return (*(effects or ()), Publish(self._subjects.resent(asked.dispatcher), known))
+        known = ResentKnown(self.name, asked.uid, "no" if effects is None else "has")
+        return (*(effects or ()), Publish(self.subjects.resent(asked.dispatcher), known))
 
     def _known(self, envelope: Envelope) -> Iterable[Effect]:
         known: ResentKnown = envelope.message
-        effects = self._resent.handlers[ResentKnown](envelope)
+        effects = self.resent.handlers[ResentKnown](envelope)
         waits = self._asked.get(known.uid)
         if waits is None or known.what == "taken":
             return effects
         reply, _, heard = waits
         heard.add(known.dispatcher)
         if known.what != "no":  # that one says what became of it
-            self._resent.cancelled.pop(known.uid, None)
-        elif not self._resent.others(envelope.now) <= heard:
+            self.resent.cancelled.pop(known.uid, None)
+        elif not self.resent.others(envelope.now) <= heard:
             return effects
         if known.what in ("has", "no"):
             del self._asked[known.uid]
@@ -162,6 +156,6 @@ class Cancelling:
         """Others have not answered: they have died, or are silent, and may have answered it. Then it goes on as if nothing were."""
         over = [uid for uid, (_, since, _) in self._asked.items() if now >= since + MOST_S]
         for uid in over:
-            if not self._resent.has_ended(uid):
-                self._resent.cancelled.pop(uid, None)
+            if not self.resent.has_ended(uid):
+                self.resent.cancelled.pop(uid, None)
         return [effect for uid in over for effect in self._answer(self._asked.pop(uid)[0], uid)]

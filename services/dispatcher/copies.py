@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import ExecutorExited
 from bus.messages.flow import DoneBatch, Execute, Route
@@ -47,13 +49,12 @@ class Copied(NamedTuple):
     labels: dict[int, Any]
 
 
-class Copies:
+class Copies(Struct, eq=False):
     """Those under way. None has a row: what they cost is the system's, and nobody was answered."""
 
-    def __init__(self, name: str, subjects: Subjects) -> None:
-        self._name = name
-        self._subjects = subjects
-        self._open: dict[bytes, Copy] = {}
+    name: str
+    subjects: Subjects
+    _open: dict[bytes, Copy] = {}
 
     def idle(self, instances: Iterable[Instance]) -> Instance | None:
         """The first of these that has nothing to do. Where its device has, all that came with a deadline goes before a copy there."""
@@ -67,12 +68,12 @@ class Copies:
         ask, record = query.ask, on.record
         uid = blake2b(query.uid, digest_size=16, person=kind.encode()).digest()
         route = Route(
-            uid, 0, 0, NOBODY, now + DEADLINE_S, now, self._name, on.id, ask.app, ask.items, f"{kind}/{query.uid.hex()}",
+            uid, 0, 0, NOBODY, now + DEADLINE_S, now, self.name, on.id, ask.app, ask.items, f"{kind}/{query.uid.hex()}",
             None, None, None, 9, None, None, OFFLINE, None, record.model, record.version, record.variant, False, True,
             ask.length, payer=SYSTEM,
         )  # fmt: skip
         self._open[uid] = Copy(query.uid, route, on, about, {})
-        return [Publish(self._subjects.execute(on.worker.name, on.device), Execute(route, query.raw))]
+        return [Publish(self.subjects.execute(on.worker.name, on.device), Execute(route, query.raw))]
 
     def labelled(self, uid: bytes, item: int, label: Any) -> None:
         """A label of a query counts: copies of it that are under way are scored when they come."""

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from bus.codec import BadMessage, decode, decode_kept
 from bus.messages.catalog import TensorSpec
@@ -60,12 +61,11 @@ class PolicyFailed(ChildProcessError):
     """A user's policy has no result. The text is a sentence that names the class."""
 
 
-class UserPolicies:
+class UserPolicies(Struct, eq=False):
     """The processes of all users' policies of one dispatcher, by import path."""
 
-    def __init__(self, call_s: float = CALL_S) -> None:
-        self._call_s = call_s
-        self._processes: dict[str, _PolicyProcess] = {}
+    call_s: float = CALL_S
+    _processes: "dict[str, _PolicyProcess]" = {}
 
     async def run(self, command: RunPolicy) -> Any:
         """The result of the command, checked. Raises PolicyFailed."""
@@ -75,7 +75,7 @@ class UserPolicies:
             module, _, attribute = name.partition(":")
             if not (module and attribute):
                 raise PolicyFailed(f"policy {name!r} is no module:Class")
-            process = self._processes[name] = _PolicyProcess(name, self._call_s)
+            process = self._processes[name] = _PolicyProcess(name, self.call_s)
         self._end_idle()
         try:
             call = _call(command)
@@ -305,18 +305,18 @@ def _rows(rows: list[Learnt], members: Sequence[Member]) -> list[Learnt]:
     return [row._replace(weight=row.weight / total) for row in rows]
 
 
-class KeptQueries:
+class KeptQueries(Struct, eq=False):
     """Queries of the payloads bucket, by name. Names are listed again after LISTED_S: labels that come days later come in thousands."""
 
-    def __init__(self, bus: Bus, subjects: Subjects) -> None:
-        self._bus, self._subjects = bus, subjects
-        self._listing = asyncio.Lock()
-        self._names: dict[str, tuple[float, defaultdict[str, list[str]]]] = {}
+    bus: Bus
+    subjects: Subjects
+    _listing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _names: dict[str, tuple[float, defaultdict[str, list[str]]]] = {}
 
     async def find(self, command: FindKept) -> Payload | None:
         """The query that is meant, if it is there."""
         try:
-            bucket = await self._bus.key_value(self._subjects.payloads_bucket, create=False)
+            bucket = await self.bus.key_value(self.subjects.payloads_bucket, create=False)
         except NotFound:
             return None
         name = id_digest(command.id) if command.query is None else command.query

@@ -7,6 +7,7 @@ and 5).
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -86,37 +87,30 @@ class SoughtDue(Struct, frozen=True):
 Evaluate = Callable[[bytes, str, str | None, bytes, float], Iterable[Effect]]
 
 
+@dataclass(eq=False)
 class Feedbacks:
     """log: counts the dispatcher's events. new_uid: 16 fresh bytes. evaluate: asks the members of an app again; its owner sets it."""
 
-    def __init__(
-        self,
-        name: str,
-        subjects: Subjects,
-        apps: Apps,
-        contexts: Contexts,
-        predictions: Predictions,
-        log: OutcomeLog,
-        new_uid: Callable[[], bytes],
-        answered: AnsweredQueries,
-        releases: Releases,
-        copies: Copies,
-    ) -> None:
-        self._name = name
-        self._subjects = subjects
-        self._apps = apps
-        self._predictions = predictions
-        self._answered = answered
-        self._copies = copies
-        self.publisher = Publisher(apps.catalog)
-        self.learning = Learning(contexts, log, self.publisher, releases)
-        self._new_uid = new_uid
+    name: str
+    subjects: Subjects
+    apps: Apps
+    contexts: Contexts
+    predictions: Predictions
+    log: OutcomeLog
+    new_uid: Callable[[], bytes]
+    answered: AnsweredQueries
+    releases: Releases
+    copies: Copies
+
+    def __post_init__(self) -> None:
+        self.publisher = Publisher(self.apps.catalog)
+        self.learning = Learning(self.contexts, self.log, self.publisher, self.releases)
         self.evaluate: Evaluate = self._cannot_evaluate
-        self._lists = FeedbackLists(name, subjects, self._feedback)
+        self._lists = FeedbackLists(self.name, self.subjects, self._feedback)
         self.inlets = (
-            Inlet(subject=subjects.feedback(), message=Feedback, queue=DISPATCHERS),
-            Inlet(subject=subjects.selection("sought"), message=FeedbackSought),
-            Inlet(subject=subjects.selection(f"taken.{name}"), message=FeedbackTaken),
+            Inlet(subject=self.subjects.feedback(), message=Feedback, queue=DISPATCHERS),
+            Inlet(subject=self.subjects.selection("sought"), message=FeedbackSought),
+            Inlet(subject=self.subjects.selection(f"taken.{self.name}"), message=FeedbackTaken),
             self._lists.inlet,
         )
         self.handlers: dict[type, Handler] = {
@@ -147,7 +141,7 @@ class Feedbacks:
         if feedback.items is not None:
             return self._lists.begin(envelope, feedback.items)
         app = envelope.subject.rpartition(".")[2]
-        known_app = app if self._apps.catalog.app(app) is not None else UNKNOWN
+        known_app = app if self.apps.catalog.app(app) is not None else UNKNOWN
         sender = Sender(known_app, envelope.reply, feedback.id)
         event = self._event(app, feedback, envelope.now)
         if isinstance(event, Error):
@@ -173,15 +167,15 @@ class Feedbacks:
     def _mark(self, app: str, feedback: Feedback, event: FeedbackEvent) -> bytes:
         """By which this feedback is known again: its key, else the query that it names, its item and its label, else nothing."""
         if feedback.retry_key is None and event.query is None:
-            return mark_of_bytes(app, self._new_uid())
+            return mark_of_bytes(app, self.new_uid())
         return mark_of(app, feedback, event.query, event.label)
 
     def _event(self, app: str, feedback: Feedback, now: float) -> FeedbackEvent | Error:
-        if not self._apps.synced:
+        if not self.apps.synced:
             text = "the dispatcher has only just started: ask again"
             return Error(code="overloaded", message=text, retry_after_ms=100.0)
-        if self._apps.catalog.app(app) is None:
-            return Error(code="unknown_app", message=self._apps.catalog.no_app(app))
+        if self.apps.catalog.app(app) is None:
+            return Error(code="unknown_app", message=self.apps.catalog.no_app(app))
         inputs = bytes(feedback.inputs)
         if feedback.id is None and feedback.query is None and inputs in _NO_INPUTS:
             return bad_request("give the `query` that an answer named, the `id` of a query, or its `inputs`")
@@ -208,19 +202,19 @@ class Feedbacks:
 
     def _unfit(self, app: str, label: Any) -> str | None:
         """Why no model of an app could be right by this label; None: one could."""
-        catalog = self._apps.catalog
+        catalog = self.apps.catalog
         record = catalog.app(app)
         served = [] if record is None else [catalog.model(*link) for link in sorted(record.links.items())]
         return label_error(label, [model for model in served if model is not None])
 
     def _is_plain(self, app: str) -> bool:
         """Whether no policy learns from its labels: one variant answers each of its queries, or it is a pipeline of such apps."""
-        record = self._apps.catalog.app(app)
-        return record is not None and not learns(record, self._apps)
+        record = self.apps.catalog.app(app)
+        return record is not None and not learns(record, self.apps)
 
     def _ensemble(self, app: str) -> Ensemble | None:
         """None: no policy learns here."""
-        record = self._apps.catalog.app(app)
+        record = self.apps.catalog.app(app)
         found = None if record is None else record.selection
         return None if found is None or found.policy is None else found
 
@@ -233,14 +227,14 @@ class Feedbacks:
         feedback = one.feedback
         contextual, found = self._contextual(app), None
         if one.query is not None:
-            found = self._predictions.by_query(app, one.query)
+            found = self.predictions.by_query(app, one.query)
         elif feedback.id is not None:
-            found = self._predictions.by_id(app, feedback.id, one.digest, feedback.context if contextual else None)
+            found = self.predictions.by_id(app, feedback.id, one.digest, feedback.context if contextual else None)
         elif one.digest is not None:
-            found = self._predictions.by_inputs(
+            found = self.predictions.by_inputs(
                 app, one.digest, feedback.context if contextual else False, feedback.item
             )
-        alone = self._answered.find(app, one.query, feedback.id)
+        alone = self.answered.find(app, one.query, feedback.id)
         if alone is None or (found is not None and found.at >= alone.at):
             return found
         other = contextual and feedback.context not in (None, alone.context)
@@ -260,10 +254,10 @@ class Feedbacks:
             if (wrong := self._misplaced(one, ensemble, of.context, len(of.said))) is not None:
                 return wrong
             marks = (one.mark, mark_of_item(of.app, of.uid, item))
-            record = self._apps.catalog.variant(of.variant)
-            scored = score_answered(one.feedback.label, item, of, self._apps.catalog.variant)
+            record = self.apps.catalog.variant(of.variant)
+            scored = score_answered(one.feedback.label, item, of, self.apps.catalog.variant)
             event, arm, right = scored_event(event, scored, of), of.arm, scored.of(record)
-            self._copies.labelled(of.uid, item, one.feedback.label)
+            self.copies.labelled(of.uid, item, one.feedback.label)
         update = FeedbackUpdate(
             None, item, one.feedback.label, marks, event, one.sender, scored=scored, arm=arm, right=right
         )
@@ -285,7 +279,7 @@ class Feedbacks:
     ) -> list[Effect]:
         if not isinstance(prediction, Prediction):
             return self._count(one, prediction)
-        whole = None if prediction.of is None else self._answered.find(prediction.app, prediction.uid, None)
+        whole = None if prediction.of is None else self.answered.find(prediction.app, prediction.uid, None)
         if isinstance(prediction.of, str):
             return self._refuse(one.sender, bad_request(prediction.of)) if whole is None else self._count(one, whole)
         asked_in = prediction.context
@@ -307,16 +301,16 @@ class Feedbacks:
             if prediction.id is None or prediction.digest is None
             else (mark_of_item(prediction.app, named_uid(prediction.id, prediction.digest), item),)
         )
-        scored = score_prediction(one.feedback.label, item, prediction, self._apps.catalog.variant)
+        scored = score_prediction(one.feedback.label, item, prediction, self.apps.catalog.variant)
         released = None if prediction.arm is None else prediction.variants.get(prediction.arm.model)
         one.event = scored_event(one.event, scored, prediction)
         update = FeedbackUpdate(
             prediction, item, one.feedback.label, marks, one.event, one.sender, more=more, reevaluated=reevaluated, scored=scored,
-            arm=prediction.arm, right=None if released is None else scored.of(self._apps.catalog.variant(released)),
+            arm=prediction.arm, right=None if released is None else scored.of(self.apps.catalog.variant(released)),
         )  # fmt: skip
         effects = self.learning.apply(update, ensemble)
         if whole is not None and item < len(whole.said):
-            found = score_answered(one.feedback.label, item, whole, self._apps.catalog.variant)
+            found = score_answered(one.feedback.label, item, whole, self.apps.catalog.variant)
             effects += self.learning.counted(one.event.app, one.event, mark_of_item(whole.app, whole.uid, item), found)
         return self._after(effects)
 
@@ -353,22 +347,22 @@ class Feedbacks:
         self._sought[number] = one
         feedback = msgspec.structs.replace(one.feedback, inputs=msgspec.Raw(b"\xc0"))
         sought = FeedbackSought(
-            self._name, number, one.mark, one.event.app, feedback, one.query, one.digest, one.sender.reply, one.applied
+            self.name, number, one.mark, one.event.app, feedback, one.query, one.digest, one.sender.reply, one.applied
         )
         due = After(("sought", number), PATIENCE, SoughtDue(number))
-        return [Publish(self._subjects.selection("sought"), sought), due]
+        return [Publish(self.subjects.selection("sought"), sought), due]
 
     def _asked_for(self, envelope: Envelope) -> Iterable[Effect]:
         """Another dispatcher asks for a prediction, or who has applied a feedback."""
         asked: FeedbackSought = envelope.message
-        if asked.dispatcher == self._name or not self._apps.synced:
+        if asked.dispatcher == self.name or not self.apps.synced:
             return NOTHING
-        taken = Publish(self._subjects.selection(f"taken.{asked.dispatcher}"), FeedbackTaken(asked.number))
+        taken = Publish(self.subjects.selection(f"taken.{asked.dispatcher}"), FeedbackTaken(asked.number))
         sender = Sender(asked.app, asked.reply, asked.feedback.id)
         known = self.learning.known((asked.mark,), sender)
         if known is not None:
             return (taken, *known)
-        if asked.applied or self._apps.catalog.app(asked.app) is None:
+        if asked.applied or self.apps.catalog.app(asked.app) is None:
             return NOTHING
         label = json_of(asked.feedback.label)
         digest = None if asked.digest is None else asked.digest.hex()
@@ -430,7 +424,7 @@ class Feedbacks:
 
     def _find_kept(self, one: OpenFeedback, of: Prediction | Answered | None) -> list[Effect]:
         """Count it. Where no dispatcher knows what it is about, the app may have kept that."""
-        app, query = self._apps.catalog.app(one.event.app), one.query
+        app, query = self.apps.catalog.app(one.event.app), one.query
         if of is not None or not one.named or app is None or not app.payloads:
             return self._apply(one, of)
         self._asked += 1
@@ -445,7 +439,7 @@ class Feedbacks:
             text = "the queries that are kept cannot be read now: send the feedback again with the same retry_key"
             return self._refuse(one.sender, Error(code="overloaded", message=text, retry_after_ms=1000.0))
         kept: Payload | None = done.result
-        of = None if kept is None else kept_answer(one.query, one.event.app, kept, self._apps.catalog.variant)
+        of = None if kept is None else kept_answer(one.query, one.event.app, kept, self.apps.catalog.variant)
         return self._count(one, of)
 
     def _evaluate(self, one: OpenFeedback, now: float, *, complete: bool) -> Iterable[Effect]:
@@ -453,7 +447,7 @@ class Feedbacks:
         that have counted in its context are known.
         """
         app, feedback = one.event.app, one.feedback
-        record = self._apps.catalog.app(app)
+        record = self.apps.catalog.app(app)
         pipeline = record is not None and record.pipeline is not None
         what = f"query {feedback.query}" if feedback.query is not None else f"the query with id {feedback.id!r}"
         if feedback.query is None and one.digest is not None:

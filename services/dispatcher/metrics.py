@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from msgspec import Struct
+
 from services.core.metric import Histogram, MetricFamily, counter, gauge, histogram
 from services.core.policy import policy_failures
 from services.core.selection.cluster import ClusterView
@@ -41,11 +43,10 @@ class SampledPolicy(SelectionPolicy):
         return decision
 
 
-class DispatcherMetrics:
+class DispatcherMetrics(Struct, eq=False):
     """decisions: seconds, where they are timed."""
 
-    def __init__(self, decisions: Histogram | None = None) -> None:
-        self._decisions = decisions
+    decisions: Histogram | None = None
 
     def families(self, actor: Dispatcher) -> Iterable[MetricFamily]:
         open_ = actor.composites.joins.open.values()
@@ -102,10 +103,10 @@ class DispatcherMetrics:
             *_kept(actor),
             *_pipelines(actor),
         )
-        if self._decisions is None:
+        if self.decisions is None:
             return families
         seconds = histogram("infaas_decision_seconds", "Selection of one query; at most 20 a second are timed.")
-        return (*families, seconds.add(self._decisions))
+        return (*families, seconds.add(self.decisions))
 
     def missing(self, actor: Dispatcher, _now: float) -> str:
         return actor.view.missing if actor.apps.synced else "the catalogue"

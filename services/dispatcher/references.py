@@ -9,6 +9,7 @@ second of these answers. A reference that is lost stays lost.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -56,22 +57,23 @@ class Probe(NamedTuple):
     query: Query
 
 
+@dataclass(eq=False)
 class References:
     """The second answers under way, and what those said that have come."""
 
-    def __init__(
-        self, view: ClusterView, catalog: Catalog, copies: Copies, learning: Learning,
-        quality: QualitySettings, jobs: JobsSettings,
-    ) -> None:  # fmt: skip
-        self._view = view
-        self._catalog = catalog
-        self._copies = copies
-        self._learning = learning
-        self._below = int(quality.reference_share * 2**32)
+    view: ClusterView
+    catalog: Catalog
+    copies: Copies
+    learning: Learning
+    quality: QualitySettings
+    jobs: JobsSettings
+
+    def __post_init__(self) -> None:
+        self._below = int(self.quality.reference_share * 2**32)
         self._closer = CLOSER * self._below
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)  # by app
         self.by_app = (self._paces,)
-        self._calm = jobs.utilisation_below
+        self._calm = self.jobs.utilisation_below
         self._found: defaultdict[str, list[Scored]] = defaultdict(list)
         self._count_at = 0.0
 
@@ -95,13 +97,13 @@ class References:
         return [
             effect
             for app, scores in found.items()
-            if self._catalog.app(app) is not None
-            for effect in self._learning.compared(app, scores, now)
+            if self.catalog.app(app) is not None
+            for effect in self.learning.compared(app, scores, now)
         ]
 
     def refuses(self, query: Query) -> bool:
         """Whether a query that finds no variant is refused for what labels or references show, as far as its app goes."""
-        view = self._view.apps.get(query.ask.app)
+        view = self.view.apps.get(query.ask.app)
         return (
             view is not None
             and view.app.quality_act == "refuse"
@@ -111,7 +113,7 @@ class References:
 
     def refused(self, query: Query, now: float) -> tuple[list[Effect], str | None]:
         """Have a variant answer it for nobody, whatever else its device does: answering it was its work before. Else the variant that should be loaded."""
-        ask, view = query.ask, self._view.apps.get(query.ask.app)
+        ask, view = query.ask, self.view.apps.get(query.ask.app)
         if view is None or crc32(query.uid) >= PROBED * self._below:
             return [], None
         left = [
@@ -123,12 +125,12 @@ class References:
         if not loaded:
             absent = min(left, key=lambda group: view.cost[view.index[group.record.variant]], default=None)
             return [], None if absent is None else absent.record.variant
-        on = self._copies.idle(loaded[crc32(query.uid, 1) % len(loaded) :] + loaded)
-        return [] if on is None else self._copies.send(query, on, Probe(ask.app, query), "probe", now), None
+        on = self.copies.idle(loaded[crc32(query.uid, 1) % len(loaded) :] + loaded)
+        return [] if on is None else self.copies.send(query, on, Probe(ask.app, query), "probe", now), None
 
     def ask(self, query: Query, words: Sequence[Any], variant: str, now: float) -> list[Effect]:
         """Have a query answered once more, if it can be."""
-        ask, view = query.ask, self._view.apps.get(query.ask.app)
+        ask, view = query.ask, self.view.apps.get(query.ask.app)
         if view is None or view.app.app == WITHOUT_APP:
             return []
         if view.app.selection is not None and view.app.selection.policy is not None:
@@ -138,7 +140,7 @@ class References:
             return []
         on, of, by = found
         asked = Asked(ask.app, of, by, words, on.record.variant == of.variant)
-        return self._copies.send(query, on, asked, "reference", now)
+        return self.copies.send(query, on, asked, "reference", now)
 
     def _second(self, view: AppView, variant: str, uid: bytes) -> tuple[Instance, VariantRecord, VariantRecord] | None:
         """Who answers once more, which variant is compared, and which is its reference."""
@@ -164,8 +166,8 @@ class References:
                 return None
             group = left[crc32(uid, 1) % len(left)]
             of, by = group.record, first
-        idle = self._copies.idle(one for one in group.active if self._is_calm(one))
-        records = self._view.records
+        idle = self.copies.idle(one for one in group.active if self._is_calm(one))
+        records = self.view.records
         return None if idle is None else (idle, records[of.variant], records[by.variant])
 
     def _is_calm(self, instance: Instance) -> bool:

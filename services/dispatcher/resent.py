@@ -7,6 +7,7 @@ executor hands on of a dispatcher that has died: that may have ended it, unheard
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -57,52 +58,44 @@ class Sought:
         self.heard: set[str] = set()
 
 
+@dataclass(eq=False)
 class Resent:
     """The door of all queries. name: of this dispatcher. said: its own last replies. take: begins a query that nobody has, of this age; whether others that may have
     it were silent. adopt: the same of one with parts that was handed on. A dispatcher that is silent for longer than `silence.patience` is not waited for.
     """
 
-    def __init__(
-        self,
-        name: str,
-        subjects: Subjects,
-        silence: Silence,
-        admission: Admission,
-        said: RecentAnswers,
-        in_flight: InFlight,
-        composites: Composites,
-        take: Callable[..., Iterable[Effect]],
-        adopt: Callable[[Envelope, float], Iterable[Effect]],
-    ) -> None:
+    name: str
+    subjects: Subjects
+    silence: Silence
+    admission: Admission
+    said: RecentAnswers
+    in_flight: InFlight
+    composites: Composites
+    take: Callable[..., Iterable[Effect]]
+    adopt: Callable[[Envelope, float], Iterable[Effect]]
+
+    def __post_init__(self) -> None:
         self.inlets = (
-            Inlet(subject=subjects.dispatcher_heartbeat(), message=DispatcherHeartbeat),
-            Inlet(subject=subjects.resent(), message=ResentSought),
-            Inlet(subject=subjects.resent(name), message=ResentKnown),
-            Inlet(subject=subjects.resent(ALL), message=ResentKnown),
+            Inlet(subject=self.subjects.dispatcher_heartbeat(), message=DispatcherHeartbeat),
+            Inlet(subject=self.subjects.resent(), message=ResentSought),
+            Inlet(subject=self.subjects.resent(self.name), message=ResentKnown),
+            Inlet(subject=self.subjects.resent(ALL), message=ResentKnown),
         )
         self.handlers: dict[type, Handler] = {
             QueryHead: self._query,
-            Echo: lambda envelope: (*silence.echoed(envelope), *self._echoed(envelope)),
+            Echo: lambda envelope: (*self.silence.echoed(envelope), *self._echoed(envelope)),
             DispatcherHeartbeat: self._heartbeat,
             ResentSought: self._sought,
             ResentKnown: self._known,
         }
         self.ends: Counter[str] = Counter()  # how those that came again went on
         self.cancelled: dict[bytes, None] = {}  # the last ones that their clients have taken back
-        self._name = name
-        self._subjects = subjects
-        self._prefix = len(subjects.query(""))
-        self.silence = silence
-        self._line = silence.line
-        self.known_as = admission.known_as
-        self.said = said
-        self.in_flight = in_flight
-        self.composites = composites
-        self._take = take
-        self._adopt = adopt
-        self._own = subjects.resubmit(name)
+        self._prefix = len(self.subjects.query(""))
+        self._line = self.silence.line
+        self.known_as = self.admission.known_as
+        self._own = self.subjects.resubmit(self.name)
         self._left: deque[str] = deque(maxlen=LEFT)
-        self._patience = silence.patience
+        self._patience = self.silence.patience
         self._asked: dict[bytes, Sought] = {}
         # that executors had as another dispatcher took them from here, and which one did
         self._lost: dict[bytes, str] = {}
@@ -149,7 +142,7 @@ class Resent:
             if (taker := self._lost.pop(uid, None)) is not None:
                 codes, items = batch.codes and [batch.codes[i]], batch.items and [batch.items[i]]
                 told = replace(batch, seq=0, uids=[uid], codes=codes, items=items, storing=None)
-                effects.append(Publish(self._subjects.done(taker), told))
+                effects.append(Publish(self.subjects.done(taker), told))
         return effects
 
     @property
@@ -182,11 +175,11 @@ class Resent:
         now, headers = envelope.now, envelope.headers
         if now <= self._line.fresh_until and self._line.caught_up and (headers is None or RESENT not in headers):
             since = self._line.waited_since(now)  # the dispatcher may have more to read than it can
-            return self._take(envelope if since == now else replace(envelope, now=since), now, 0.0)
+            return self.take(envelope if since == now else replace(envelope, now=since), now, 0.0)
         uid = self.known_as(envelope.subject[self._prefix :], envelope.message, envelope.reply)
         if uid is not None:
             return self._comes(uid, envelope)
-        return self._take(replace(envelope, now=self._line.reached(now)), now, 0.0)
+        return self.take(replace(envelope, now=self._line.reached(now)), now, 0.0)
 
     def _comes(self, uid: bytes, envelope: Envelope, handed: HandBack | None = None) -> Iterable[Effect]:
         """A query with a retry key comes that is marked, or may have waited. handed: on, by a dispatcher that was killed."""
@@ -204,7 +197,7 @@ class Resent:
         if waited and not answered and (alone or now < reached + SEEK_S):
             envelope = replace(envelope, now=reached)
             waits = () if self._line.caught_up else self.waits(uid, envelope, now)
-            return waits or self._take(envelope, now, 0.0)
+            return waits or self.take(envelope, now, 0.0)
         if reached < now:
             envelope = replace(envelope, now=reached)
         sought = self._asked[uid] = Sought(envelope, now, age or 0.0, waited=waited, answered=answered)
@@ -229,14 +222,14 @@ class Resent:
         """What to say of a query if this dispatcher is killed before others have answered: another one asks in its stead."""
         one = sought.envelope
         app, at = one.subject[self._prefix :], one.now - sought.age
-        route = Route(uid, 0, 0, one.reply, sought.sent, at, self._name, "", app, 1, one.message.id)
+        route = Route(uid, 0, 0, one.reply, sought.sent, at, self.name, "", app, 1, one.message.id)
         back = HandBack(route, "sought", Raw(one.body), "answered" if sought.answered else "")
-        return Publish(self._subjects.resubmit(), back, "", one.headers)
+        return Publish(self.subjects.resubmit(), back, "", one.headers)
 
     def _asked_again(self, back: HandBack, headers: Mapping[str, str] | None, now: float) -> Iterable[Effect]:
         """A dispatcher was killed while it asked for a query: it comes again, to this one."""
         route, body = back.route, bytes(back.body)
-        head, subject = decode(QueryHead, body), self._subjects.query(route.app)
+        head, subject = decode(QueryHead, body), self.subjects.query(route.app)
         age = str(max(0, round(1000.0 * (now - route.arrived))))
         again = Envelope(now, head, subject, route.reply_to, body, {**(headers or {}), RESENT: age})
         return self._comes(route.uid, again, back)
@@ -254,7 +247,7 @@ class Resent:
         if self._at.get(back.route.dispatcher, 0.0) > back.route.deadline + GRACE + SILENT:
             return NOTHING  # it has ended it, which this executor did not hear
         if envelope.subject != self._own or back.route.dispatcher in self._left:
-            return self._adopt(envelope, now)
+            return self.adopt(envelope, now)
         sought = self._asked[uid] = Sought(envelope, now, 0.0, waited=False, answered=False)
         sought.heard.add(back.route.dispatcher)  # nothing more is heard of it
         return (self._ask(uid, sought),)
@@ -262,7 +255,7 @@ class Resent:
     def _ask(self, uid: bytes, sought: Sought, *, again: bool = False) -> Publish:
         handed = type(sought.envelope.message) is HandBack  # with an address for who handed it on
         reply = "" if handed else sought.envelope.reply
-        return Publish(self._subjects.resent(), ResentSought(self._name, uid, reply, again, sent=sought.sent))
+        return Publish(self.subjects.resent(), ResentSought(self.name, uid, reply, again, sent=sought.sent))
 
     def _echoed(self, envelope: Envelope) -> list[Effect]:
         """All that was said when this echo was sent is here: begin what nobody has."""
@@ -304,15 +297,15 @@ class Resent:
             self._told_of(uid, silent)
         envelope = sought.envelope
         if type(envelope.message) is HandBack:
-            return [told, *self._adopt(envelope, now)]
+            return [told, *self.adopt(envelope, now)]
         self.ends["taken"] += 1
         age = sought.age
         if not sought.waited and envelope.now == sought.at:
             envelope, age = replace(envelope, now=now), age + now - sought.at
-        return [told, *self._take(envelope, now, age, owed=bool(silent) and not sought.answered)]
+        return [told, *self.take(envelope, now, age, owed=bool(silent) and not sought.answered)]
 
     def _taken(self, uid: bytes, name: str) -> Publish:
-        return Publish(self._subjects.resent(name), ResentKnown(self._name, uid, "taken"))
+        return Publish(self.subjects.resent(name), ResentKnown(self.name, uid, "taken"))
 
     def _told_of(self, uid: bytes, silent: Iterable[str]) -> None:
         """It is begun here, and those that were silent are told."""
@@ -324,7 +317,7 @@ class Resent:
 
     def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         heartbeat: DispatcherHeartbeat = envelope.message
-        if heartbeat.dispatcher == self._name or not heartbeat.adopts:
+        if heartbeat.dispatcher == self.name or not heartbeat.adopts:
             return NOTHING  # runners of offline jobs have heartbeats, too
         if heartbeat.leaving:
             self._others.pop(heartbeat.dispatcher, None)
@@ -359,12 +352,12 @@ class Resent:
     def _sought(self, envelope: Envelope) -> Iterable[Effect]:
         asked: ResentSought = envelope.message
         uid = asked.uid
-        if asked.dispatcher == self._name:
+        if asked.dispatcher == self.name:
             return NOTHING
         effects: list[Effect] = []
         what = "no"
         sought = self._asked.get(uid)
-        if self.has(uid) or (sought is not None and (self._name < asked.dispatcher or not sought.asked)):
+        if self.has(uid) or (sought is not None and (self.name < asked.dispatcher or not sought.asked)):
             what = "has"  # of two that ask, one goes on
         elif (known := self.said.get((uid, 0))) is not None:
             what = "has"
@@ -374,22 +367,20 @@ class Resent:
                 effects.append(Publish(asked.reply, known.body))
         elif self.has_ended(uid):
             what = "answered"
-        effects.append(Publish(self._subjects.resent(asked.dispatcher), ResentKnown(self._name, uid, what)))
+        effects.append(Publish(self.subjects.resent(asked.dispatcher), ResentKnown(self.name, uid, what)))
         return effects
 
     def _known(self, envelope: Envelope) -> Iterable[Effect]:
         known: ResentKnown = envelope.message
-        if known.dispatcher == self._name:
+        if known.dispatcher == self.name:
             return NOTHING
         sought = self._asked.get(known.uid)
         if known.what == "taken":
-            if sought is not None or (known.uid in self._told and self._name < known.dispatcher):
+            if sought is not None or (known.uid in self._told and self.name < known.dispatcher):
                 # Of two that have begun it at the same time, as neither heard the other, one goes on.
                 return self._found(known.uid)
             if not self.has(known.uid) and self.has_ended(known.uid):
-                return (
-                    Publish(self._subjects.resent(known.dispatcher), ResentKnown(self._name, known.uid, "answered")),
-                )
+                return (Publish(self.subjects.resent(known.dispatcher), ResentKnown(self.name, known.uid, "answered")),)
             return self.forget(known.uid, envelope.now, known.dispatcher)
         if sought is None:
             query = self.in_flight.find(known.uid) if known.what == "answered" and known.uid in self._told else None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
@@ -328,23 +329,22 @@ MUCH_S = 0.25  # of a clock that is off, from which on times are corrected
 WINDOW_S = 5.0  # of heartbeats; a clock that falls behind while its worker goes on is noticed after two
 
 
-class Clocks:
+class Clocks(Struct, eq=False):
     """line, workers: of the dispatcher. off: by worker, seconds that its clock is behind, if that is much; negative: it is ahead."""
 
-    def __init__(self, line: Line, workers: Container[str]) -> None:
-        self._workers = workers
-        self.off: dict[str, float] = {}
-        self._line = line
-        self._least: dict[str, tuple[int, float, float, float]] = {}  # incarnation, since when; least before, and since
+    line: Line
+    workers: Container[str]
+    off: dict[str, float] = {}
+    _least: dict[str, tuple[int, float, float, float]] = {}  # incarnation, since when; least before, and since
 
     def heard(self, heartbeat: WorkerHeartbeat, now: float) -> None:
         """A heartbeat has come."""
         worker, late = heartbeat.worker, now - heartbeat.at
         if worker not in self._least:
-            forget(self._workers, self.off, self._least)
+            forget(self.workers, self.off, self._least)
         incarnation, since, before, least = self._least.get(worker, (0, 0.0, late, late))
         anew = incarnation != heartbeat.incarnation  # its clock may have been set meanwhile
-        if now > self._line.fresh_until and not anew:
+        if now > self.line.fresh_until and not anew:
             return  # it may have waited here. Of a worker that begins anew that is better than nothing: the next one says less
         if anew:
             since, before, least = now, late, late

@@ -178,7 +178,7 @@ class DeviceModels:
             handle, load_ms, grown = await loop.run_in_executor(self._loaders, make)
             model = ModelInMemory(record, handle, self._threads)
             return model, LoadedModel(load_ms, grown, handle.proof, model.one_at_a_time)
-        own = pinned_thread()
+        own = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pinned")
         try:
             (handle, load_ms, grown), proof = await loop.run_in_executor(own, make_on, cores, make)
         except BaseException:
@@ -280,11 +280,6 @@ def _warm(handle: Handle, framework: str, signature: Signature) -> None:
 
 _TASKS = Path("/proc/self/task")
 _Made = TypeVar("_Made")
-
-
-def pinned_thread() -> ThreadPoolExecutor:
-    """One thread, for `make_on` and everything that runs there afterwards."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="pinned")
 
 
 def make_on(cores: Sequence[int], make: Callable[[], _Made]) -> tuple[_Made, str]:

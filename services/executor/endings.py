@@ -1,6 +1,7 @@
 """The queries that an executor has taken, and how each ends there: answered, refused, handed back, or left to its dispatcher. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -214,49 +215,41 @@ class PendingQueries(dict[Key, QueuedQuery]):
 _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
+@dataclass(eq=False)
 class Endings:
     """What one executor says about its queries, and to whom. instances: by id. settle: of one that may be idle now. schedule: has batches formed soon."""
 
-    def __init__(
-        self,
-        worker: str,
-        device: str,
-        subjects: Subjects,
-        dispatchers: KnownDispatchers,
-        answers: RecentAnswers,
-        instances: Mapping[str, HeldInstance],
-        pending: PendingQueries,
-        runs: BatchRuns,
-        settle: Callable[[HeldInstance], Iterable[Effect]],
-        schedule: Callable[[], Iterable[Effect]],
-    ) -> None:
+    worker: str
+    device: str
+    subjects: Subjects
+    dispatchers: KnownDispatchers
+    answers: RecentAnswers
+    instances: Mapping[str, HeldInstance]
+    pending: PendingQueries
+    runs: BatchRuns
+    settle: Callable[[HeldInstance], Iterable[Effect]]
+    schedule: Callable[[], Iterable[Effect]]
+
+    def __post_init__(self) -> None:
         self.inlets = (
-            Inlet(subject=subjects.executor(worker, device, "withdraw"), message=Withdraw),
-            Inlet(subject=f"{dispatchers.inbox}*", message=HandBack),
+            Inlet(subject=self.subjects.executor(self.worker, self.device, "withdraw"), message=Withdraw),
+            Inlet(subject=f"{self.dispatchers.inbox}*", message=HandBack),
         )
         self.handlers: dict[type, Handler] = {
             Withdraw: self._withdraw,
             Undelivered: self._not_heard,
             DispatcherHeartbeat: self._heartbeat,
         }
-        self._subjects = subjects
-        self._dispatchers = dispatchers
-        self._answers = answers
-        self._instances = instances
-        self._pending = pending
-        self._runs = runs
-        self._settle = settle
-        self._schedule = schedule
         self._cancelled: list[tuple[bytes, str]] = []  # uids, and where their clients wait
 
     def leaves(self, route: Route, now: float, *, comes: bool = False) -> bool:
         """Whether its dispatcher ends this query, which is so late that it may have done so: nothing is said about it here. comes: it is read only now;
         its dispatcher may have given it to another executor.
         """
-        last = ends(route, default=self._dispatchers.any_alive) + SPEAKS
+        last = ends(route, default=self.dispatchers.any_alive) + SPEAKS
         if comes and route.parent is None:
             last = min(last, route.deadline)
-        return now > last and self._dispatchers.alive(route.dispatcher)
+        return now > last and self.dispatchers.alive(route.dispatcher)
 
     def again(self, route: Route, known: SentAnswer, now: float) -> list[Effect]:
         """It was answered before: a client that asks again gets the same answer, a dispatcher's retry only a `done`.
@@ -266,7 +259,7 @@ class Endings:
         effects: list[Effect] = []
         if route.attempt == 0 and route.resendable and not self.leaves(route, now):
             effects.append(Publish(route.reply_to, known.body))
-        loaded = self._instances.get(route.instance)
+        loaded = self.instances.get(route.instance)
         if loaded is not None:
             batch, cost, ended, codes = route.items, 0.0, now, [known.code] if known.code else None
             if not known.code:  # the row says when its client was told
@@ -274,7 +267,7 @@ class Endings:
                 batch, cost = answer.batch, answer.cost / route.items
                 ended = min(now, route.arrived + answer.latency_ms / 1000.0)
             span = (ended, ended)
-            done = self._dispatchers.report_done(route.dispatcher, loaded, [route], batch, span, cost, codes, now)
+            done = self.dispatchers.report_done(route.dispatcher, loaded, [route], batch, span, cost, codes, now)
             effects.extend(done)
         return effects
 
@@ -282,12 +275,12 @@ class Endings:
         """A client has sent this query again: it gets the same reply, once. pending: it is here."""
         if asked.again:
             return ()
-        known, there = self._answers.get((asked.uid, 0)), pending or self._dispatchers.has_parts_of(asked.uid)
-        if known is None and not there and not self._dispatchers.is_over(asked.uid):
+        known, there = self.answers.get((asked.uid, 0)), pending or self.dispatchers.has_parts_of(asked.uid)
+        if known is None and not there and not self.dispatchers.is_over(asked.uid):
             return ()
         what = "has" if known is not None or there else "answered"  # who has that answer may be cut off
-        has = Publish(self._subjects.resent(asked.dispatcher), ResentKnown("", asked.uid, what))
-        if known is None or not asked.reply or self._answers.repeats(asked.uid, asked.sent):
+        has = Publish(self.subjects.resent(asked.dispatcher), ResentKnown("", asked.uid, what))
+        if known is None or not asked.reply or self.answers.repeats(asked.uid, asked.sent):
             return (has,)
         return (Publish(asked.reply, known.body), has)
 
@@ -302,7 +295,7 @@ class Endings:
     def reply(self, route: Route, answer: Answer | Refusal, query: QueuedQuery | None = None) -> Publish:
         """The answer to the client. It is kept if the client may ask again."""
         headers = None if query is None or query.headers is None else answer_headers(query)
-        return Publish(route.reply_to, self._answers.keep(route, answer) if route.resendable else answer, "", headers)
+        return Publish(route.reply_to, self.answers.keep(route, answer) if route.resendable else answer, "", headers)
 
     def refuse(self, loaded: HeldInstance, query: QueuedQuery, code: Any, text: str, now: float) -> list[Effect]:
         """It ends here without an answer, unless it is so late that its dispatcher may have said so."""
@@ -311,29 +304,29 @@ class Endings:
             return self.back([query], "late")
         loaded.served(route, 0 if query.storing else route.items)
         refusal = Refusal(id=route.id, error=Error(code=code, message=text))
-        return [*self.tell(query, refusal), *self._dispatchers.report_ended(loaded, query, refusal, now)]
+        return [*self.tell(query, refusal), *self.dispatchers.report_ended(loaded, query, refusal, now)]
 
     def hand_back(
         self, route: Route, reason: str, body: msgspec.Raw, headers: Any = None, text: str = ""
     ) -> list[Effect]:
         """Its dispatcher ends it, or if that is dead, another one. The dead one is told, as it may only have been stopped."""
         back = HandBack(route, reason, body, text)
-        if not self._dispatchers.alive(route.dispatcher):
-            return self._dispatchers.to_any(back, headers)
-        return [self._dispatchers.hand(route.dispatcher, back, headers)]
+        if not self.dispatchers.alive(route.dispatcher):
+            return self.dispatchers.to_any(back, headers)
+        return [self.dispatchers.hand(route.dispatcher, back, headers)]
 
     def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         """A dispatcher lives, or did when it sent this: what it has missed is handed back to it again."""
         heartbeat: DispatcherHeartbeat = envelope.message
-        effects = self._dispatchers.heartbeat(heartbeat, envelope.now)
-        missed = self._dispatchers.missed(heartbeat.dispatcher)
+        effects = self.dispatchers.heartbeat(heartbeat, envelope.now)
+        missed = self.dispatchers.missed(heartbeat.dispatcher)
         return (
-            [*effects, *(self._dispatchers.hand(heartbeat.dispatcher, *back) for back in missed)] if missed else effects
+            [*effects, *(self.dispatchers.hand(heartbeat.dispatcher, *back) for back in missed)] if missed else effects
         )
 
     def _not_heard(self, envelope: Envelope) -> list[Effect]:
         """The dispatcher to which a query was handed is not there: it has died, or its connection is broken."""
-        return self._dispatchers.unheard(envelope.subject.rpartition(".")[2])
+        return self.dispatchers.unheard(envelope.subject.rpartition(".")[2])
 
     def back(self, queries: Iterable[QueuedQuery], reason: str, text: str = "") -> list[Effect]:
         return [
@@ -350,37 +343,37 @@ class Endings:
         order: Withdraw = envelope.message
         if order.cancelled:
             self._cancelled.extend((uid, order.reply) for uid in order.uids)
-            return self._schedule()  # many may come together
-        self._dispatchers.withdrawn(order.dispatcher, order.uids, order.attempt)
-        asked = [query for uid in order.uids if (query := self._pending.get((uid, 0))) is not None]
+            return self.schedule()  # many may come together
+        self.dispatchers.withdrawn(order.dispatcher, order.uids, order.attempt)
+        asked = [query for uid in order.uids if (query := self.pending.get((uid, 0))) is not None]
         effects = self.forget([query for query in asked if query.only_of(order.dispatcher, order.attempt)])
-        loaded, now = self._instances.get(order.instance), envelope.now
+        loaded, now = self.instances.get(order.instance), envelope.now
         if order.again:
-            effects.extend(self._dispatchers.say_again(order.dispatcher))
+            effects.extend(self.dispatchers.say_again(order.dispatcher))
         elif loaded is not None:
-            effects += self._dispatchers.report_done(order.dispatcher, loaded, [], 0, (now, now), 0.0, None, now)
+            effects += self.dispatchers.report_done(order.dispatcher, loaded, [], 0, (now, now), 0.0, None, now)
         return effects
 
     def forget(self, queries: list[QueuedQuery]) -> list[Effect]:
         """These queries end without a word, wherever they are."""
         for query in queries:
             query.abandoned = True
-            del self._pending[query.route.uid, query.route.part]
+            del self.pending[query.route.uid, query.route.part]
         gone = {query.route.uid for query in queries}
-        for loaded in self._instances.values():
+        for loaded in self.instances.values():
             loaded.queue.forget(gone)
-        leaving = [loaded for loaded in self._instances.values() if loaded.leaving and gone]
-        return [effect for loaded in leaving for effect in self._settle(loaded)]
+        leaving = [loaded for loaded in self.instances.values() if loaded.leaving and gone]
+        return [effect for loaded in leaving for effect in self.settle(loaded)]
 
     def end_cancelled(self, now: float) -> list[Effect]:
         """End the queries that their clients have taken back, if they have not begun."""
         if not self._cancelled:
             return []
         asked, self._cancelled = self._cancelled, []
-        begun = {query.route.uid for _, run, _ in self._runs.running.values() for query in run.queries}
-        here = {uid: query for uid, _ in asked if (query := self._pending.get((uid, 0))) is not None}
+        begun = {query.route.uid for _, run, _ in self.runs.running.values() for query in run.queries}
+        here = {uid: query for uid, _ in asked if (query := self.pending.get((uid, 0))) is not None}
         gone = [
-            (self._instances.get(query.route.instance), query)
+            (self.instances.get(query.route.instance), query)
             for uid, query in here.items()
             if uid not in begun and not query.storing
         ]
@@ -390,9 +383,9 @@ class Endings:
                 effects += self.back([query], "gone")  # its dispatcher ends it
                 continue
             refusal = Refusal(id=query.route.id, error=CANCELLED)
-            effects += (*self.tell(query, refusal), *self._dispatchers.report_ended(loaded, query, refusal, now))
+            effects += (*self.tell(query, refusal), *self.dispatchers.report_ended(loaded, query, refusal, now))
         for uid, reply in asked:
-            known = self._answers.get((uid, 0))
+            known = self.answers.get((uid, 0))
             if reply and (known is not None or uid in here):  # what was never here, its dispatcher hears of, and ends
                 said = QueryCancelled(cancelled=known is not None and known.code == CANCELLED.code)
                 effects.append(Publish(reply, said))

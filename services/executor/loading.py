@@ -9,6 +9,7 @@ which share the queries by queue group, computes what it gets. The new one takes
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from bus.fields import filled
@@ -195,32 +196,32 @@ def _obeying(obey: Callable[[Any], Iterable[Effect]]) -> Handler:
     return handle
 
 
+@dataclass(eq=False)
 class Succession:
     """One executor's. held: what the process before it had; None: it succeeds none."""
 
-    def __init__(
-        self,
-        worker: str,
-        device: str,
-        incarnation: int,
-        subjects: Subjects,
-        manager: InstanceManager,
-        held: HeldInstances | None,
-    ) -> None:
-        self.inlets = (Inlet(subject=subjects.executor(worker, device, "succeed"), message=SucceedExecutor),)
+    worker: str
+    device: str
+    incarnation: int
+    subjects: Subjects
+    manager: InstanceManager
+    held: HeldInstances | None
+
+    def __post_init__(self) -> None:
+        self.inlets = (
+            Inlet(subject=self.subjects.executor(self.worker, self.device, "succeed"), message=SucceedExecutor),
+        )
         self.handlers: dict[type, Handler] = {SucceedExecutor: self._asked}
-        self._incarnation = incarnation
-        self._manager = manager
-        self._orders = held.instances if held is not None else []
+        self._orders = self.held.instances if self.held is not None else []
 
     def begin(self) -> list[Effect]:
         """Load what the process before this one has."""
-        return [effect for order in self._orders for effect in self._manager.load(order)]
+        return [effect for order in self._orders for effect in self.manager.load(order)]
 
     @property
     def missing(self) -> str:
         """What is not loaded yet, in words; empty when nothing."""
-        known = self._manager.instances
+        known = self.manager.instances
         left = [known[one.instance] for one in self._orders if one.instance in known]
         variants = sorted({one.record.variant for one in left if one.tier != one.goal})
         return f"models that it loads: {', '.join(variants)}" if variants else ""
@@ -232,10 +233,10 @@ class Succession:
             LoadInstance(
                 instance=one.id, variant=one.record, price_per_s=one.price_per_s, cores=one.cores, tier=one.goal
             )
-            for one in self._manager.instances.values()
+            for one in self.manager.instances.values()
             if one.goal is not None
         ]
-        return (Publish(envelope.reply, HeldInstances(incarnation=self._incarnation, instances=held)),)
+        return (Publish(envelope.reply, HeldInstances(incarnation=self.incarnation, instances=held)),)
 
 
 def fits_twice(held: HeldInstances, device: Device) -> bool:

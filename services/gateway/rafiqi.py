@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from msgspec import Struct, defstruct
+from msgspec import Struct, defstruct, field
 
 from bus.codec import DECODE_ERRORS
 from bus.datatypes import SIZES
@@ -162,13 +162,12 @@ class Tuning(Struct, frozen=True):
     model_name: str | None = None
 
 
-class RafiqiApi:
+class RafiqiApi(Struct, eq=False):
     """The endpoints."""
 
-    def __init__(self, service: GatewayService, registration: ModelRegistration) -> None:
-        self._service = service
-        self._registration = registration
-        self._decoding = asyncio.Semaphore(MAX_DECODED)
+    service: GatewayService
+    registration: ModelRegistration
+    _decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_DECODED))
 
     # -- models
 
@@ -181,7 +180,7 @@ class RafiqiApi:
         failed: dict[str, RequestFailed] = {}
         for name, one in wanted.items():
             try:
-                done = await self._registration.register(name, name, one.version, one, one.model, f"models.{name}.")
+                done = await self.registration.register(name, name, one.version, one, one.model, f"models.{name}.")
                 await wait_until(lambda done=done: self._known(done.model, done.version))  # type: ignore[misc]
             except (RequestFailed, InfaasError) as error:
                 failed[name] = failure_from(error)
@@ -192,24 +191,24 @@ class RafiqiApi:
         reply = {
             "success": not failed,
             "error": "; ".join(f"{name}: {failure.message}" for name, failure in failed.items()),
-            "allModels": sorted({record.model for record in self._service.catalog.models}),
+            "allModels": sorted({record.model for record in self.service.catalog.models}),
         }
         return JsonReply(reply, next(iter(failed.values())).status if failed else 200)
 
     def _known(self, model: str, version: str | None) -> bool:
-        return self._service.catalog.model(model, version) is not None
+        return self.service.catalog.model(model, version) is not None
 
     async def listed(self, _request: HttpRequest) -> JsonReply:
-        catalog = self._service.catalog
+        catalog = self.service.catalog
         records = sorted(catalog.models, key=lambda record: (record.model, record.created))
         return JsonReply([self._described(record) for record in records])
 
     def _described(self, record: ModelRecord) -> dict[str, Any]:
-        variants = self._service.catalog.variants_at(record.model, record.version)
+        variants = self.service.catalog.variants_at(record.model, record.version)
         return {
             "name": record.model,
             "version": record.version,
-            "path": f"{self._service.subjects.artifacts_bucket}/{record.source}",
+            "path": f"{self.service.subjects.artifacts_bucket}/{record.source}",
             "size": max((round(variant.profile.memory_mb * 1e6) for variant in variants), default=0),
             "format": record.format,
             "variants": [variant.variant for variant in variants],
@@ -222,7 +221,7 @@ class RafiqiApi:
         name = wish.model_name
         if wish.quanta is wish.batchSize is None:
             raise BadRequest("nothing to change: give quanta and batchSize, or one of them")
-        catalog = self._service.catalog
+        catalog = self.service.catalog
         known = {record.model for record in catalog.models}
         if name is not None and name not in known:
             raise _unknown_model(name, catalog)
@@ -231,7 +230,7 @@ class RafiqiApi:
         failed: dict[str, RequestFailed] = {}
         for model in sorted(known) if name is None else [name]:
             try:
-                await self._service.command(
+                await self.service.command(
                     SetBatching(model=model, policy="threshold", quantum_ms=wish.quanta, batch=wish.batchSize)
                 )
             except InfaasError as error:
@@ -260,7 +259,7 @@ class RafiqiApi:
         }
         traceparent = request.header(b"traceparent")
         try:
-            answer = await self._service.query(
+            answer = await self.service.query(
                 app,
                 {spec.name: tensor},
                 requirements,
@@ -278,7 +277,7 @@ class RafiqiApi:
 
     def _found(self, name: str) -> tuple[str | None, TensorSpec]:
         """The app to query (None: the model of this name) and its input. Raises RequestFailed."""
-        catalog = self._service.catalog
+        catalog = self.service.catalog
         app, model = catalog.app(name), catalog.model(name)
         signature = app.signature if app is not None else model.signature if model is not None else None
         if signature is None:
@@ -288,7 +287,7 @@ class RafiqiApi:
         return (None if app is None else name), signature.inputs[0]
 
     def _labels(self, app: str | None, answer: Answer) -> list[str]:
-        catalog = self._service.catalog
+        catalog = self.service.catalog
         record = catalog.model(answer.model, answer.version)
         whole = None if app is None else catalog.app(app)  # several models, or stages, have answered
         return record.labels if record is not None else [] if whole is None else catalog.classes_of(whole)

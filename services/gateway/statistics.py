@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
 from infaas.answers import Answer
 
 NS_PER_MS = 1e6
@@ -68,16 +70,15 @@ class ModelStatistics:
             self._ran(batch, times, ns)
 
 
-class Statistics:
+class Statistics(Struct, eq=False):
     """Numbers since this gateway started, of apps that are there: clients may invent any number of names, and apps come and go.
 
     known: whether an app is there.
     """
 
-    def __init__(self, known: Callable[[str], bool] = lambda _: True) -> None:
-        self._known = known
-        self._variants: dict[tuple[str, str, str, str], ModelStatistics] = {}  # app, model, version, variant
-        self._apps: dict[str, ModelStatistics] = {}  # refusals, default outputs, and variants beyond MAX_VARIANTS
+    known: Callable[[str], bool] = lambda _: True
+    _variants: dict[tuple[str, str, str, str], ModelStatistics] = {}  # app, model, version, variant
+    _apps: dict[str, ModelStatistics] = {}  # refusals, default outputs, and variants beyond MAX_VARIANTS
 
     def answered(self, app: str, answer: Answer, items: int, ns: float, now: float) -> None:
         """Count an answered query with so many items. ns: its time in this gateway. A default output counts for the app alone."""
@@ -95,7 +96,7 @@ class Statistics:
         tally.answered(answer, items, ns, now)
 
     def refused(self, app: str, ns: float, now: float) -> None:
-        if self._known(app):
+        if self.known(app):
             self._of_app(app).refused(ns, now)
 
     def _of_app(self, app: str) -> ModelStatistics:
@@ -105,8 +106,8 @@ class Statistics:
 
     def _forget(self) -> None:
         """Something new comes, which is seldom: the moment to forget apps that are gone."""
-        self._variants = {key: tally for key, tally in self._variants.items() if self._known(key[0])}
-        self._apps = {app: tally for app, tally in self._apps.items() if self._known(app)}
+        self._variants = {key: tally for key, tally in self._variants.items() if self.known(key[0])}
+        self._apps = {app: tally for app, tally in self._apps.items() if self.known(app)}
 
     def of(
         self, app: str, model: str | None = None, variant: str | None = None, version: str | None = None

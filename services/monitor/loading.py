@@ -4,6 +4,7 @@ The monitor alone admits loads on its worker. So two orders at once never take t
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import InstanceSample, LoadInstance, State, UnloadInstance
@@ -32,6 +33,7 @@ REFUSE_AFTER = 10.0  # s without an executor after which loads are refused; befo
 REMEMBERED = 1000  # instances that ended, and variants that were removed
 
 
+@dataclass(eq=False)
 class InstanceTable:
     """The instances of one worker, by name, and the device of each.
 
@@ -39,21 +41,20 @@ class InstanceTable:
     was lost.
     """
 
-    def __init__(
-        self, worker: str, devices: Mapping[str, MonitoredDevice], effects: MonitorEffects, settings: MonitorSettings
-    ) -> None:
+    worker: str
+    devices: Mapping[str, MonitoredDevice]
+    effects: MonitorEffects
+    settings: MonitorSettings
+
+    def __post_init__(self) -> None:
         self.catalog = Catalog()
-        self.failures = LoadFailures(settings.quarantine_after)
+        self.failures = LoadFailures(self.settings.quarantine_after)
         self.instances: dict[str, MonitoredInstance] = {}
-        self.uses = Uses(recent=settings.cache == "lru")
-        self.host = HostTier(self.instances, self.uses, effects, settings.host_mb)
+        self.uses = Uses(recent=self.settings.cache == "lru")
+        self.host = HostTier(self.instances, self.uses, self.effects, self.settings.host_mb)
         self.used: set[str] = set()
         self.draining = False
-        self._swaps = settings.cache != "reserve"
-        self._worker = worker
-        self._devices = devices
-        self._effects = effects
-        self._settings = settings
+        self._swaps = self.settings.cache != "reserve"
         self._numbers: dict[str, int] = {}  # by variant: the last number in an instance's name
         self._forgotten = 0  # the largest of those of variants that are gone
         self._ended: dict[str, None] = {}  # the last instances that ended, oldest first
@@ -79,7 +80,7 @@ class InstanceTable:
         """
         swap = for_query and self._swaps
         for warm in self.warm(record.variant):
-            place = self._place(record, now, self._devices[warm.device], swap=swap)
+            place = self._place(record, now, self.devices[warm.device], swap=swap)
             if not isinstance(place, str):
                 warm.wanted = reason  # so that it does not leave host memory for those that come there
                 return warm, [*self._evict(place[1], record.variant, now), *self.promote(warm, app, reason, now)]
@@ -118,7 +119,7 @@ class InstanceTable:
             waits = not device.alive or bool(device.waiting()) or not short_of(need, now_free).none
             left = self._free(device).memory_mb + sum(victim.memory_mb for victim in victims) - need.memory_mb
             go = sum(not victim.reclaimable for victim in victims)
-            used = busy_quarters(record, device.needed_use + self._effects.foreign_gpu_use(device))
+            used = busy_quarters(record, device.needed_use + self.effects.foreign_gpu_use(device))
             order = (go, used, len(victims), waits, left if waits else -left)
             if best is None or order < best[0]:
                 best = order, device, victims
@@ -132,19 +133,19 @@ class InstanceTable:
 
     def never_loads(self, record: VariantRecord) -> bool:
         """Whether it is quarantined here, or fits on no device even if that is empty."""
-        share, limit = self._settings.memory_share, self._settings.device_mb
-        fits = any(not misfit(record, device.spec, share, limit) for device in self._devices.values())
+        share, limit = self.settings.memory_share, self.settings.device_mb
+        fits = any(not misfit(record, device.spec, share, limit) for device in self.devices.values())
         return record.variant in self.failures.quarantined or not fits
 
     def preload(self, record: VariantRecord, device: MonitoredDevice, now: float, *, warm: bool) -> list[Effect]:
         """Load it if it is not here and fits without evictions. warm: into host memory only."""
-        variant, limits = record.variant, self._settings
+        variant, limits = record.variant, self.settings
         if self.of(variant) or self.warm(variant) or self.failures.obstacle(variant, now):
             return []
         if misfit(record, device.spec, limits.memory_share, limits.device_mb):
             return []
         why = f"preloaded: monitor.preload is {limits.preload}"
-        event = self._effects.scaling("monitor", "load", record, None, why, now)
+        event = self.effects.scaling("monitor", "load", record, None, why, now)
         if not warm:
             fits = short_of(needs_of(record), self._free(device)).none
             return [*self.admit(device, record, None, why, now)[1], event] if fits else []
@@ -154,7 +155,7 @@ class InstanceTable:
         instance.goes, instance.in_host, instance.ordered = "host", True, now
         self._add(device, instance, now)
         return [
-            *self._effects.state_changes(instance, [(None, "Inactive", "Loading", why)], now),
+            *self.effects.state_changes(instance, [(None, "Inactive", "Loading", why)], now),
             self.order(instance),
             event,
         ]
@@ -174,8 +175,8 @@ class InstanceTable:
         """Devices that could run it if they were empty; and why the others could not."""
         fitting: list[MonitoredDevice] = []
         obstacle = ""
-        for device in self._devices.values():
-            why = misfit(record, device.spec, self._settings.memory_share, self._settings.device_mb)
+        for device in self.devices.values():
+            why = misfit(record, device.spec, self.settings.memory_share, self.settings.device_mb)
             if not why and not device.alive and now - device.silent_since > REFUSE_AFTER:
                 why = f"the executor of {device.spec.name} does not run"
             if not why:
@@ -185,7 +186,7 @@ class InstanceTable:
         return fitting, obstacle
 
     def _limit(self, device: MonitoredDevice) -> Amount:
-        return device.limit(self._settings)
+        return device.limit(self.settings)
 
     def _free(self, device: MonitoredDevice) -> Amount:
         return self._limit(device) - device.committed()
@@ -211,7 +212,7 @@ class InstanceTable:
             candidates = [one for one in candidates if is_idle(one, now)]
         if swap:
             return sufficient(sorted(candidates, key=missed), short)
-        return make_room(candidates, missed, short, self._apps_of, self._least, now, self._settings.idle_s)
+        return make_room(candidates, missed, short, self._apps_of, self._least, now, self.settings.idle_s)
 
     def _evict(self, victims: Iterable[MonitoredInstance], variant: str, now: float) -> list[Effect]:
         found: list[Effect] = []
@@ -223,7 +224,7 @@ class InstanceTable:
                 found += demoted
                 continue
             why += f"; {demoted}" if demoted else ""
-            found.append(self._effects.scaling("monitor", "evict", victim.record, victim.owner, why, now))
+            found.append(self.effects.scaling("monitor", "evict", victim.record, victim.owner, why, now))
             found += self.unload(victim, why, now)
         return found
 
@@ -231,7 +232,7 @@ class InstanceTable:
         found = self.host.demote(victim, why, now)
         if isinstance(found, str):
             return found
-        return [self._effects.scaling("monitor", "demote", victim.record, victim.owner, why, now), *found]
+        return [self.effects.scaling("monitor", "demote", victim.record, victim.owner, why, now), *found]
 
     def promote(self, warm: MonitoredInstance, app: str | None, reason: str, now: float) -> list[Effect]:
         """Bring it to its device once it is in host memory and there is room. It stays Warm until then."""
@@ -241,14 +242,14 @@ class InstanceTable:
             self.used.add(app)
             if app not in warm.apps:
                 warm.apps[app] = warm.state
-                found += self._effects.state_changes(warm, [(app, "Inactive", warm.state, reason)], now)
+                found += self.effects.state_changes(warm, [(app, "Inactive", warm.state, reason)], now)
         warm.wanted = reason
-        return found + self.order_waiting(self._devices[warm.device], now)
+        return found + self.order_waiting(self.devices[warm.device], now)
 
     def became_warm(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect]:
         """Its model is in host memory only. What waited for its room on the device goes on."""
-        device = self._devices[instance.device]
-        found = self._effects.state_changes(instance, instance.move("Warm", reason, now), now)
+        device = self.devices[instance.device]
+        found = self.effects.state_changes(instance, instance.move("Warm", reason, now), now)
         instance.goes, instance.in_host, instance.on_device, instance.reclaimable = None, True, False, False
         instance.copied = instance.dropping = False
         device.meter.vacate(instance.id, now)
@@ -257,7 +258,7 @@ class InstanceTable:
 
     def became_active(self, instance: MonitoredInstance, reason: str, now: float, *, copied: bool) -> list[Effect]:
         """Its model is on the device. copied: host memory has it, too."""
-        found = self._effects.state_changes(instance, instance.move("Active", reason, now), now)
+        found = self.effects.state_changes(instance, instance.move("Active", reason, now), now)
         instance.goes, instance.in_host, instance.on_device = None, False, True
         instance.copied, instance.dropping = copied, False
         instance.last_used, instance.used = now, False
@@ -272,7 +273,7 @@ class InstanceTable:
         if app is not None:
             self.used.add(app)
         self._add(device, instance, now)
-        changes = self._effects.state_changes(instance, [(app, "Inactive", "Loading", reason)], now)
+        changes = self.effects.state_changes(instance, [(app, "Inactive", "Loading", reason)], now)
         return instance, changes + self.order_waiting(device, now)
 
     def order_waiting(self, device: MonitoredDevice, now: float) -> list[Effect]:
@@ -293,7 +294,7 @@ class InstanceTable:
                 return found + self.gone(instance, why, now)
             if instance.state == "Warm":
                 why, instance.wanted, instance.goes = instance.wanted, "", "device"
-                found += self._effects.state_changes(instance, instance.move("Loading", why, now), now)
+                found += self.effects.state_changes(instance, instance.move("Loading", why, now), now)
                 self.occupy(instance, now)
             instance.ordered, instance.on_device = now, True
             found.append(self.order(instance))
@@ -301,9 +302,9 @@ class InstanceTable:
 
     def order(self, instance: MonitoredInstance) -> Effect:
         """The order to load it. It may be repeated: an executor ignores one for an instance that it has."""
-        record, price = instance.record, self._devices[instance.device].price_per_s(instance.record)
+        record, price = instance.record, self.devices[instance.device].price_per_s(instance.record)
         order = LoadInstance(instance=instance.id, variant=record, price_per_s=price, tier=instance.goes or "device")
-        return self._effects.order(instance.device, order)
+        return self.effects.order(instance.device, order)
 
     def adopt(
         self, device: MonitoredDevice, sample: InstanceSample, now: float, *, synced: bool
@@ -317,7 +318,7 @@ class InstanceTable:
         if record is None or ended:
             unload = synced or ended
             return None, [
-                self._effects.order(device.spec.name, UnloadInstance(instance=sample.instance))
+                self.effects.order(device.spec.name, UnloadInstance(instance=sample.instance))
             ] if unload else []
         state: State = "Warm" if sample.tier == "host" else "Active"
         instance = MonitoredInstance(sample.instance, record, device.spec.name, state, now)
@@ -325,7 +326,7 @@ class InstanceTable:
         number = sample.instance.rpartition("-")[2]
         if number.isdecimal():
             self._numbers[record.variant] = max(self._numbers.get(record.variant, 0), int(number))
-        return instance, self._effects.state_changes(instance, [(None, "Inactive", state, "found loaded")], now)
+        return instance, self.effects.state_changes(instance, [(None, "Inactive", state, "found loaded")], now)
 
     def _add(self, device: MonitoredDevice, instance: MonitoredInstance, now: float) -> None:
         self.instances[instance.id] = device.instances[instance.id] = instance
@@ -334,13 +335,13 @@ class InstanceTable:
 
     def occupy(self, instance: MonitoredInstance, now: float) -> None:
         """It costs its share of the device from now on."""
-        device = self._devices[instance.device]
+        device = self.devices[instance.device]
         device.meter.occupy(instance.id, instance.record, device.share(instance.record), instance.owner, now)
 
     def _new_name(self, variant: str) -> str:
         """An instance's name. It is unique in the cluster, and this monitor never gives it twice."""
         number = self._numbers[variant] = self._numbers.get(variant, self._forgotten) + 1
-        return f"{variant}.{self._worker}-{number}"
+        return f"{variant}.{self.worker}-{number}"
 
     # -- removal
 
@@ -355,7 +356,7 @@ class InstanceTable:
         self.used = {app for app in self.used if not self._is_gone(app)}
         for instance in self.instances.values():
             instance.forget(self._is_gone)
-        for device in self._devices.values():
+        for device in self.devices.values():
             device.meter.forget(self._is_gone)
 
     def _is_gone(self, app: str) -> bool:
@@ -368,8 +369,8 @@ class InstanceTable:
             return []
         why = self.failures.quarantined[variant]
         return [
-            *self._effects.quarantine(instance.record, variant, why, now),
-            self._effects.keep_quarantine(variant, why),
+            *self.effects.quarantine(instance.record, variant, why, now),
+            self.effects.keep_quarantine(variant, why),
         ]
 
     def release(self, variant: str, keep: int, reason: str, now: float) -> tuple[list[MonitoredInstance], list[Effect]]:
@@ -392,8 +393,8 @@ class InstanceTable:
                 found += self.unload(instance, reason, now)
                 continue
             instance.reclaimable = True
-            self._devices[instance.device].meter.release(instance.id, now)
-        self._effects.heartbeat_due |= bool(marked)
+            self.devices[instance.device].meter.release(instance.id, now)
+        self.effects.heartbeat_due |= bool(marked)
         return marked, found
 
     def claim(self, variant: str, count: int, app: str | None, now: float) -> list[MonitoredInstance]:
@@ -402,9 +403,9 @@ class InstanceTable:
         for instance in claimed:
             instance.reclaimable = False
             instance.owner = app or instance.owner
-            self._devices[instance.device].meter.claim(instance.id, app, now)
+            self.devices[instance.device].meter.claim(instance.id, app, now)
         if claimed:
-            self._effects.heartbeat_due = True
+            self.effects.heartbeat_due = True
             self.used.update([app] if app is not None else [])
         return claimed
 
@@ -412,18 +413,18 @@ class InstanceTable:
         """Unload it once its queue is empty; at once if its load has not been ordered yet. What is in host memory stays there."""
         if instance.wanted:
             instance.wanted = ""
-            return self.order_waiting(self._devices[instance.device], now)
+            return self.order_waiting(self.devices[instance.device], now)
         if instance.waits:
             return self.gone(instance, reason, now)
         instance.goes = None
-        changes = self._effects.state_changes(instance, instance.move("Unloading", reason, now), now)
-        return [*changes, self._effects.order(instance.device, UnloadInstance(instance=instance.id))]
+        changes = self.effects.state_changes(instance, instance.move("Unloading", reason, now), now)
+        return [*changes, self.effects.order(instance.device, UnloadInstance(instance=instance.id))]
 
     def gone(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect]:
         """The instance does not exist any more. Its room goes to loads that wait."""
-        found = self._effects.state_changes(instance, instance.move("Inactive", reason, now), now)
-        self._effects.heartbeat_due = True
-        device = self._devices[instance.device]
+        found = self.effects.state_changes(instance, instance.move("Inactive", reason, now), now)
+        self.effects.heartbeat_due = True
+        device = self.devices[instance.device]
         device.meter.vacate(instance.id, now)
         del self.instances[instance.id], device.instances[instance.id]
         self.forget(instance.record.variant)
@@ -434,7 +435,7 @@ class InstanceTable:
         """The executor process and its instances are gone. Those that are needed are loaded again by the next process."""
         device.dead, device.incarnation = device.incarnation, None
         device.became_silent(now)
-        self._effects.heartbeat_due = True
+        self.effects.heartbeat_due = True
         waiting = device.waiting()
         found: list[Effect] = []
         for old in list(device.instances.values()):
@@ -451,8 +452,8 @@ class InstanceTable:
         found = self.gone(old, reason, now)
         if not served or self.draining:
             return found
-        _, again = self.load_again(old, self._devices[old.device], reason, now)
-        return [*found, *again, self._effects.scaling("monitor", "load", old.record, old.owner, reason, now)]
+        _, again = self.load_again(old, self.devices[old.device], reason, now)
+        return [*found, *again, self.effects.scaling("monitor", "load", old.record, old.owner, reason, now)]
 
     def load_again(
         self, old: MonitoredInstance, device: MonitoredDevice, reason: str, now: float
@@ -463,7 +464,7 @@ class InstanceTable:
         for app in old.apps:
             if app not in instance.apps:
                 instance.apps[app] = "Loading"
-                found += self._effects.state_changes(instance, [(app, "Inactive", "Loading", reason)], now)
+                found += self.effects.state_changes(instance, [(app, "Inactive", "Loading", reason)], now)
         return instance, found
 
     # -- which apps need an instance

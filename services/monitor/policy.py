@@ -12,7 +12,10 @@ memory, as long as no Warm instance needs the place: then its way back takes no 
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
+
+from msgspec import Struct
 
 from bus.fields import filled
 from bus.messages.fleet import DemoteInstance, UnloadInstance
@@ -32,7 +35,7 @@ SAME_USE_S = 1.0  # s; uses at shorter intervals are one
 PAUSES = 32  # of a variant that are remembered
 
 
-class Uses:
+class Uses(Struct, eq=False):
     """When each variant is used on this worker, and what it costs to miss one of its instances. recent: the least recently used costs least (Rafiqi).
 
     Else that is the time to load it again, over the time until it is used next, for each part of the room that it gives. That time is guessed
@@ -41,9 +44,8 @@ class Uses:
     et al., "LHD", NSDI 2018; by cost and size, as Cao and Irani, "GreedyDual-Size", USITS 1997.)
     """
 
-    def __init__(self, *, recent: bool) -> None:
-        self._recent = recent
-        self._of: dict[str, tuple[float, deque[float]]] = {}  # by variant: when it was used last, and the pauses
+    recent: bool
+    _of: dict[str, tuple[float, deque[float]]] = {}  # by variant: when it was used last, and the pauses
 
     def used(self, variant: str, at: float) -> None:
         last, pauses = self._of.get(variant, (at, deque[float](maxlen=PAUSES)))
@@ -56,7 +58,7 @@ class Uses:
 
     def missed(self, instance: MonitoredInstance, share: float, now: float, *, warm: bool) -> tuple[float, float]:
         """What is missed least is least. share: of the room that is needed, what it gives. warm: its model stays in host memory."""
-        if self._recent:
+        if self.recent:
             return instance.last_used, 0.0
         idle = max(SAME_USE_S, now - instance.last_used)
         _, pauses = self._of.get(instance.record.variant, (0.0, ()))
@@ -99,29 +101,27 @@ def is_idle(instance: MonitoredInstance, now: float) -> bool:
     return instance.state in SERVING and now >= instance.busy_until and not awaited
 
 
+@dataclass(eq=False)
 class HostTier:
     """The host memory of one worker for Warm instances. instances: all of the worker, by name. limit_mb: for Warm ones; 0: there is none."""
 
-    def __init__(
-        self, instances: Mapping[str, MonitoredInstance], uses: Uses, effects: MonitorEffects, limit_mb: float
-    ) -> None:
-        self._instances = instances
-        self._uses = uses
-        self._effects = effects
-        self._limit = limit_mb
+    instances: Mapping[str, MonitoredInstance]
+    uses: Uses
+    effects: MonitorEffects
+    limit_mb: float
 
     def used_mb(self) -> float:
         """MB that are taken or promised."""
-        return sum(i.takes_of_host_mb for i in self._instances.values())
+        return sum(i.takes_of_host_mb for i in self.instances.values())
 
     def obstacle(self, instance: MonitoredInstance) -> str:
         """Why this instance can never be Warm here; empty if it can."""
         if instance.host_mb is None:
             return "its backend cannot keep a model in host memory"
-        if self._limit <= 0:
+        if self.limit_mb <= 0:
             return "monitor.host_mb is 0"
-        if instance.host_mb > self._limit:
-            return f"it takes {instance.host_mb:.0f} MB of host memory, monitor.host_mb is {self._limit:.0f}"
+        if instance.host_mb > self.limit_mb:
+            return f"it takes {instance.host_mb:.0f} MB of host memory, monitor.host_mb is {self.limit_mb:.0f}"
         return ""
 
     def demote(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect] | str:
@@ -137,24 +137,24 @@ class HostTier:
             found = self.make_room(instance.host_mb or 0.0, why, now)
         if found is None:
             return "host memory is full of models that are on their way to a device"
-        found += self._effects.state_changes(instance, instance.move("Unloading", reason, now), now)
+        found += self.effects.state_changes(instance, instance.move("Unloading", reason, now), now)
         instance.goes, instance.in_host, instance.ordered = "host", True, None
         return found + self.advance(now)
 
     def has_room(self, host_mb: float) -> bool:
         """Whether so much is free without dropping anything."""
-        return self.used_mb() + host_mb <= self._limit
+        return self.used_mb() + host_mb <= self.limit_mb
 
     def make_room(self, host_mb: float, reason: str, now: float) -> list[Effect] | None:
         """Drop what is least missed until so many MB are free once it is gone: copies, then Warm instances. None if all of that is not enough."""
-        everywhere = self._instances.values()
+        everywhere = self.instances.values()
         staying = [i for i in everywhere if i.in_host and (i.state != "Unloading" or i.goes == "host")]
         copies = [i for i in everywhere if i.copied and not i.dropping and i.state != "Unloading"]
-        excess = sum(i.host_mb or 0.0 for i in (*staying, *copies)) + host_mb - self._limit
+        excess = sum(i.host_mb or 0.0 for i in (*staying, *copies)) + host_mb - self.limit_mb
         candidates = sorted(copies, key=lambda each: -each.last_used)  # who was used last leaves the device last
         warm = [i for i in staying if i.state == "Warm" and not i.wanted]
         candidates += sorted(
-            warm, key=lambda i: self._uses.missed(i, (i.host_mb or 0.0) / max(1e-9, excess), now, warm=False)
+            warm, key=lambda i: self.uses.missed(i, (i.host_mb or 0.0) / max(1e-9, excess), now, warm=False)
         )
         dropped: list[MonitoredInstance] = []
         for candidate in candidates:
@@ -171,7 +171,7 @@ class HostTier:
 
     def _drop_copy(self, instance: MonitoredInstance) -> list[Effect]:
         instance.dropping = True
-        return [self._effects.order(instance.device, UnloadInstance(instance=instance.id, tier="host"))]
+        return [self.effects.order(instance.device, UnloadInstance(instance=instance.id, tier="host"))]
 
     def copy_is(self, instance: MonitoredInstance, there: bool, now: float) -> list[Effect]:
         """Its executor says whether host memory has a copy of the model of this instance, which serves. A lost order to drop it is repeated."""
@@ -183,14 +183,14 @@ class HostTier:
 
     def drop(self, warm: MonitoredInstance, reason: str, now: float) -> list[Effect]:
         """Unload a Warm instance."""
-        changes = self._effects.state_changes(warm, warm.move("Unloading", reason, now), now)
+        changes = self.effects.state_changes(warm, warm.move("Unloading", reason, now), now)
         warm.goes = None
-        return [*changes, self._effects.order(warm.device, UnloadInstance(instance=warm.id))]
+        return [*changes, self.effects.order(warm.device, UnloadInstance(instance=warm.id))]
 
     def advance(self, now: float) -> list[Effect]:
         """The orders to demote that waited until others had left host memory."""
         waiting = [
-            i for i in self._instances.values() if i.state == "Unloading" and i.goes == "host" and i.ordered is None
+            i for i in self.instances.values() if i.state == "Unloading" and i.goes == "host" and i.ordered is None
         ]
         if not waiting:
             return []
@@ -198,10 +198,10 @@ class HostTier:
         taken = self.used_mb() - sum(i.host_mb or 0.0 for i in waiting)
         for instance in waiting:
             taken += instance.host_mb or 0.0
-            if taken > self._limit:
+            if taken > self.limit_mb:
                 break
             instance.ordered = now
-            found.append(self._effects.order(instance.device, DemoteInstance(instance=instance.id)))
+            found.append(self.effects.order(instance.device, DemoteInstance(instance=instance.id)))
         return found
 
 

@@ -143,7 +143,7 @@ def _file_fields(request: Register) -> list[str]:
 def _container_fields(request: Register) -> list[str]:
     report = request.container
     assert report is not None
-    wrong = _one_of("format", request.format, (CONTAINER,))
+    wrong = [] if request.format == CONTAINER else [f"format: must be one of {CONTAINER}"]
     if request.dry_run:
         wrong.append("dry_run: a container is inspected in its own process: `infaas container --dry-run`")
     if not report.signature.inputs or not report.signature.outputs:
@@ -227,10 +227,6 @@ def verb_asked(verb: str, body: bytes | Raw) -> AdminVerb | Error:
         return error_of(explain(error))
     wrong = [f"{fault.key}: {fault.reason}" for fault in faults(request)]
     return error_of("; ".join(wrong)) if wrong else request
-
-
-def _one_of(field: str, value: str, known: tuple[str, ...]) -> list[str]:
-    return [] if value in known else [f"{field}: must be one of {', '.join(known)}"]
 
 
 class Ceiling(Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from time import time
 from typing import Any, NamedTuple, TypeVar
 
@@ -85,16 +86,19 @@ class Amended(NamedTuple):
         return cls(note, ReleaseMoved(after.app, release) if moved and after and release else None)
 
 
+@dataclass(eq=False)
 class RegistrarEdge:
     """Carries out the commands of services/registrar/commands.py. `await RegistrarEdge.open(bus, subjects)` makes one."""
 
-    def __init__(
-        self, catalog: KeyValue, status: KeyValue, control: KeyValue, contexts: KeyValue, payloads: KeyValue,
-        uploads: ObjectStore, artifacts: ObjectStore,
-    ) -> None:  # fmt: skip
-        self._catalog, self._status, self._control = catalog, status, control
-        self._contexts, self._payloads = contexts, payloads
-        self._uploads, self._artifacts = uploads, artifacts
+    catalog: KeyValue
+    status: KeyValue
+    control: KeyValue
+    contexts: KeyValue
+    payloads: KeyValue
+    uploads: ObjectStore
+    artifacts: ObjectStore
+
+    def __post_init__(self) -> None:
         self._prune_due = False  # a registration was under way
         self._commands: dict[type, Callable[[Any], Any]] = {
             ClaimRegistration: self._claim,
@@ -145,16 +149,16 @@ class RegistrarEdge:
         record = command.record
         key = f"work.{record.registration}"
         try:
-            await self._status.create(key, encode(record))
+            await self.status.create(key, encode(record))
         except WrongRevision:
-            kept = await _get(self._status, key, RegistrationRecord)
+            kept = await _get(self.status, key, RegistrationRecord)
             if kept is not None and (kept.registrar, kept.created) != (record.registrar, record.created):
                 return AlreadyTaken("registration")
         if record.extends:
             return RegistrationClaimed(record)  # it extends a version that is registered
         version = await self._reserve(record, command.next_version)
         if version is None:
-            await self._status.delete(key)
+            await self.status.delete(key)
             return AlreadyTaken("version")
         return RegistrationClaimed(await self._change_record(key, version=version))
 
@@ -165,8 +169,8 @@ class RegistrarEdge:
         while True:
             version = wanted or str(number)
             free = await self._reserve_version(model, version, record.registration)
-            if free and await _get(self._catalog, model_key(model, version), ModelRecord) is not None:
-                await self._status.delete(_reservation(model, version))
+            if free and await _get(self.catalog, model_key(model, version), ModelRecord) is not None:
+                await self.status.delete(_reservation(model, version))
                 free = False
             if free:
                 return version
@@ -176,10 +180,10 @@ class RegistrarEdge:
 
     async def _reserve_version(self, model: str, version: str, registration: str) -> bool:
         try:
-            await self._status.create(_reservation(model, version), registration.encode())
+            await self.status.create(_reservation(model, version), registration.encode())
         except WrongRevision:
             try:
-                return (await self._status.get(_reservation(model, version))).value == registration.encode()
+                return (await self.status.get(_reservation(model, version))).value == registration.encode()
             except NotFound:
                 return await self._reserve_version(model, version, registration)
         return True
@@ -187,12 +191,12 @@ class RegistrarEdge:
     async def _take_over(self, command: TakeOver) -> RegistrationRecord | None:
         key = f"work.{command.work}"
         try:
-            entry = await self._status.get(key)
+            entry = await self.status.get(key)
             record = decode(RegistrationRecord, entry.value or b"")
             if record.registrar != command.previous:
                 return None
             taken = replace(record, registrar=command.owner)
-            await self._status.update(key, encode(taken), entry.revision)
+            await self.status.update(key, encode(taken), entry.revision)
         except (NotFound, WrongRevision):
             return None
         return taken
@@ -208,29 +212,29 @@ class RegistrarEdge:
     async def _change_record(self, key: str, **changes: Any) -> RegistrationRecord:
         """Change these fields of a kept record, whatever else is changed meanwhile; raises NotFound."""
         while True:
-            entry = await self._status.get(key)
+            entry = await self.status.get(key)
             changed = replace(decode(RegistrationRecord, entry.value or b""), **changes)
             with suppress(WrongRevision):
-                await self._status.update(key, encode(changed), entry.revision)
+                await self.status.update(key, encode(changed), entry.revision)
                 return changed
 
     async def _put_status(self, command: PutStatus) -> None:
         key = f"registration.{command.registration}"
-        await (self._status.put(key, encode(command.status)) if command.status else self._status.delete(key))
+        await (self.status.put(key, encode(command.status)) if command.status else self.status.delete(key))
 
     async def _finish(self, command: Finish) -> Pruned | None:
         """The record goes last: as long as it is there, what failed is tried again."""
         for upload in command.uploads:
-            await self._uploads.delete(upload)
+            await self.uploads.delete(upload)
         reservation = _reservation(command.model, command.version)
         if command.withdraw:
             await self._withdraw(command.registration, command.model, command.version)
         with suppress(NotFound):
-            if (await self._status.get(reservation)).value == command.registration.encode():
-                await self._status.delete(reservation)
+            if (await self.status.get(reservation)).value == command.registration.encode():
+                await self.status.delete(reservation)
         if command.forget:
-            await self._status.delete(f"registration.{command.registration}")
-        await self._status.delete(f"work.{command.registration}")
+            await self.status.delete(f"registration.{command.registration}")
+        await self.status.delete(f"work.{command.registration}")
         return await self._prune(Prune()) if self._prune_due else None
 
     # -- files
@@ -240,8 +244,8 @@ class RegistrarEdge:
 
         One that begins later takes longer to find a file there than this to delete it.
         """
-        there, at = await self._artifacts.sizes(), time()
-        under_way = len(await self._status.keys("work"))
+        there, at = await self.artifacts.sizes(), time()
+        under_way = len(await self.status.keys("work"))
         self._prune_due = bool(under_way) and not command.dry_run
         if self._prune_due:
             return Pruned(f"{under_way} registrations are under way: files are deleted when these have ended")
@@ -255,17 +259,17 @@ class RegistrarEdge:
         if command.dry_run:
             return Pruned(f"{size} would be deleted")
         for key in unused:
-            await self._artifacts.delete(key)
+            await self.artifacts.delete(key)
         return Pruned(f"{size} were deleted", ArtifactsKept(artifacts=sorted(kept), time=at))
 
     # -- quarantine
 
     async def _released(self, variants: Collection[str], worker: str | None = None) -> bool:
         """Delete the variants' keys; the monitors of the workers watch them. Returns whether there was one."""
-        at = {key: where for key in await self._control.keys() if (where := quarantined_at(key)) is not None}
+        at = {key: where for key in await self.control.keys() if (where := quarantined_at(key)) is not None}
         found = [key for key, (on, variant) in at.items() if variant in variants and worker in (None, on)]
         for key in found:
-            await self._control.delete(key)
+            await self.control.delete(key)
         return bool(found)
 
     async def _release_variant(self, command: ReleaseVariant) -> Error | None:
@@ -280,12 +284,12 @@ class RegistrarEdge:
         """Executors watch these keys."""
         key = batching_key(*command.scope)
         if command.rule is not None:
-            await self._control.put(key, encode(command.rule))
+            await self.control.put(key, encode(command.rule))
         else:
-            await self._control.delete(key)
+            await self.control.delete(key)
 
     async def _put_figures(self, command: PutFigures) -> None:
-        await self._control.put(f"{KEY}{command.app}", encode(command.figures))
+        await self.control.put(f"{KEY}{command.app}", encode(command.figures))
 
     # -- catalogue
 
@@ -325,8 +329,8 @@ class RegistrarEdge:
         if isinstance(done, Error):
             return done
         await self._set_batching(SetBatching(app=command.app))
-        await self._control.delete(f"{KEY}{command.app}")
-        await _delete_all(self._payloads, command.app)
+        await self.control.delete(f"{KEY}{command.app}")
+        await _delete_all(self.payloads, command.app)
         return await self._reset_selection(ResetSelection(app=command.app))
 
     async def _refit_plans(self, app: str) -> list[str]:
@@ -345,7 +349,7 @@ class RegistrarEdge:
     async def _read(self, under: str = "") -> Catalog:
         """The records that are in the bucket now. A watch may lag behind what an operator has just changed."""
         found = Catalog()
-        for entry in await self._catalog.entries(under):
+        for entry in await self.catalog.entries(under):
             found.apply(entry.key, entry.value)
         return found
 
@@ -355,10 +359,10 @@ class RegistrarEdge:
         if command.context is not None:
             key = selection_key(app, command.context)
             for one in (key, counted_key(key)):
-                await self._contexts.delete(one)
+                await self.contexts.delete(one)
             return ContextsDeleted(app, key)
-        await self._catalog.delete(quality_key(app))  # what labels said
-        await _delete_all(self._contexts, app)
+        await self.catalog.delete(quality_key(app))  # what labels said
+        await _delete_all(self.contexts, app)
         return ContextsDeleted(app)
 
     async def _amend(self, change: Any) -> Error | Amended:
@@ -369,7 +373,7 @@ class RegistrarEdge:
             entry: KeyValueEntry | None = None
             before: AppRecord | None = None
             try:
-                entry = await self._catalog.get(key)
+                entry = await self.catalog.get(key)
                 before = decode(AppRecord, entry.value or b"")
             except NotFound:
                 pass
@@ -379,11 +383,11 @@ class RegistrarEdge:
             after = None if after is None else stamped(before, after, time())
             try:
                 if after is None:
-                    await self._catalog.delete(key)
+                    await self.catalog.delete(key)
                 elif entry is None:
-                    await self._catalog.create(key, encode(replace(after, created=time())))
+                    await self.catalog.create(key, encode(replace(after, created=time())))
                 elif after != before:
-                    await self._catalog.update(key, encode(after), entry.revision)
+                    await self.catalog.update(key, encode(after), entry.revision)
             except WrongRevision:
                 continue
             return Amended.of(before, after, note_of(before, after, change, catalog))
@@ -392,30 +396,30 @@ class RegistrarEdge:
         """Delete the model's record first: without it nobody sees its variants. The version stays reserved for ever."""
         model, version = command.model, command.version
         named = f"version {version} of model {model}"
-        keys = await self._catalog.keys()
+        keys = await self.catalog.keys()
         for key in keys:
-            app = await _get(self._catalog, key, AppRecord) if key.startswith(app_key("")) else None
+            app = await _get(self.catalog, key, AppRecord) if key.startswith(app_key("")) else None
             if app is not None and app.serves(model, version):
                 remedy = "set another version there, or unlink the model, first"
                 if app.releasing is not None and app.releasing.model == model:
                     remedy = "end its release first, by infaas.admin.promote-release or infaas.admin.abort-release"
                 return error_of(f"version: app {app.app} serves {named}; {remedy}")
-        await self._status.put(_reservation(model, version), DELETED)
-        await self._catalog.delete(model_key(model, version))
+        await self.status.put(_reservation(model, version), DELETED)
+        await self.catalog.delete(model_key(model, version))
         gone = set()
         for key in keys:
             if key.startswith(variant_key("")):
-                record = await _get(self._catalog, key, VariantRecord)
+                record = await _get(self.catalog, key, VariantRecord)
                 if record is not None and (model, version) in ((record.model, record.version), *record.versions):
-                    await self._catalog.delete(key)
-                    await self._control.delete(batching_key("variant", record.variant))
+                    await self.catalog.delete(key)
+                    await self.control.delete(batching_key("variant", record.variant))
                     gone.add(record.variant)
         await self._released(gone)
         return await self._prune(Prune())
 
     async def _withdraw(self, registration: str, model: str, version: str) -> None:
         """Delete what a cancelled registration has written already, unless a pipeline or ensemble has begun to use it."""
-        kept = await _get(self._catalog, model_key(model, version), ModelRecord)
+        kept = await _get(self.catalog, model_key(model, version), ModelRecord)
         if kept is None or kept.registration != registration:
             return
         for app in (await self._read("app")).apps:
@@ -430,42 +434,42 @@ class RegistrarEdge:
 
     async def _put_records(self, command: PutRecords) -> Error | None:
         model = command.model
-        kept = await _get(self._catalog, key_of(model), ModelRecord)
+        kept = await _get(self.catalog, key_of(model), ModelRecord)
         if kept is not None and kept.registration != model.registration:
             return error_of(f"version: version {model.version} of model {model.model} is registered already")
         if command.link is not None:
-            record = await _get(self._catalog, app_key(command.link.app), AppRecord)
+            record = await _get(self.catalog, app_key(command.link.app), AppRecord)
             refused = amend(record, command.link, await self._read("model"))
             if isinstance(refused, Error):
                 return refused
         records: list[VariantRecord | ModelRecord] = [*command.variants, model]
         for written in records:
-            await self._catalog.put(key_of(written), encode(written))
+            await self.catalog.put(key_of(written), encode(written))
         refusal = "" if command.link is None else await self._amend(command.link)
         if isinstance(refusal, Error):  # a moment ago another registration fixed the app's signature
             for written in reversed(records):
-                await self._catalog.delete(key_of(written))
+                await self.catalog.delete(key_of(written))
             return refusal
         if command.link is not None:
             await self._refit_plans(command.link.app)
         return None
 
     async def _add_variants(self, command: AddVariants) -> Error | None:
-        if await _get(self._catalog, model_key(command.model, command.version), ModelRecord) is None:
+        if await _get(self.catalog, model_key(command.model, command.version), ModelRecord) is None:
             text = f"model: version {command.version} of model {command.model} is not registered any more"
             return error_of(text, "unknown_model")
         if command.distribution:
-            await self._artifacts.put(command.variants[0].distribution, await self._uploads.get(command.distribution))
+            await self.artifacts.put(command.variants[0].distribution, await self.uploads.get(command.distribution))
         for record in command.variants:
-            await self._catalog.put(key_of(record), encode(record))
+            await self.catalog.put(key_of(record), encode(record))
         return None
 
     async def _change_simulated(self, command: ChangeSimulated) -> None:
         for record in command.add:
             with suppress(WrongRevision):  # another registrar wrote the same
-                await self._catalog.create(key_of(record), encode(record))
+                await self.catalog.create(key_of(record), encode(record))
         for variant in command.drop:
-            await self._catalog.delete(variant_key(variant))
+            await self.catalog.delete(variant_key(variant))
         await self._released(command.drop)
 
 

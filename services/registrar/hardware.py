@@ -18,6 +18,7 @@ registrars write the same.
 import hashlib
 from collections.abc import Callable, Container, Iterable
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.fields import filled
@@ -35,13 +36,13 @@ from services.registrar.work import COMMAND_S, CPU, Workers
 SIMULATED = ("simulated", "")  # id of the command
 
 
-class Extensions:
+class Extensions(Struct, eq=False):
     """Finds models without variants for a kind of real device that is there now, and, if `joins`, apps that have lost their cascade."""
 
-    def __init__(self, catalog: Catalog, statuses: RegistrationStatuses, workers: Workers, *, joins: bool) -> None:
-        self._catalog, self._joins = catalog, joins
-        self._statuses = statuses
-        self._workers = workers
+    catalog: Catalog
+    statuses: RegistrationStatuses
+    workers: Workers
+    joins: bool
 
     def due(self, now: float, registrar: str, unfinished: Iterable[RegistrationRecord]) -> list[RegistrationRecord]:
         """Registrations to begin, at most one for each kind that has none among `unfinished`, which holds all registrars'."""
@@ -49,18 +50,18 @@ class Extensions:
         kinds, arithmetics = {record.hardware for record in unfinished}, {record.arithmetic for record in unfinished}
         building = {record.registration for record in unfinished}
         found = []
-        for arithmetic, started in self._workers.arithmetics(now, WORKER_TIMEOUT_S).items():
+        for arithmetic, started in self.workers.arithmetics(now, WORKER_TIMEOUT_S).items():
             next_ = (
                 None if arithmetic in arithmetics else self._next(arithmetic, started, building, self._lacks_arithmetic)
             )
             if next_ is not None:
                 record = self._record(*next_, CPU, registrar, now)
                 found.append(replace(record, arithmetic=arithmetic, model_accuracy=self._own_accuracy(next_[1])))
-        for kind, started in self._workers.accelerators(now, WORKER_TIMEOUT_S).items():
+        for kind, started in self.workers.accelerators(now, WORKER_TIMEOUT_S).items():
             next_ = None if kind in kinds else self._next(kind, started, building, self._lacks_kind)
             if next_ is not None:
                 found.append(self._record(*next_, kind, registrar, now))
-        if self._joins and not any(record.joins for record in unfinished):
+        if self.joins and not any(record.joins for record in unfinished):
             found += [
                 replace(self._record(name, model, CPU, registrar, now, app), joins=True)
                 for name, model, app in self._lost(building)
@@ -69,14 +70,14 @@ class Extensions:
 
     def _lost(self, building: Container[str]) -> Iterable[tuple[str, ModelRecord, str]]:
         """The id, model and app of the next look for a cascade: of an app that has some, but only with versions that it does not link."""
-        for app in self._catalog.apps:
-            made = self._catalog.cascades_of(app)
+        for app in self.catalog.apps:
+            made = self.catalog.cascades_of(app)
             if not made or app.releasing or any(app.links.items() >= set(one.versions) for one in made):
                 continue
-            for model in filter(None, (self._catalog.model(*link) for link in sorted(app.links.items()))):
+            for model in filter(None, (self.catalog.model(*link) for link in sorted(app.links.items()))):
                 name = extension_id(model, CASCADE, str(sorted(app.links.items())))
-                tried = model.registration in building or self._statuses.last(name) is not None
-                if not tried and rejoined(self._catalog, app, model):
+                tried = model.registration in building or self.statuses.last(name) is not None
+                if not tried and rejoined(self.catalog, app, model):
                     yield name, model, app.app
                     return
 
@@ -84,33 +85,33 @@ class Extensions:
         self, kind: str, started: str, building: Container[str], lacks: Callable[[ModelRecord, str], bool]
     ) -> tuple[str, ModelRecord] | None:
         """The id of the next registration for a kind, and its model: the newest that lacks it, is built and was not tried since `started`."""
-        for model in sorted(self._catalog.models, key=lambda model: (-model.created, model.model, model.version)):
+        for model in sorted(self.catalog.models, key=lambda model: (-model.created, model.model, model.version)):
             if model.registration in building:
                 continue
-            if lacks(model, kind) and self._statuses.last(name := extension_id(model, kind, started)) is None:
+            if lacks(model, kind) and self.statuses.last(name := extension_id(model, kind, started)) is None:
                 return name, model
         return None
 
     def _lacks_kind(self, model: ModelRecord, kind: str) -> bool:
-        variants = self._catalog.variants_at(model.model, model.version)
+        variants = self.catalog.variants_at(model.model, model.version)
         has = any(record.hardware == kind and not record.simulated for record in variants)
         return model.format not in (CONTAINER, REMOTE) and not has
 
     def _lacks_arithmetic(self, model: ModelRecord, arithmetic: str) -> bool:
         """Whether integer variants were measured on other CPUs only."""
-        variants = self._catalog.variants_at(model.model, model.version)
+        variants = self.catalog.variants_at(model.model, model.version)
         known = {record.arithmetic for record in variants if not record.simulated} - {""}
         return bool(known) and arithmetic not in known
 
     def _own_accuracy(self, model: ModelRecord) -> float | None:
         """Of the model as it was uploaded, as its variants know it."""
-        variants = self._catalog.variants_at(model.model, model.version)
+        variants = self.catalog.variants_at(model.model, model.version)
         return next((record.model_accuracy for record in variants if record.model_accuracy is not None), None)
 
     def _record(
         self, name: str, model: ModelRecord, kind: str, registrar: str, now: float, app: str = ""
     ) -> RegistrationRecord:
-        apps = sorted(self._catalog.apps_linking(model.model))
+        apps = sorted(self.catalog.apps_linking(model.model))
         request = filled(Register, model, app=app or (apps[0] if apps else ""), object=model.source, registration=name)
         return RegistrationRecord(
             registration=name, request=request, registrar=registrar, created=now, version=model.version, hardware=kind

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import Literal
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.codec import decode_kept
@@ -412,19 +413,18 @@ KEPT_OF_EACH = 4  # and so many for each registered version: what failed on a ki
 AT_ONCE = 100  # are forgotten
 
 
-class RegistrationStatuses:
+class RegistrationStatuses(Struct, eq=False):
     """The last status of each registration, this registrar's and others'.
 
     Its own it saves: one write at a time for each registration, the newest status last.
     """
 
-    def __init__(self, subjects: Subjects, commands: Commands) -> None:
-        self._subjects = subjects
-        self._commands = commands
-        self._last: dict[str, RegistrationStatus] = {}  # what changed last comes last, as in the bucket
-        self._own: set[str] = set()
-        self._saving: dict[str, RegistrationStatus] = {}
-        self._wanted: dict[str, tuple[float, RegistrationStatus]] = {}  # when it was to be saved, and what
+    subjects: Subjects
+    commands: Commands
+    _last: dict[str, RegistrationStatus] = {}  # what changed last comes last, as in the bucket
+    _own: set[str] = set()
+    _saving: dict[str, RegistrationStatus] = {}
+    _wanted: dict[str, tuple[float, RegistrationStatus]] = {}  # when it was to be saved, and what
 
     def last(self, registration: str) -> RegistrationStatus | None:
         return self._last.get(registration)
@@ -457,7 +457,7 @@ class RegistrationStatuses:
         self._own.add(registration)
         self._last.pop(registration, None)
         self._last[registration] = status
-        effect = Publish(self._subjects.registration(registration), status)
+        effect = Publish(self.subjects.registration(registration), status)
         wanted = self._wanted.get(registration)
         if wanted is None or wanted[1].state != status.state or now - wanted[0] >= SAVE_EVERY_S:
             self._wanted[registration] = (now, status)
@@ -470,13 +470,13 @@ class RegistrationStatuses:
         newest = self._wanted[registration][1]
         if self._saving.pop(registration) is not newest:
             return (self._save(newest),)
-        self._commands.ended(("status", registration))
+        self.commands.ended(("status", registration))
         if newest.state in OVER:
             del self._wanted[registration]
         return NOTHING
 
     def _save(self, status: RegistrationStatus) -> Effect:
         self._saving[status.registration] = status
-        return self._commands.start(
+        return self.commands.start(
             Do(("status", status.registration), PutStatus(status.registration, status), TIMEOUT_S)
         )

@@ -12,6 +12,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from msgspec import Struct
+
 from bus.codec import decode, encode
 from bus.fields import meant
 
@@ -82,15 +84,14 @@ async def read_frame(stream: "asyncio.StreamReader", most: int) -> bytes:
     return await stream.readexactly(length)
 
 
-class Channel:
+class Channel(Struct, eq=False):
     """Messages in both directions, without asyncio. `received` raises EOFError when the other side has ended, or says more than `most` bytes at
     once, `send` an OSError.
     """
 
-    def __init__(self, incoming: IO[bytes], outgoing: IO[bytes], most: int = 2**32) -> None:
-        self._incoming = incoming
-        self._outgoing = outgoing
-        self._most = most
+    incoming: IO[bytes]
+    outgoing: IO[bytes]
+    most: int = 2**32
 
     @classmethod
     def of_child(cls) -> "Channel":
@@ -103,8 +104,8 @@ class Channel:
         return channel
 
     def send(self, message: Any) -> None:
-        self._outgoing.write(framed(message))
-        self._outgoing.flush()
+        self.outgoing.write(framed(message))
+        self.outgoing.flush()
 
     def received(self, kind: type[M]) -> M:
         """Waits for the next message. Raises BadMessage if it is none of this kind."""
@@ -120,14 +121,14 @@ class Channel:
             self.send(answer(message))
 
     def close(self) -> None:
-        for stream in (self._outgoing, self._incoming):
+        for stream in (self.outgoing, self.incoming):
             with suppress(OSError):
                 stream.close()
 
     def _exactly(self, count: int) -> bytes:
-        if count > self._most:
+        if count > self.most:
             raise EOFError
-        data = self._incoming.read(count)
+        data = self.incoming.read(count)
         if len(data) < count:
             raise EOFError
         return data

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from zlib import decompressobj, error
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.codec import decode_kept
@@ -37,15 +38,14 @@ MOST_KEPT = 32  # distributions of an app whose tests are remembered
 MOST_WAITING = 64  # messages until a distribution has come
 
 
-class DriftWatch:
+class DriftWatch(Struct, eq=False):
     """It acts only in turns in which its controller leads. records: by app."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self.records: dict[str, DriftRecord] = {}
-        self._catalog = catalog
-        self._windows: dict[tuple[str, str], Windows] = {}  # by app and distribution
-        self._known: dict[str, Distribution | None] = {}
-        self._waiting: dict[str, list[QueriesSampled]] = {}
+    catalog: Catalog
+    records: dict[str, DriftRecord] = {}
+    _windows: dict[tuple[str, str], Windows] = {}  # by app and distribution
+    _known: dict[str, Distribution | None] = {}
+    _waiting: dict[str, list[QueriesSampled]] = {}
 
     def stored(self, key: str, value: bytes | None) -> None:
         """An entry of the control bucket has this value now; None: it is gone. The bucket has others, too."""
@@ -86,7 +86,7 @@ class DriftWatch:
             served = self._served(app)
             gone = [one for one in record.open if one.distribution not in served]
             effects += [self._event(record, one, turn.now, ended=turn.now) for one in gone]
-            if self._catalog.app(app) is None:
+            if self.catalog.app(app) is None:
                 del self.records[app]
                 effects.append(self._save(app))
             elif gone:
@@ -104,7 +104,7 @@ class DriftWatch:
         yield columns
 
     def _served(self, app: str) -> set[str]:
-        return {one.distribution for one in self._catalog.variants_of(app)}
+        return {one.distribution for one in self.catalog.variants_of(app)}
 
     def _judge(self, message: QueriesSampled, known: Distribution | None, turn: Turn) -> list[Effect]:
         counts = None if known is None else _unpacked(message.counts, 8 * len(known.columns) * CELLS)

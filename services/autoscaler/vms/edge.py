@@ -43,19 +43,18 @@ SEARCH_S = (
 T = TypeVar("T")
 
 
-class ControllerEdge:
+class ControllerEdge(Struct, eq=False):
     """provider: None if no machines are started or stopped."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, provider: Provider | None) -> None:
-        self._bus = bus
-        self._subjects = subjects
-        self._provider = provider
-        self._bucket: KeyValue | None = None
+    bus: Bus
+    subjects: Subjects
+    provider: Provider | None
+    _bucket: KeyValue | None = None
 
     async def perform(self, command: Any) -> Any:
         """Carry out one command. Raises what the bus raises, and ProviderError."""
         if self._bucket is None:
-            self._bucket = await self._bus.key_value(self._subjects.control_bucket)
+            self._bucket = await self.bus.key_value(self.subjects.control_bucket)
         match command:
             case ClaimLease():
                 return await _claim(self._bucket, command)
@@ -70,19 +69,19 @@ class ControllerEdge:
             case SaveDrift(app=app, record=drifted):
                 await self._bucket.put(DRIFT + app, encode(drifted))
             case FetchDistribution(key=key):
-                artifacts = await self._bus.object_store(self._subjects.artifacts_bucket, create=False)
+                artifacts = await self.bus.object_store(self.subjects.artifacts_bucket, create=False)
                 try:
                     return Distribution.read(await artifacts.get(key))
                 except BadMessage:
                     return None
-            case Start() if self._provider is not None:
-                await self._provider.start(command.order)
-            case Stop() if self._provider is not None:
-                await self._provider.stop(command.order)
+            case Start() if self.provider is not None:
+                await self.provider.start(command.order)
+            case Stop() if self.provider is not None:
+                await self.provider.stop(command.order)
             case SolveFleet():
                 return await asyncio.to_thread(_solve, command)
-            case ListMachines() if self._provider is not None:
-                return await self._provider.inventory()
+            case ListMachines() if self.provider is not None:
+                return await self.provider.inventory()
             case _:
                 raise ValueError(f"the controller's edge cannot {type(command).__name__}")
         return None

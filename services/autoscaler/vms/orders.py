@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from bus.fields import filled
 from bus.messages.scaling import MachineRecord, StartMachine, StopMachine
@@ -143,22 +143,21 @@ STOP_S = 20.0  # s for a provider to stop a machine
 SAY_AGAIN_S = 60.0  # s after which a dry run reports a reason again that has come back
 
 
-class MachineOrders:
+class MachineOrders(Struct, eq=False):
     """Makes and numbers the orders to the provider, from 1 in each epoch."""
 
-    def __init__(self, fleet: Fleet, limits: FleetLimits, inventory: InventoryView) -> None:
-        self._fleet = fleet
-        self._limits = limits
-        self._inventory = inventory
-        self._number = 0
-        self._failures: Counter[str] = Counter()  # in a row, of machines of the provider's own
+    fleet: Fleet
+    limits: FleetLimits
+    inventory: InventoryView
+    _number: int = 0
+    _failures: Counter[str] = field(default_factory=Counter)  # in a row, of machines of the provider's own
 
     def forget(self) -> None:
         """A new epoch begins, with numbers and names of its own."""
         self._number = 0
 
     def boot_s(self, kind: str) -> float:
-        found = self._limits.kinds.get(kind)
+        found = self.limits.kinds.get(kind)
         return found.boot_s if found is not None else 0.0
 
     def new(self, kind: str, turn: Turn) -> StartMachine:
@@ -166,9 +165,9 @@ class MachineOrders:
 
         A new name is the kind, the epoch and the order's number.
         """
-        free = min(self._inventory.free(kind, turn.now), key=lambda name: (self._failures[name], name), default="")
+        free = min(self.inventory.free(kind, turn.now), key=lambda name: (self._failures[name], name), default="")
         number = self._next(turn)
-        while self._inventory.has(f"{kind}-{number}"):
+        while self.inventory.has(f"{kind}-{number}"):
             number = self._next(turn)
         return StartMachine(
             worker=free or f"{kind}-{number}",
@@ -176,7 +175,7 @@ class MachineOrders:
             epoch=turn.epoch,
             boot_s=self.boot_s(kind),
             order=number,
-            bought=self._inventory.exists and not free,
+            bought=self.inventory.exists and not free,
         )
 
     def adopted(self, node: Node, turn: Turn) -> StartMachine:
@@ -196,19 +195,19 @@ class MachineOrders:
 
     def stop(self, worker: str, turn: Turn) -> StopMachine:
         """The order that ends this worker, and its machine if that was made for it."""
-        found = self._fleet.workers.get(worker)
+        found = self.fleet.workers.get(worker)
         record = found.record if found is not None else None
         return StopMachine(
             worker=worker,
             epoch=turn.epoch,
             kind=found.kind if found is not None else "",
-            order=record.order if record is not None and record.order else self._inventory.order_of(worker),
+            order=record.order if record is not None and record.order else self.inventory.order_of(worker),
             bought=record is not None and record.bought,
         )
 
     def failed(self, record: MachineRecord) -> None:
         """Its machine did not come up."""
-        if self._inventory.exists and not record.bought:
+        if self.inventory.exists and not record.bought:
             self._failures[record.worker] += 1
 
     def succeeded(self, record: MachineRecord) -> None:
@@ -226,24 +225,23 @@ def record_of(
     return filled(MachineRecord, order, state=state, at=at, reason=reason, place=list(place))
 
 
-class DryRun:
+class DryRun(Struct, eq=False):
     """Records what would be done to machines, once for as long as the reason holds, and shows the orders to the provider.
 
     The provider is in a dry run, too: it only logs what an order would change.
     """
 
-    def __init__(self, effects: ControllerEffects, orders: MachineOrders) -> None:
-        self._effects = effects
-        self._orders = orders
-        self._said: dict[tuple[str, str], float] = {}
+    effects: ControllerEffects
+    orders: MachineOrders
+    _said: dict[tuple[str, str], float] = {}
 
     def add(self, chosen: Add, turn: Turn) -> list[Effect]:
         if not self._is_new("add", chosen.kind, turn.now):
             return []
-        order = self._orders.new(chosen.kind, turn)
+        order = self.orders.new(chosen.kind, turn)
         why = f"dry run: not started: {chosen.reason}"
         return [
-            self._effects.scaling(turn.now, "add_worker", order.worker, why, 0),
+            self.effects.scaling(turn.now, "add_worker", order.worker, why, 0),
             Do(("dry run", order.worker), Start(order=order), START_S),
         ]
 
@@ -252,8 +250,8 @@ class DryRun:
             return []
         why = f"dry run: not removed: {chosen.reason}"
         return [
-            self._effects.scaling(turn.now, "remove_worker", chosen.worker, why, 0),
-            Do(("dry run", chosen.worker), Stop(order=self._orders.stop(chosen.worker, turn)), STOP_S),
+            self.effects.scaling(turn.now, "remove_worker", chosen.worker, why, 0),
+            Do(("dry run", chosen.worker), Stop(order=self.orders.stop(chosen.worker, turn)), STOP_S),
         ]
 
     def _is_new(self, what: str, about: str, now: float) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from bus.codec import encode
@@ -56,22 +57,21 @@ class DeployedPipeline:
         self.tuner = make_tuner(plan, now, state.replicas, **foreseen)
 
 
-class PipelineReplication:
+class PipelineReplication(Struct, eq=False):
     """It acts only in turns in which its controller leads. plans: the leader plans for all workers, so the plan releases what is too much.
 
     deployed: by name. stored: as the control bucket has it. known: all of the catalogue has been read.
     """
 
-    def __init__(self, catalog: Catalog, planner: FleetPlanner, problems: FleetProblems, *, plans: bool) -> None:
-        self.deployed: dict[str, DeployedPipeline] = {}
-        self.known = False
-        self._catalog = catalog
-        self._planner = planner
-        self._problems = problems
-        self._plans = plans
-        self.stored = KeptReplicas()
-        self._adopted = False
-        self._ended: set[str] = set()  # whose records are still to be deleted
+    catalog: Catalog
+    planner: FleetPlanner
+    problems: FleetProblems
+    plans: bool
+    deployed: dict[str, DeployedPipeline] = {}
+    known: bool = False
+    stored: KeptReplicas = field(default_factory=KeptReplicas)
+    _adopted: bool = False
+    _ended: set[str] = set()  # whose records are still to be deleted
 
     # -- the control bucket
 
@@ -93,7 +93,7 @@ class PipelineReplication:
     @property
     def planned(self) -> dict[str, PipelinePlan]:
         """The deployed plans of the catalogue."""
-        return {app.app: app.plan for app in self._catalog.apps if app.plan is not None and app.pipeline is not None}
+        return {app.app: app.plan for app in self.catalog.apps if app.plan is not None and app.pipeline is not None}
 
     def told(self, report: PipelineArrivals, leaving: Collection[str], turn: Turn) -> list[Effect]:
         """A dispatcher's report of arrivals. leaving: workers that are being removed. Empty unless replicas change."""
@@ -132,10 +132,10 @@ class PipelineReplication:
             return []
         state = old.state if old is not None else self.stored.get(name)
         digest = _digest(plan)
-        review_s = self._problems.limits.settings.period_s  # of a pipeline that is not asked nobody reports sooner
+        review_s = self.problems.limits.settings.period_s  # of a pipeline that is not asked nobody reports sooner
         foreseen = {
-            "forecaster": self._problems.settings.forecaster,
-            "said": lambda now, ahead_s: expected_qps(self._catalog.app(name), now, ahead_s + review_s),
+            "forecaster": self.problems.settings.forecaster,
+            "said": lambda now, ahead_s: expected_qps(self.catalog.app(name), now, ahead_s + review_s),
         }
         if state is not None and state.plan == digest:
             if old is None:
@@ -161,7 +161,7 @@ class PipelineReplication:
         return [_Change(name, "deploy", before, replicas, plan.rate, None, why, variants)]
 
     def _target(self, name: str) -> float | None:
-        app = self._catalog.app(name)
+        app = self.catalog.app(name)
         return None if app is None else app.slo_target
 
     def _retargeted(self, one: DeployedPipeline) -> list[_Change]:
@@ -181,7 +181,7 @@ class PipelineReplication:
         one = self.deployed.pop(name, None)
         state = one.state if one is not None else self.stored[name]
         self._ended.add(name)
-        app = self._catalog.app(name)
+        app = self.catalog.app(name)
         why = "the pipeline was deleted" if app is None else app.plan_ended or "the plan was taken back"
         return _Change(name, "end", state.replicas, {}, None, None, why, state.variants)
 
@@ -204,23 +204,23 @@ class PipelineReplication:
 
     def _carry_out(self, changes: Collection[_Change], leaving: Collection[str], turn: Turn) -> list[Effect]:
         unserved = {name: self._choose(one) for name, one in self.deployed.items()}
-        found = self._planner.reserve(self._reserved(), leaving, turn)
+        found = self.planner.reserve(self._reserved(), leaving, turn)
         for name, one in self.deployed.items():
             missing = unserved[name] | {vertex: why for vertex, (_, why) in self._short(one).items()}
             one.state = replace(one.state, epoch=turn.epoch, missing=missing)
         for change in changes:
             found += self._events(change, turn)
-            if not self._plans:
+            if not self.plans:
                 found += self._release(change, turn)
         return [*found, *self._save(turn)]
 
     def _choose(self, one: DeployedPipeline) -> dict[str, str]:
         """Note what serves each vertex; returns why nothing does, by vertex. A vertex that is a pipeline has instances of its own."""
-        app = self._catalog.app(one.state.pipeline)
+        app = self.catalog.app(one.state.pipeline)
         variants: dict[str, str] = {}
         unserved: dict[str, str] = {}
         for vertex in app.pipeline.vertices if app is not None and app.pipeline is not None else ():
-            stage, asked = one.plan.vertices.get(vertex.name), self._catalog.app(vertex.app)
+            stage, asked = one.plan.vertices.get(vertex.name), self.catalog.app(vertex.app)
             if stage is None or (asked is not None and asked.pipeline is not None):
                 continue
             variant = self._serving(vertex, stage)
@@ -230,24 +230,24 @@ class PipelineReplication:
                 unserved[vertex.name] = f"{vertex.app} has no variant on {stage.hardware} that suffices"
         one.state = replace(one.state, variants=variants)
         if one.tuner is not None:
-            served = (self._catalog.variant(variant) for variant in variants.values())
+            served = (self.catalog.variant(variant) for variant in variants.values())
             loads = (load_seconds(record) for record in served if record is not None)
             one.tuner.lead_s = LOOK_S + max(loads, default=0.0)
         return unserved
 
     def _serving(self, vertex: PipelineVertex, stage: PlannedStage) -> str:
         """The planned variant, or if it is gone, or not accurate enough any more, the cheapest that suffices. Empty: there is none."""
-        known = self._catalog.variant(stage.variant)
-        if known is not None and self._catalog.seen(vertex.app, [known])[0].truth is None:
+        known = self.catalog.variant(stage.variant)
+        if known is not None and self.catalog.seen(vertex.app, [known])[0].truth is None:
             return stage.variant
         able = [
             record
-            for record in variants_for(vertex.app, None, None, None, self._catalog, vertex.accuracy or 0.0)
+            for record in variants_for(vertex.app, None, None, None, self.catalog, vertex.accuracy or 0.0)
             if record.hardware == stage.hardware
         ]
         if known is not None and (not able or any(record.variant == known.variant for record in able)):
             return stage.variant
-        best = min(able, key=lambda each: (self._problems.cost(each, stage.batch), each.variant), default=None)
+        best = min(able, key=lambda each: (self.problems.cost(each, stage.batch), each.variant), default=None)
         return best.variant if best is not None else ""
 
     def _reserved(self) -> dict[str, Reservation]:
@@ -263,7 +263,7 @@ class PipelineReplication:
         """By vertex, how many of its replicas find no room, and why."""
         found = {}
         for vertex, variant in one.state.variants.items():
-            count, why = self._planner.lacking.get(variant, (0, ""))
+            count, why = self.planner.lacking.get(variant, (0, ""))
             if count:
                 found[vertex] = min(count, one.state.replicas[vertex]), why
         return found
@@ -292,7 +292,7 @@ class PipelineReplication:
         found: list[Effect] = []
         for vertex, variant in sorted(change.variants.items()):
             fewer = change.before.get(vertex, 0) - change.after.get(vertex, 0)
-            found += self._planner.surplus(variant, fewer, turn) if fewer > 0 else []
+            found += self.planner.surplus(variant, fewer, turn) if fewer > 0 else []
         return found
 
     def _save(self, turn: Turn) -> list[Effect]:

@@ -114,7 +114,8 @@ def hardware_needs(workers: Iterable[WorkerSummary], limits: FleetLimits) -> lis
     for hardware in sorted({each for worker in ready for each in worker.utilisation}):
         having = [worker for worker in ready if hardware in worker.utilisation]
         least = min(having, key=lambda worker: worker.utilisation[hardware])
-        name, where = hardware_name(hardware), _on_all(having)
+        name = hardware_name(hardware)
+        where = "on the only worker that has it" if len(having) == 1 else f"on all {len(having)} workers that have it"
         if least.utilisation[hardware] > limits.settings.utilisation_above:
             found[hardware] = (
                 f"{name} is used above {limits.settings.utilisation_above:.0%} {where}; least on {least.name}, "
@@ -226,7 +227,3 @@ def total_price(workers: Iterable[WorkerSummary]) -> float:
 
 def hardware_name(hardware: Hardware) -> str:
     return f"simulated {hardware[0]}" if hardware[1] else hardware[0]
-
-
-def _on_all(having: Sequence[WorkerSummary]) -> str:
-    return "on the only worker that has it" if len(having) == 1 else f"on all {len(having)} workers that have it"

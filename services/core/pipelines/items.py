@@ -82,11 +82,9 @@ class TooManyItems(BadTensor):
 
 def item_of(given: TensorSpec, wanted: TensorSpec) -> TensorSpec | None:
     """An item of this output, where it has one axis more than the input that takes it. None: it has not."""
-    return None if len(given.shape) != len(wanted.shape) + 1 else _with_shape(given, given.shape[1:])
-
-
-def _with_shape(spec: TensorSpec, shape: Sequence[int]) -> TensorSpec:
-    return TensorSpec(name=spec.name, datatype=spec.datatype, shape=list(shape))
+    if len(given.shape) != len(wanted.shape) + 1:
+        return None
+    return TensorSpec(name=given.name, datatype=given.datatype, shape=list(given.shape[1:]))
 
 
 def split(tensor: Tensor, rank: int, edge: PipelineEdge) -> list[Tensor]:

@@ -167,7 +167,8 @@ class ClusterView:
                     self._boots[kind] = now - self._awaited.pop(kind)[0]
         changed = first or alive_before != {name for name, device in worker.devices.items() if device.alive}
         if not known:
-            self._reprice()
+            for view in self.apps.values():
+                view.reprice(self.nominal_price_per_s)
         listed = set()
         unknown = False
         for status in heartbeat.instances:
@@ -229,10 +230,6 @@ class ClusterView:
     def _place(self, instance: Instance) -> None:
         for view in self._serving.get(instance.record.variant, ()):
             view.place(instance)
-
-    def _reprice(self) -> None:
-        for view in self.apps.values():
-            view.reprice(self.nominal_price_per_s)
 
     def remove(self, instance_id: str) -> Instance | None:
         """Forget one instance."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from bus.fields import filled
 from bus.messages.catalog import Signature, VariantRecord
@@ -200,13 +200,12 @@ class Grown(Struct, eq=False):
     alone: bool = True
 
 
-class Growth:
+class Growth(Struct, eq=False):
     """Measures what blocks of code, in any threads, take of one memory. used_mb: what is taken of it now."""
 
-    def __init__(self, used_mb: Callable[[], float]) -> None:
-        self._used_mb = used_mb
-        self._lock = threading.Lock()
-        self._open: set[Grown] = set()
+    used_mb: Callable[[], float]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _open: set[Grown] = set()
 
     @contextmanager
     def measure(self) -> Iterator[Grown]:
@@ -218,9 +217,9 @@ class Growth:
                 other.alone = False
             self._open.add(grown)
         try:
-            before = self._used_mb()
+            before = self.used_mb()
             yield grown
-            after = self._used_mb()
+            after = self.used_mb()
         finally:
             with self._lock:
                 self._open.remove(grown)

@@ -96,18 +96,17 @@ class RemoteEngine(Protocol):
         """Close the connection. The next call opens another one."""
 
 
-class HttpEngine:
+class HttpEngine(Struct, eq=False):
     """A `RemoteEngine` with one connection, which is kept between calls."""
 
-    def __init__(self, url: EngineUrl, tls: ssl.SSLContext | None = None) -> None:
-        self._url = url
-        self._tls = tls
-        self._connection: _EngineConnection | None = None
-        self._cancelled = False
+    url: EngineUrl
+    tls: ssl.SSLContext | None = None
+    _connection: "_EngineConnection | None" = None
+    _cancelled: bool = False
 
     def call(self, what: Request, body: bytes = b"", head: int | None = None) -> RemoteReply:
         self._cancelled = False
-        place = self._url.place
+        place = self.url.place
         try:
             with self._ending_on_error():
                 return self._call(what, body, head)
@@ -138,7 +137,7 @@ class HttpEngine:
             raise
 
     def _failed(self, why: str) -> RunFailed:
-        return Cancelled(f"the engine at {self._url.place} took too long") if self._cancelled else RunFailed(why)
+        return Cancelled(f"the engine at {self.url.place} took too long") if self._cancelled else RunFailed(why)
 
     def _call(self, what: Request, body: bytes, head: int | None) -> RemoteReply:
         kept = self._connection
@@ -152,7 +151,7 @@ class HttpEngine:
                 if kept.answered or self._cancelled:
                     raise
         self.close()
-        connection = self._connection = _EngineConnection(self._url.http, self._tls)
+        connection = self._connection = _EngineConnection(self.url.http, self.tls)
         return self._exchange(connection, what, body, head)
 
     def _exchange(self, connection: "_EngineConnection", what: Request, body: bytes, head: int | None) -> RemoteReply:
@@ -162,7 +161,7 @@ class HttpEngine:
             if head is not None:
                 headers[HEAD] = str(head)
         connection.answered = False
-        connection.request("POST" if what == "infer" else "GET", self._url.path(what), body or None, headers)
+        connection.request("POST" if what == "infer" else "GET", self.url.path(what), body or None, headers)
         if self._cancelled:
             raise HTTPException("it was cancelled")
         with connection.getresponse() as response:

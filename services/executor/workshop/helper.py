@@ -11,6 +11,7 @@ import stat
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from math import isfinite
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -73,43 +74,42 @@ MODEL, VALIDATION, REFERENCE, GOES_ON = "model", "validation.npz", "reference.np
 PARTS = ("first", "then")
 
 
+@dataclass(eq=False)
 class Helper:
     """One order of one worker. directory: empty; whoever started this removes it. forks: of which its sandboxes are copies. waiting: a sandbox that is
     started already.
     """
 
-    def __init__(
-        self,
-        bus: Bus,
-        subjects: Subjects,
-        limits: RegistrarSettings,
-        order: WorkshopOrder,
-        directory: Path,
-        forks: supervisor.TorchForks | None = None,
-        waiting: supervisor.NextSandbox | None = None,
-    ) -> None:
-        self._forks = forks
-        self._bus, self._subjects, self._settings, self._order = bus, subjects, limits, order
-        self._directory = directory
-        self._until = time.monotonic() + limits.seconds
-        self._most_bytes = limits.max_model_mb * 2**20
+    bus: Bus
+    subjects: Subjects
+    limits: RegistrarSettings
+    order: WorkshopOrder
+    directory: Path
+    forks: supervisor.TorchForks | None = None
+    waiting: supervisor.NextSandbox | None = None
+
+    def __post_init__(self) -> None:
+        self._until = time.monotonic() + self.limits.seconds
+        self._most_bytes = self.limits.max_model_mb * 2**20
         self._progress = WorkProgress(
-            registration=order.registration, worker=order.worker, step="fetching the files", progress=0.0
+            registration=self.order.registration, worker=self.order.worker, step="fetching the files", progress=0.0
         )
         self._share, self._base = 1.0, 0.0
         self._engine: RemoteEngine | None = None
         # A build is followed by measurements, and an inspection by a build, which is another process's unless it is given what waits.
-        self._next = waiting or (supervisor.NextSandbox() if order.build is not None and forks is None else None)
+        self._next = self.waiting or (
+            supervisor.NextSandbox() if self.order.build is not None and self.forks is None else None
+        )
 
     async def run(self) -> None:
         """Carry out the order. Its end is published whatever happens."""
         reminding = asyncio.ensure_future(self._remind())
         reason = None
         try:
-            if self._order.inspect is not None:
-                await self._inspect(self._order.inspect)
-            elif self._order.build is not None:
-                await self._build(self._order.build)
+            if self.order.inspect is not None:
+                await self._inspect(self.order.inspect)
+            elif self.order.build is not None:
+                await self._build(self.order.build)
         except (UploadRejected, supervisor.SandboxCrashed) as error:
             reason = str(error)
         except NotFound as error:
@@ -118,22 +118,22 @@ class Helper:
             reason = f"the object store failed: {error}"
         finally:
             reminding.cancel()
-            if self._next is not None and (reason or self._order.build is not None):
+            if self._next is not None and (reason or self.order.build is not None):
                 await self._next.close()
         self._publish(
             "finished",
             WorkFinished(
-                registration=self._order.registration, worker=self._order.worker, order=self._order.kind, reason=reason
+                registration=self.order.registration, worker=self.order.worker, order=self.order.kind, reason=reason
             ),
         )
-        await self._bus.flush()
+        await self.bus.flush()
 
     # -- inspect
 
     async def _inspect(self, order: InspectModel) -> None:
-        stored, uploads = self._subjects.artifacts_bucket, self._subjects.uploads_bucket
-        models = await self._bus.object_store(stored if order.stored else uploads)
-        sets = models if order.remeasures is None else await self._bus.object_store(uploads)
+        stored, uploads = self.subjects.artifacts_bucket, self.subjects.uploads_bucket
+        models = await self.bus.object_store(stored if order.stored else uploads)
+        sets = models if order.remeasures is None else await self.bus.object_store(uploads)
         await self._fetch(models, order.object, MODEL, "the model file", "object")
         await self._fetch(sets, order.validation, VALIDATION, "the validation set", "validation")
         source, validation = self._digest(MODEL), self._digest(VALIDATION)
@@ -144,16 +144,16 @@ class Helper:
             raise UploadRejected("the model's accuracy is not a number")
         frameworks = result.frameworks | await self._probe(order.hardware)
         if order.keep:
-            artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)
-            await self._keep(artifacts, source, self._directory / MODEL)
-            await self._keep(artifacts, validation, self._directory / VALIDATION)
+            artifacts = await self.bus.object_store(self.subjects.artifacts_bucket)
+            await self._keep(artifacts, source, self.directory / MODEL)
+            await self._keep(artifacts, validation, self.directory / VALIDATION)
         self._publish(
             "inspected",
             filled(
                 ModelInspected,
                 result,
                 order,
-                worker=self._order.worker,
+                worker=self.order.worker,
                 source=source,
                 validation=validation,
                 baseline_accuracy=result.accuracy,
@@ -173,14 +173,14 @@ class Helper:
         if hardware == CPU:
             return CPU
         try:
-            return self._order.devices[hardware]
+            return self.order.devices[hardware]
         except KeyError:
-            raise UploadRejected(f"worker {self._order.worker} has no device of kind {hardware}") from None
+            raise UploadRejected(f"worker {self.order.worker} has no device of kind {hardware}") from None
 
     # -- build
 
     async def _build(self, order: BuildVariants) -> None:
-        self._artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)
+        self._artifacts = await self.bus.object_store(self.subjects.artifacts_bucket)
         await self._fetch(self._artifacts, order.validation, VALIDATION, "the validation set", "validation")
         if order.cascades:
             await self._cascade(order)
@@ -220,7 +220,7 @@ class Helper:
             goes_on=f"{self._scratch('build')}/{GOES_ON}",
             pairs=[
                 CascadePair(
-                    **{name: str(self._directory / paths[key]) for name, key in zip(PARTS, one.artifacts, strict=True)},
+                    **{name: str(self.directory / paths[key]) for name, key in zip(PARTS, one.artifacts, strict=True)},
                     first_cost=one.costs[0],
                     then_cost=one.costs[1],
                     most=one.most,
@@ -284,7 +284,7 @@ class Helper:
             threads=plans[0].threads,
             max_batches=sorted({plan.max_batch for plan in plans}),
             score=artifact not in scores,
-            device=self._order.devices.get(plans[0].hardware, CPU),
+            device=self.order.devices.get(plans[0].hardware, CPU),
         )
         try:
             self._device(plans[0].hardware)
@@ -316,7 +316,7 @@ class Helper:
                     scored,
                     plan,
                     order,
-                    worker=self._order.worker,
+                    worker=self.order.worker,
                     plan=plan,
                     artifact=key,
                     accuracy=accuracy,
@@ -345,9 +345,7 @@ class Helper:
         for plan in plans:
             self._publish(
                 "variant-failed",
-                VariantFailed(
-                    registration=self._order.registration, worker=self._order.worker, plan=plan, reason=reason
-                ),
+                VariantFailed(registration=self.order.registration, worker=self.order.worker, plan=plan, reason=reason),
             )
 
     # -- the sandbox
@@ -361,10 +359,10 @@ class Helper:
         left = self._until - time.monotonic()
         if left <= 0:
             raise supervisor.SandboxCrashed(
-                f"it took longer than the {self._settings.seconds:g} s allowed (registrar.seconds); a smaller validation set takes less"
+                f"it took longer than the {self.limits.seconds:g} s allowed (registrar.seconds); a smaller validation set takes less"
             )
         limits = SandboxLimits(
-            memory_bytes=self._settings.memory_mb * 2**20,
+            memory_bytes=self.limits.memory_mb * 2**20,
             seconds=left,
             file_bytes=2 * self._most_bytes + 64 * 2**20,
             hardware=hardware,
@@ -377,7 +375,7 @@ class Helper:
                 self._report(frame.step, share)
 
         async with _relayed(self._engine) as relay:
-            forks = self._forks if hardware == CPU else None
+            forks = self.forks if hardware == CPU else None
             await supervisor.run(task, limits, on_frame, relay, forks, self._next)
         refused = [frame for frame in frames if isinstance(frame, TaskRefused)]
         if refused:
@@ -389,7 +387,7 @@ class Helper:
         if format != REMOTE:
             return None
         try:
-            url = engine_file(self._directory / MODEL)
+            url = engine_file(self.directory / MODEL)
             check_host(url, self._device(REMOTE))
         except LoadFailed as error:
             raise UploadRejected(str(error)) from error
@@ -398,16 +396,16 @@ class Helper:
     def _about(self, order: InspectModel | BuildVariants) -> dict[str, Any]:
         """What tasks on the model's file hear of it besides what the order says."""
         return {
-            "model": str(self._directory / MODEL),
+            "model": str(self.directory / MODEL),
             "data": self._data(order),
             "most_bytes": self._most_bytes,
-            "allow_torchscript": order.allow_torchscript and self._settings.allow_torchscript,
+            "allow_torchscript": order.allow_torchscript and self.limits.allow_torchscript,
         }
 
     def _data(self, order: InspectModel | BuildVariants) -> ValidationFile:
-        most = self._settings.memory_mb * 2**20 // 4
+        most = self.limits.memory_mb * 2**20 // 4
         named = order.functions is not None and bool(order.functions.after)
-        return filled(ValidationFile, order, path=str(self._directory / VALIDATION), most_bytes=most, named=named)
+        return filled(ValidationFile, order, path=str(self.directory / VALIDATION), most_bytes=most, named=named)
 
     def _artifact(self, plan: VariantPlan) -> Artifact:
         name = "".join(c if c.isalnum() else "-" for c in f"{plan.framework}-{plan.precision}-{plan.format}")
@@ -415,26 +413,26 @@ class Helper:
         return Artifact(framework=plan.framework, precision=plan.precision, format=plan.format, path=path)
 
     def _scratch(self, name: str) -> str:
-        path = self._directory / name
+        path = self.directory / name
         path.mkdir(exist_ok=True)
         return str(path)
 
     # -- files
 
     async def _fetch(self, store: ObjectStore, key: str, name: str, what: str, field: str) -> None:
-        path = self._directory / name
+        path = self.directory / name
         try:
             await store.get_to(key, path)
         except NotFound:
             raise UploadRejected(f"{what} is not in the object store: upload it first (field `{field}`)") from None
         if path.stat().st_size > self._most_bytes:
             raise UploadRejected(
-                f"{what} is larger than the {self._settings.max_model_mb} MB allowed (registrar.max_model_mb)"
+                f"{what} is larger than the {self.limits.max_model_mb} MB allowed (registrar.max_model_mb)"
             )
         path.chmod(0o444)
 
     def _digest(self, name: str) -> str:
-        return self._digest_of(self._directory / name)
+        return self._digest_of(self.directory / name)
 
     def _digest_of(self, path: Path) -> str:
         """SHA-256 of a plain file. A sandbox may have left anything at this path."""
@@ -452,7 +450,7 @@ class Helper:
     # -- publishing
 
     def _publish(self, fact: str, message: Struct) -> None:
-        self._bus.publish(self._subjects.registrar(fact), encode(message))
+        self.bus.publish(self.subjects.registrar(fact), encode(message))
 
     def _report(self, step: str, share: float) -> None:
         self._progress = structs.replace(self._progress, step=step[:200], progress=self._base + self._share * share)

@@ -84,12 +84,11 @@ class NewModel(ModelFiles, Checked, frozen=True, kw_only=True):
             yield Fault("model_data_path", 'must be a URL; or give model as {"blob": base64}')
 
 
-class ClipperAdminApi:
+class ClipperAdminApi(Struct, eq=False):
     """What each verb does. Its parameters are the fields of its body; a text is the reply itself, of which Clipper's clients check the status."""
 
-    def __init__(self, service: GatewayService, registration: ModelRegistration) -> None:
-        self._service = service
-        self._registration = registration
+    service: GatewayService
+    registration: ModelRegistration
 
     # -- applications
 
@@ -114,14 +113,14 @@ class ClipperAdminApi:
     async def add_model_links(self, app_name: AppName, model_names: ModelNames) -> str:
         """Let an application serve models, in their newest versions. All are linked or none, as far as errors can be found before."""
         for model in model_names:
-            if self._service.catalog.model(model) is None:
-                near = self._service.catalog.meant_model(model)
+            if self.service.catalog.model(model) is None:
+                near = self.service.catalog.meant_model(model)
                 raise RequestFailed(None, f"there is no model {model[:80]!r}: add_model registers one{near}")
         return await self._changes([LinkModel(app=app_name, model=model) for model in model_names])
 
     async def delete_model_links(self, app_name: AppName, model_names: ModelNames) -> str:
         """Stop an application from serving these models."""
-        found = self._service.catalog.app(app_name)
+        found = self.service.catalog.app(app_name)
         for model in model_names:
             if found is not None and model not in found.links:
                 raise RequestFailed(
@@ -136,8 +135,8 @@ class ClipperAdminApi:
         """Register a version of a model and measure it, without an application; replies when that is done."""
         version = None if body.model_version is None else str(body.model_version)
         source = body.model or body.model_data_path
-        done = await self._registration.register(WITHOUT_APP, body.model_name, version, body, source)
-        await wait_until(lambda: self._service.catalog.model(done.model, done.version) is not None)
+        done = await self.registration.register(WITHOUT_APP, body.model_name, version, body, source)
+        await wait_until(lambda: self.service.catalog.model(done.model, done.version) is not None)
         if body.batch_size in (None, -1):
             return SUCCESS
         return await self._change(SetBatching(model=done.model, policy="fixed", batch=body.batch_size))
@@ -149,7 +148,7 @@ class ClipperAdminApi:
     async def set_model_version(self, model_name: ModelName, model_version: Version) -> str:
         """Let every application that links the model serve this version."""
         model, wanted = model_name, str(model_version)
-        catalog = self._service.catalog
+        catalog = self.service.catalog
         record = catalog.model(model, wanted)
         if record is None:
             others = ", ".join(sorted(catalog.versions(model))) or f"none{catalog.meant_model(model)}"
@@ -170,12 +169,12 @@ class ClipperAdminApi:
 
     async def get_all_applications(self, verbose: Verbose = False) -> list[str] | list[ClipperApplication]:
         """Their names, or all about them."""
-        apps = sorted(self._service.catalog.apps, key=lambda app: app.app)
+        apps = sorted(self.service.catalog.apps, key=lambda app: app.app)
         return [describe_app(app) for app in apps] if verbose else [app.app for app in apps]
 
     async def get_application(self, name: AppName) -> ClipperApplication | dict[str, str]:
         """One of them; an empty object where there is none."""
-        app = self._service.catalog.app(name)
+        app = self.service.catalog.app(name)
         return {} if app is None else describe_app(app)
 
     async def get_linked_models(self, app_name: AppName) -> list[str]:
@@ -184,7 +183,7 @@ class ClipperAdminApi:
 
     async def get_all_models(self, verbose: Verbose = False) -> list[str] | list[ClipperModel]:
         """`model:version` of each, or all about them."""
-        catalog = self._service.catalog
+        catalog = self.service.catalog
         found = all_models(catalog)
         if not verbose:
             return [model_id(one) for one in found]
@@ -193,7 +192,7 @@ class ClipperAdminApi:
 
     async def get_model(self, model_name: ModelName, model_version: Version) -> ClipperModel | dict[str, str]:
         """One version; an empty object where there is none."""
-        catalog = self._service.catalog
+        catalog = self.service.catalog
         found = catalog.model(model_name, str(model_version))
         return {} if found is None else describe_model(found, catalog, await self._containers())
 
@@ -213,7 +212,7 @@ class ClipperAdminApi:
     async def get_state(self, app_name: AppName, uid: User = None) -> list[dict[str, Any]]:
         """What feedback has taught about the models of an application, for all users or for one; empty without a policy."""
         self._linking(app_name)
-        return await self._service.client.selection(app_name, context=None if uid is None else str(uid))
+        return await self.service.client.selection(app_name, context=None if uid is None else str(uid))
 
     # -- helpers
 
@@ -242,13 +241,13 @@ class ClipperAdminApi:
         return answer
 
     def _linking(self, name: str) -> dict[str, str]:
-        app = self._service.catalog.app(name)
+        app = self.service.catalog.app(name)
         if app is None:
-            raise RequestFailed(None, no_application(name, self._service.catalog))
+            raise RequestFailed(None, no_application(name, self.service.catalog))
         return app.links
 
     async def _containers(self) -> list[ClipperContainer]:
-        return list_containers(self._service.catalog, await self._service.client.workers())
+        return list_containers(self.service.catalog, await self.service.client.workers())
 
     async def _changes(self, changes: Sequence[AdminVerb]) -> str:
         if not changes:
@@ -258,8 +257,8 @@ class ClipperAdminApi:
         return SUCCESS
 
     async def _change(self, change: AdminVerb) -> str:
-        done = await self._service.command(change)
-        await wait_until(lambda: _visible(change, self._service.catalog))
+        done = await self.service.command(change)
+        await wait_until(lambda: _visible(change, self.service.catalog))
         return "\n".join(filter(None, [SUCCESS, done.get("note")]))
 
 

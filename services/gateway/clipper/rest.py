@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, to_builtins
+from msgspec import UNSET, Struct, to_builtins
 
 from bus.fields import near
 from bus.messages.catalog import AppRecord
@@ -25,17 +25,16 @@ from services.gateway.registration import ModelRegistration
 from services.shell.http.messages import HttpRequest, HttpRoute, JsonReply, TextReply
 
 
-class PredictionCounts:
+class PredictionCounts(Struct, eq=False):
     """Counts by application: predictions, default outputs among them, and their latency. known: whether an application is there."""
 
-    def __init__(self, known: Callable[[str], bool]) -> None:
-        self._known = known
-        self._apps: dict[str, list[float]] = {}
+    known: Callable[[str], bool]
+    _apps: dict[str, list[float]] = {}
 
     def add(self, app: str, items: int, micros: float, *, default: bool) -> None:
         """Count an answered request."""
         if app not in self._apps:  # seldom: the moment to forget those that are gone
-            self._apps = {each: counts for each, counts in self._apps.items() if self._known(each)}
+            self._apps = {each: counts for each, counts in self._apps.items() if self.known(each)}
         found = self._apps.setdefault(app, [0.0, 0.0, 0.0, 0.0, 0.0])
         found[0] += items
         found[1] += items if default else 0

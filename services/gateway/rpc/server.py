@@ -14,6 +14,8 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would log to stderr, unstructured
 
 import grpc
@@ -185,15 +187,14 @@ def health_handlers(service: GatewayService, calls: Calls) -> dict[str, Any]:
     return {"Check": calls.unary(health.check, Right.NONE), "Watch": calls.stream(health.watch, Right.NONE)}
 
 
-class HealthService:
+class HealthService(Struct, eq=False):
     """SERVING while queries can be answered; NOT_SERVING as soon as the gateway is being stopped.
 
     Load balancers and orchestrators ask for the whole server ("") or for the inference service.
     """
 
-    def __init__(self, service: GatewayService, calls: Calls) -> None:
-        self._service = service
-        self._calls = calls
+    service: GatewayService
+    calls: Calls
 
     async def check(self, body: bytes, _: Call) -> bytes:
         name = message_of(body, HEALTH.HealthCheckRequest).service
@@ -213,12 +214,12 @@ class HealthService:
             if status != last:
                 last = status
                 await write(_health(status))
-            await self._calls.rest(asyncio.sleep(WATCH_INTERVAL_S))
+            await self.calls.rest(asyncio.sleep(WATCH_INTERVAL_S))
 
     async def _status(self, name: str) -> str:
         if name not in SERVICES:
             return "SERVICE_UNKNOWN"
-        return "SERVING" if (await self._service.readiness()).ready else "NOT_SERVING"
+        return "SERVING" if (await self.service.readiness()).ready else "NOT_SERVING"
 
 
 def _health(status: str) -> bytes:

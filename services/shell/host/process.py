@@ -20,6 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from msgspec import Struct
+
 from services.shell.host import launch
 from services.shell.host.running import RUNNING, Running
 
@@ -127,12 +129,11 @@ def _die_with(supervisor: int) -> None:
         os._exit(0)
 
 
-class Taken:
+class Taken(Struct, eq=False):
     """A copy of a fork server: a child of ours since the process that made it has ended."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
+    pid: int
+    returncode: int | None = None
 
     def wait(self) -> int:
         """Its exit code, as `subprocess.Popen` says it."""

@@ -424,7 +424,8 @@ async def ended(process: Process) -> None:
     try:
         descriptor = os.pidfd_open(process.pid)
     except (AttributeError, OSError):  # not Linux, or an old kernel
-        await _poll(process.pid)
+        while not _is_dead(process.pid):  # noqa: ASYNC110  nothing would set an event
+            await asyncio.sleep(0.1)
         return
     loop = asyncio.get_running_loop()
     readable = loop.create_future()
@@ -439,11 +440,6 @@ async def ended(process: Process) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-
-
-async def _poll(pid: int) -> None:
-    while not _is_dead(pid):  # noqa: ASYNC110  nothing would set an event
-        await asyncio.sleep(0.1)
 
 
 def _is_dead(pid: int) -> bool:

@@ -87,19 +87,18 @@ class Seen(NamedTuple):
     threads: tuple[Thread, ...]
 
 
-class ProcessStillness:
+class ProcessStillness(Struct, eq=False):
     """of one process, look by look.
 
     still: s that it has been still since its loop last turned; of one that counts no turns, s that it has been stopped by a signal. computed: s of CPU
     time since the last turn. stopped: by a signal, as the last look saw it. limit: s of stillness after which it hangs.
     """
 
-    def __init__(self, limit: float = HUNG) -> None:
-        self.still = 0.0
-        self.computed = 0.0
-        self.stopped = False
-        self._limit = limit
-        self._last: Seen | None = None
+    limit: float = HUNG
+    still: float = 0.0
+    computed: float = 0.0
+    stopped: bool = False
+    _last: Seen | None = None
 
     @property
     def turns(self) -> int:
@@ -119,7 +118,7 @@ class ProcessStillness:
             if stopped or asleep:
                 self.still += max(0.0, min(passed, LONGEST) - max(0.0, _used(threads) - _used(before)))
             self.computed += max(0.0, threads[0].ran - before[0].ran)
-        limit = self._limit if stopped or not seen.busy else max(self._limit, BUSY)
+        limit = self.limit if stopped or not seen.busy else max(self.limit, BUSY)
         if self.still >= limit:
             why = "stopped by a signal" if stopped else "it waits for what does not come"
             return f"did not turn for {limit:g} s ({why})"

@@ -21,6 +21,7 @@ from math import inf
 from typing import Any
 
 import httptools
+from msgspec import Struct
 
 from services.shell.http.handler import CLOSE, HttpHandler
 from services.shell.http.messages import HttpProblem, HttpReply, HttpRequest, fault_of
@@ -42,20 +43,19 @@ _CLOSE = b"connection: close\r\n"
 _LAST = {405: {"Allow": "DELETE, GET, HEAD, OPTIONS, POST, PUT"}, 503: {"Retry-After": "1"}}  # headers of a last reply
 
 
-class HttpConnections:
+class HttpConnections(Struct, eq=False):
     """What the connections of a server share. idle: those without a request, slow: those whose body is coming; longest first; they make room for new ones.
 
     tasks: of requests under way. retiring: another process has the next connections: each reply is its connection's last.
     """
 
-    def __init__(self, app: HttpHandler, *, secure: bool = False) -> None:
-        self.app = app
-        self.secure = secure
-        self.all: set[HttpConnection] = set()
-        self.idle: dict[HttpConnection, None] = {}
-        self.slow: dict[HttpConnection, None] = {}
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.retiring = False
+    app: HttpHandler
+    secure: bool = False
+    all: "set[HttpConnection]" = set()
+    idle: "dict[HttpConnection, None]" = {}
+    slow: "dict[HttpConnection, None]" = {}
+    tasks: set[asyncio.Task[None]] = set()
+    retiring: bool = False
 
     def make_room(self) -> bool:
         """Close a connection that nobody waits for; whether there was one."""

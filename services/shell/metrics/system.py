@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -54,31 +55,26 @@ def _joined(data_dir: Path | None) -> dict[str, int]:
     return found
 
 
+@dataclass(eq=False)
 class SystemMetrics:
     """port: of the page, claimed already; 0 if metrics are switched off. take: claims a port if it is free; take_any: claims a free one.
 
     data_dir: the system's, where workers that are added say their ports.
     """
 
-    def __init__(
-        self,
-        settings: MetricsSettings,
-        port: int,
-        supervisor: Supervisor,
-        take: Callable[[int], bool],
-        take_any: Callable[[], int],
-        data_dir: Path | None = None,
-    ) -> None:
-        self._data_dir = data_dir
+    settings: MetricsSettings
+    port: int
+    supervisor: Supervisor
+    take: Callable[[int], bool]
+    take_any: Callable[[], int]
+    data_dir: Path | None = None
+
+    def __post_init__(self) -> None:
         self.started = False  # everything that belongs to the system has been started
-        self._settings = settings
-        self._supervisor = supervisor
-        self._take, self._take_any = take, take_any
         self._ports: dict[str, int] = {}
         self._free: list[int] = []
         self._server: HttpServer | None = None
-        self.port = port
-        self._next = port + 1
+        self._next = self.port + 1
 
     def port_for(self, name: str) -> int:
         """The port of a process of ours, the same each time it is started; 0 where metrics are switched off."""
@@ -92,9 +88,9 @@ class SystemMetrics:
     def _claim(self) -> int:
         while self._next <= min(65535, self.port + NEAR):
             self._next += 1
-            if self._take(self._next - 1):
+            if self.take(self._next - 1):
                 return self._next - 1
-        return self._take_any()
+        return self.take_any()
 
     def remove(self, names: Iterable[str]) -> None:
         """These processes have ended: others may get their ports."""
@@ -103,13 +99,13 @@ class SystemMetrics:
     @property
     def page(self) -> str:
         """Where processes of this machine read whether the system is ready; "" where metrics are switched off."""
-        return f"http://{in_url(reachable(self._settings.host))}:{self.port}/readyz" if self.port else ""
+        return f"http://{in_url(reachable(self.settings.host))}:{self.port}/readyz" if self.port else ""
 
     async def open(self) -> str | None:
         """Listen; returns the page's URL, None where metrics are switched off."""
         if not self.port:
             return None
-        host = self._settings.host
+        host = self.settings.host
         pages: Pages = {
             "/metrics": self.metrics,
             "/healthz": lambda _: self.health(),
@@ -129,11 +125,11 @@ class SystemMetrics:
     # -- pages
 
     async def metrics(self, accept: str = "") -> HttpReply:
-        joined = _joined(self._data_dir)
+        joined = _joined(self.data_dir)
         found, lacking = await asyncio.gather(self._ask("/metrics", joined), self.missing())
         heard = {name: page.text for name, page in found.items() if page is not None and page.status == 200}
         return await asyncio.to_thread(
-            _system_page, list(self._families(heard, lacking, joined)), heard, self._settings.series, accept
+            _system_page, list(self._families(heard, lacking, joined)), heard, self.settings.series, accept
         )
 
     def _families(self, heard: Iterable[str], lacking: list[Missing], joined: Iterable[str]) -> Iterable[MetricFamily]:
@@ -144,12 +140,12 @@ class SystemMetrics:
         hangs = counter(
             "infaas_part_hangs_total", "How often a process of the system was ended because it did not turn."
         )
-        for part in self._supervisor.parts:
+        for part in self.supervisor.parts:
             name = part.name
             well = part.running and not part.silent_s and (name in heard or name not in self._ports)
             up.add(int(well), part=name)
-            restarts.add(self._supervisor.restarts[name], part=name)
-            hangs.add(self._supervisor.hangs[name], part=name)
+            restarts.add(self.supervisor.restarts[name], part=name)
+            hangs.add(self.supervisor.hangs[name], part=name)
         for name in joined:
             up.add(int(name in heard), part=name)
         return (ready, up, restarts, hangs, *process_families())
@@ -162,7 +158,7 @@ class SystemMetrics:
     async def missing(self) -> list[Missing]:
         """What the system lacks now: by what its processes say, and by what the supervisor sees of them afterwards."""
         pages = await self._ask("/readyz")
-        parts = {name: SystemPart(name=name) for name in pages} | {part.name: part for part in self._supervisor.parts}
+        parts = {name: SystemPart(name=name) for name in pages} | {part.name: part for part in self.supervisor.parts}
         said = [replace(part, says=_words(pages[name]) if name in pages else ()) for name, part in parts.items()]
         return missing(said, started=self.started)
 
@@ -188,7 +184,7 @@ class SystemMetrics:
 
         async def ask(port: int) -> HttpAnswer | None:
             try:
-                return await fetch(reachable(self._settings.host), port, path, PATIENCE)
+                return await fetch(reachable(self.settings.host), port, path, PATIENCE)
             except (OSError, ValueError):
                 return None
 
@@ -202,7 +198,7 @@ class SystemMetrics:
                 task.cancel()
 
     def _silent(self) -> set[str]:
-        return {part.name for part in self._supervisor.parts if part.silent_s}
+        return {part.name for part in self.supervisor.parts if part.silent_s}
 
 
 class SystemPage:

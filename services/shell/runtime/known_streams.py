@@ -82,11 +82,10 @@ class StreamFile:
             os.close(fd)
 
 
-class StreamTable:
+class StreamTable(Struct, eq=False):
     """The table infaas_internal.streams; an older schema without it knows nothing."""
 
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
+    dsn: str
 
     def read(self) -> dict[str, str]:
         from psycopg import errors  # noqa: PLC0415  (few services have a database)
@@ -117,7 +116,7 @@ class StreamTable:
         from psycopg import errors  # noqa: PLC0415
 
         try:
-            opened = psycopg.connect(self._dsn, autocommit=True, connect_timeout=5, application_name="infaas streams")
+            opened = psycopg.connect(self.dsn, autocommit=True, connect_timeout=5, application_name="infaas streams")
             with closing(opened) as connection:
                 return connection.execute(query.encode(), values).fetchall()
         except psycopg.OperationalError as error:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from bus.codec import DECODE_ERRORS, decode, decoder, encode, explain, in_two
@@ -86,44 +87,35 @@ class ActorFailed(Exception):
     """An actor kept failing after restarts."""
 
 
+@dataclass(eq=False)
 class Runtime:
     """One actor's life. make builds a fresh actor: at the start and after repeated faults.
 
     insight: what is shown of the actor. reachable: what of the edge's needs is missing, in words; "" for nothing.
     """
 
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[], Actor],
-        bus: Bus,
-        subjects: Subjects,
-        edge: Edge | None = None,
-        *,
-        clock: Callable[[], float] = unix_now,
-        insight: Insight | None = None,
-        reachable: Callable[[], Awaitable[str]] | None = None,
-    ) -> None:
-        self.name = name
-        self.reachable = reachable
+    name: str
+    make: Callable[[], Actor]
+    bus: Bus
+    subjects: Subjects
+    edge: Edge | None = None
+    clock: Callable[[], float] = unix_now
+    insight: Insight | None = None
+    reachable: Callable[[], Awaitable[str]] | None = None
+
+    def __post_init__(self) -> None:
         self.grace = GRACE  # s that it may take to stop
         self.sealed: Callable[[str, Sequence[Any]], None] | None = None  # gets the events as they leave, in batches
         self.seen: Callable[[Changed], None] | None = None  # gets what changes in the buckets that it watches
         self.kept: Kept | None = None  # outlives the process
         self.spans: Callable[[Span], None] | None = None  # gets the spans of traced queries
         self.counts = ActorCounts()
-        self._insight = insight
         self.faults: deque[float] = deque(maxlen=FAULTS)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._make = make
-        self._bus = bus
-        self._subjects = subjects
-        self._callers = ReplyCheck(subjects, bus.new_inbox())
-        self._edge = edge
-        self._inline = getattr(edge, "inline", None)
-        self._clock = clock
+        self._callers = ReplyCheck(self.subjects, self.bus.new_inbox())
+        self._inline = getattr(self.edge, "inline", None)
         self._loop = asyncio.get_running_loop()
-        self._source = f"{name}-{int(unix_now() * 1e6):x}"
+        self._source = f"{self.name}-{int(unix_now() * 1e6):x}"
         self._restarts: deque[float] = deque(maxlen=RESTARTS)
         self._generation = 0
         self._open: list[Subscription] = []
@@ -155,16 +147,16 @@ class Runtime:
         """
         self._generation += 1
         self._outbox = Outbox(
-            self._bus, self._subjects, f"{self._source}-{self._generation}", self._recorded, self.sealed, self.kept
+            self.bus, self.subjects, f"{self._source}-{self._generation}", self._recorded, self.sealed, self.kept
         )
         self._outbox.start()
-        self._actor = self._make()
+        self._actor = self.make()
         self._handle = self._actor.handle
         self._live = self._busy = True  # what comes in meanwhile waits behind Started
         self._unsynced = len(self._actor.watches) + 1  # and its start
         try:
             for watch in self._actor.watches:
-                bucket = await self._bus.key_value(watch.bucket)
+                bucket = await self.bus.key_value(watch.bucket)
                 self._open.append(await bucket.watch(self._watcher(watch.bucket)))
             for inlet in self._actor.inlets:
                 if not (catch_up and inlet.queue):
@@ -172,18 +164,18 @@ class Runtime:
         finally:
             self._busy = False
         # Only now, so that no reply to the actor's first messages is lost.
-        self._deliver(Envelope(self._clock(), Started()))
+        self._deliver(Envelope(self.clock(), Started()))
         self._speak_wills()
         if catch_up:
             began, (least, most) = self._loop.time(), catch_up
-            while (passed := self._loop.time() - began) < most and (passed < least or self.missing(self._clock())):  # noqa: ASYNC110
+            while (passed := self._loop.time() - began) < most and (passed < least or self.missing(self.clock())):  # noqa: ASYNC110
                 await asyncio.sleep(LOOK)
             for inlet in self._actor.inlets:
                 if inlet.queue:
                     await self._listen(inlet)
 
     async def _listen(self, inlet: Inlet) -> None:
-        opened = await self._bus.subscribe(inlet.subject, self._handler(inlet), inlet.queue)
+        opened = await self.bus.subscribe(inlet.subject, self._handler(inlet), inlet.queue)
         self._open.append(opened)
         if inlet.queue:
             self._shared.append(opened)
@@ -200,14 +192,14 @@ class Runtime:
         if succeeded:
             await self._finish(grace)
         await self._close_inlets()
-        self._deliver(Envelope(self._clock(), Stopping(grace, succeeded)))
+        self._deliver(Envelope(self.clock(), Stopping(grace, succeeded)))
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)
         self._live = False
         await self._drop_timers_and_tasks()
         self._leave_wills(spoken=True)
         await self._outbox.close(grace)
-        if (ended := getattr(self._edge, "ended", None)) is not None:  # what would go on in a process that does
+        if (ended := getattr(self.edge, "ended", None)) is not None:  # what would go on in a process that does
             await ended()
 
     async def _finish(self, grace: float) -> None:
@@ -217,7 +209,7 @@ class Runtime:
                 await subscription.drain()
             self._open.remove(subscription)
         self._shared.clear()
-        under_way, end = getattr(self._insight, "under_way", None), self._loop.time() + grace
+        under_way, end = getattr(self.insight, "under_way", None), self._loop.time() + grace
         while self._live and under_way is not None and under_way(self._actor) and self._loop.time() < end:  # noqa: ASYNC110
             await asyncio.sleep(LOOK)
 
@@ -239,7 +231,7 @@ class Runtime:
             await asyncio.wait(left, timeout=1.0)
 
     async def _restart(self, reason: str) -> None:
-        now = self._clock()
+        now = self.clock()
         self._restarts.append(now)
         self.counts.restarts += 1
         if len(self._restarts) == RESTARTS and now - self._restarts[0] < RESTART_WINDOW:
@@ -259,7 +251,7 @@ class Runtime:
 
     def _handler(self, inlet: Inlet) -> Callable[[Delivery], None]:
         decode: Callable[[bytes], Any] = bytes if inlet.message is bytes else decoder(inlet.message)
-        clock = self._clock
+        clock = self.clock
         taken = self.counts.taken.setdefault(inlet.message.__name__, [0])
         guarded, may_answer = self._callers.applies_to(inlet.subject), self._callers.may_answer
 
@@ -291,19 +283,19 @@ class Runtime:
             message = Synced(bucket) if entry is None else Changed(bucket, entry.key, entry.value)
             if self.seen is not None and isinstance(message, Changed):
                 self.seen(message)
-            self._deliver(Envelope(self._clock(), message))
+            self._deliver(Envelope(self.clock(), message))
             if entry is None:
                 self._speak_wills()
 
         return on_entry
 
     def _recorded(self, through: int) -> None:
-        self._deliver(Envelope(self._clock(), Recorded(through)))
+        self._deliver(Envelope(self.clock(), Recorded(through)))
 
     def _refuse_undecodable(self, delivery: Delivery, error: Exception) -> None:
         if delivery.reply:
             refusal = Refusal(error=Error(code="bad_request", message=explain(error)))
-            self._bus.publish(delivery.reply, encode(refusal))
+            self.bus.publish(delivery.reply, encode(refusal))
 
     def _deliver(self, envelope: Envelope) -> None:
         """Hand one message to the actor; what arrives meanwhile (inline results) waits its turn."""
@@ -342,8 +334,8 @@ class Runtime:
         )
         if envelope.reply:
             refusal = Refusal(error=Error(code="internal", message="the service failed on this message; it was logged"))
-            self._bus.publish(envelope.reply, encode(refusal))
-        now = self._clock()
+            self.bus.publish(envelope.reply, encode(refusal))
+        now = self.clock()
         self.counts.faults += 1
         self.faults.append(now)
         if len(self.faults) == FAULTS and now - self.faults[0] < FAULT_WINDOW:
@@ -361,7 +353,7 @@ class Runtime:
         else:
             body = encode(message)
         try:
-            self._bus.publish(effect.subject, body, effect.reply, effect.headers, tail)
+            self.bus.publish(effect.subject, body, effect.reply, effect.headers, tail)
         except PayloadTooLarge:
             log.error(
                 "a message is larger than the bus takes",
@@ -372,7 +364,7 @@ class Runtime:
 
     def _publish_behind(self, effect: PublishBehind) -> None:
         try:
-            self._bus.publish_behind(effect.subject, encode(effect.message))
+            self.bus.publish_behind(effect.subject, encode(effect.message))
         except BusError as error:
             log.warning("a message was not sent: %s", error, extra={"subject": effect.subject})
 
@@ -388,7 +380,7 @@ class Runtime:
 
     def _ring(self, key: Any, message: Any) -> None:
         self._timers.pop(key, None)
-        self._deliver(Envelope(self._clock(), message))
+        self._deliver(Envelope(self.clock(), message))
 
     def _cancel(self, effect: Cancel) -> None:
         handle = self._timers.pop(effect.key, None)
@@ -400,10 +392,10 @@ class Runtime:
             try:
                 result = self._inline(effect.command)
             except Exception as error:
-                self._deliver(Envelope(self._clock(), Failed(effect.id, str(error) or repr(error))))
+                self._deliver(Envelope(self.clock(), Failed(effect.id, str(error) or repr(error))))
                 return
             if result is not NotImplemented:
-                self._deliver(Envelope(self._clock(), Done(effect.id, result)))
+                self._deliver(Envelope(self.clock(), Done(effect.id, result)))
                 return
         task = self._loop.create_task(self._work(effect))
         self._tasks.add(task)
@@ -412,11 +404,11 @@ class Runtime:
     async def _work(self, effect: Do) -> None:
         message: Done | Failed | TimedOut
         began = time.monotonic()
-        if self._edge is None:
+        if self.edge is None:
             raise ActorFailed(f"{self.name} has no edge for {effect.command!r}")
         try:
             async with asyncio.timeout(effect.timeout or None):
-                message = Done(effect.id, await self._edge.perform(effect.command))
+                message = Done(effect.id, await self.edge.perform(effect.command))
         except TimeoutError:
             message = TimedOut(effect.id)
         except Exception as error:
@@ -427,7 +419,7 @@ class Runtime:
             message = Failed(effect.id, str(error) or repr(error))
         spent = time.monotonic() - began
         self.counts.carried_out(type(effect.command).__name__, type(message).__name__.lower(), spent)
-        self._deliver(Envelope(self._clock(), message))
+        self._deliver(Envelope(self.clock(), message))
 
     def _record(self, effect: Record) -> None:
         self.record(effect.event)
@@ -456,7 +448,7 @@ class Runtime:
         for number, will in kept.left(wills=True).items():
             subject, body, reply, headers = decode(tuple[str, bytes, str, dict[str, str] | None], will)
             try:
-                self._bus.publish(subject, body, reply, headers)
+                self.bus.publish(subject, body, reply, headers)
             except BusError as error:
                 log.warning("what a killed process wanted to say was not sent: %s", error, extra={"subject": subject})
             kept.drop(number)
@@ -488,7 +480,7 @@ class Runtime:
         """What the actor lacks to do its work, in words; "" when it is ready."""
         if not self._live:
             return "it is being started again"
-        return self._insight.missing(self._actor, now) if self._insight is not None else ""
+        return self.insight.missing(self._actor, now) if self.insight is not None else ""
 
     def families(self) -> Iterator[MetricFamily]:
         """Its numbers now, and those of its actor; none before its start."""
@@ -496,5 +488,5 @@ class Runtime:
             return
         box = self._outbox
         yield from self.counts.families(self.name, under_way=len(self._tasks), held=box.held, lost=box.lost)
-        if self._insight is not None and self._live:
-            yield from self._insight.families(self._actor)
+        if self.insight is not None and self._live:
+            yield from self.insight.families(self._actor)

@@ -181,7 +181,7 @@ class Echoing:
 
     def set_objective(self, app: str, latency_ms: float) -> None:
         """From now on, the app has it."""
-        service: Any = self.runtimes[0]._edge._service  # type: ignore[union-attr]
+        service: Any = self.runtimes[0].edge._service  # type: ignore[union-attr]
         record = replace(service.catalog.app(app), latency_ms=latency_ms)
         service.catalog.apply(key_of(record), encode(record))
 

@@ -265,7 +265,7 @@ def test_a_worker_has_an_executor_for_every_device_it_has_or_simulates(tmp_path)
         finally:
             await bus.close()
 
-    edges = {runtime.name: runtime._edge for runtime in run(main())}
+    edges = {runtime.name: runtime.edge for runtime in run(main())}
     assert {name: type(edge).__name__ for name, edge in edges.items()} == {
         "executor": "ExecutorEdge", "workshop": "WorkshopEdge", "executor-gpu-0": "AcceleratedEdge",
         "executor-gpu-1": "AcceleratedEdge", "executor-gpu-2": "SimulatedEdge",

@@ -44,7 +44,7 @@ def test_what_cannot_be_passed_on_in_time_is_refused_and_all_else_is_served(prot
     path, body = DIALECTS[protocol]
     urgent = body | {"parameters": {"latency_ms": 12}} if protocol == "rest" else body
     with echoing() as stage, ExitStack() as stack:
-        service: Any = stage.runtimes[0]._edge._service  # type: ignore[union-attr]
+        service: Any = stage.runtimes[0].edge._service  # type: ignore[union-attr]
         clients = [http.client.HTTPConnection("127.0.0.1", stage.port, timeout=120) for _ in range(CLIENTS)]
         for client in clients:
             stack.callback(client.close)

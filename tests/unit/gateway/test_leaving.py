@@ -58,7 +58,7 @@ def test_whose_client_leaves_is_waited_for_no_longer(path: str, ahead: bytes, ca
         path, BODY
     ).encode()
     with echoing() as stage:
-        service: Any = stage.runtimes[0]._edge._service  # type: ignore[union-attr]
+        service: Any = stage.runtimes[0].edge._service  # type: ignore[union-attr]
         stage.delay = 60.0
         with socket.create_connection(("127.0.0.1", stage.port), 60) as connection:
             head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()

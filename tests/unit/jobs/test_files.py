@@ -131,9 +131,9 @@ def test_chunks_of_a_file_in_the_data_directory_have_as_many_kb_as_the_settings_
         bus = MemoryBus()
         try:
             [runtime] = await wire(Settings(data_dir=str(tmp_path), jobs=JobsSettings(chunk_kb=kb)), bus)
-            read = await runtime._edge.perform(Read(route))
+            read = await runtime.edge.perform(Read(route))
             feed = Feed(route, read.stamp, 64, 0, 0, read.items, Position(), 100, frozenset(), 0)
-            return [one.items for one in await runtime._edge.perform(feed)]
+            return [one.items for one in await runtime.edge.perform(feed)]
         finally:
             await bus.close()
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec import Struct
+
 import services
 from bus.codec import BadMessage, decode
 from services.executor.backends.remote import RELAY
@@ -111,20 +113,20 @@ async def run(
             await listening
 
 
-class SandboxCopy:
+class SandboxCopy(Struct, eq=False):
     """A copy of the process of `TorchForks`: what `run` needs of a process."""
 
     stderr = None
 
-    def __init__(
-        self, pid: int, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader, orders: socket.socket
-    ) -> None:
-        self.pid, self.stdin, self.stdout, self._orders = pid, stdin, stdout, orders
-        self._code: int | None = None
+    pid: int
+    stdin: asyncio.StreamWriter
+    stdout: asyncio.StreamReader
+    orders: socket.socket
+    _code: int | None = None
 
     async def wait(self) -> int:
         if self._code is None:
-            said = await asyncio.get_running_loop().sock_recv(self._orders, 32)
+            said = await asyncio.get_running_loop().sock_recv(self.orders, 32)
             self._code = int(said or -signal.SIGKILL)  # it ends with the process that it is a copy of
             self.stdin.close()
         return self._code

@@ -52,7 +52,7 @@ def request(model: str = "fp32", **parts: Any) -> Any:
 
 def calls_of(stage: Echoing) -> Any:
     """What the gateway's gRPC server knows of calls."""
-    edge: Any = stage.runtimes[0]._edge
+    edge: Any = stage.runtimes[0].edge
     (found,) = [server.calls for server in edge._open if hasattr(server, "calls")]
     return found
 
