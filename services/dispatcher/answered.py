@@ -1,6 +1,6 @@
 """What labels are compared with: what each variant answered to the last queries; and what the labels say of variants, put into the catalogue. Pure."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,7 +22,8 @@ from services.dispatcher.commands import PutQuality
 from services.dispatcher.predictions import Claim, Prediction, Predictions, digest_of, uid_of
 from services.dispatcher.query import Join, Query
 
-KEPT = 100_000  # queries, at least; at most twice as many: 250 bytes each
+KEPT = 100_000  # queries, at least: 250 bytes each
+PIECES = 16  # they go a piece at a time, so that memory stays as it is once they are so many
 PUBLISH_S = 0.5  # between two times that an app's figures are put into the catalogue
 WRITE_S = 5.0
 LABELLED = 64  # items of a query that labels measure
@@ -50,8 +51,8 @@ class Answered(msgspec.Struct, gc=False):
     claim: Claim | None = None
 
 
-class Generation:
-    """So many queries. They are indexed once somebody looks for one: most are never looked for, and what is kept of each takes time from the next."""
+class Piece:
+    """So many of them. They are indexed once somebody looks for one: most are never looked for, and what is kept of each takes time from the next."""
 
     def __init__(self) -> None:
         self.queries: list[Answered] = []
@@ -73,7 +74,7 @@ class AnsweredQueries:
     """The last queries that one variant answered."""
 
     def __init__(self) -> None:
-        self._young, self._old = Generation(), Generation()
+        self._pieces = deque([Piece()], PIECES + 1)  # the latest comes last
         self._classes: dict[int, list[Any]] = {}  # what most say, once
 
     def ended(self, batch: DoneBatch, queries: Iterable[Query | None]) -> None:
@@ -87,32 +88,32 @@ class AnsweredQueries:
             if len(words) == 1 and type(words[0]) is int:
                 words = self._classes.get(words[0]) or self._classes.setdefault(words[0], words)
             self.add(query, words, batch.variant)
-        if len(self._young.queries) >= KEPT:
-            self._old, self._young = self._young, Generation()
+        if len(self._pieces[-1].queries) >= KEPT // PIECES:
+            self._pieces.append(Piece())
 
     def add(self, query: Query, words: list[Any], variant: str = "", claim: Claim | None = None) -> None:
         """A variant has answered, in an app that keeps answers perhaps before; or a pipeline; or nobody, where copies may."""
         name, ask = query.head.id if query.part is None else None, query.ask
         floor, arm = ask.accuracy or None, ask.arm if variant or claim else None
-        self._young.queries.append(
+        self._pieces[-1].queries.append(
             Answered(query.uid, ask.app, variant, floor, words, arm, name, query.arrived, ask.context, claim=claim)
         )
 
     def copied(self, uid: bytes, variant: str, words: list[Any] | None) -> None:
         """Another variant has answered this query, too."""
         if words is not None:
-            self._young.copies[uid] += ((variant, words),)
+            self._pieces[-1].copies[uid] += ((variant, words),)
 
     def find(self, app: str, uid: bytes | None, id: str | None) -> Answered | None:
         """The query with this uid, else the latest with the client's id, or whose answer named that, if it is this app's."""
         names: list[bytes | tuple[str, str]] = (
             [uid] if uid is not None else [] if id is None else [(app, id), uid_of(id)]
         )
-        tries = (kept.find(name) for name in names for kept in (self._young, self._old))
+        tries = (piece.find(name) for name in names for piece in reversed(self._pieces))
         found = next((one for one in tries if one is not None), None)
         if found is None or found.app != app:
             return None
-        found.copies = (*self._old.copies.get(found.uid, ()), *self._young.copies.get(found.uid, ()))
+        found.copies = tuple(copy for piece in self._pieces for copy in piece.copies.get(found.uid, ()))
         return found
 
 

@@ -31,7 +31,8 @@ SEEK_S = 1.0  # s that a query may have waited here, from which on its client ma
 MOST_S = 10.0  # s after which nobody is waited for any more
 TWICE_S = 4.0  # s of silence after which a client has not got that reply: it has asked twice
 FORGET_S = 30.0  # s without a heartbeat after which a dispatcher is forgotten
-KEPT = 65_536  # queries that executors have ended, at least; at most twice as many
+KEPT = 65_536  # queries that executors have ended, at least
+PIECES = 8  # they go a piece at a time, so that memory stays as it is once they are so many
 LEFT = 64  # dispatchers that have stopped in order, of which is known
 LONGEST_S = 600.0  # s that a client may have waited
 WAITED = Error(code="deadline", message="its deadline passed before a dispatcher could read it: ask again")
@@ -104,8 +105,7 @@ class Resent:
         self._others: dict[str, float] = {}  # dispatchers, and when each was last heard
         self._least: dict[str, float] = {}  # seconds by which their heartbeats are late at least
         self._at: dict[str, float] = {}  # when each had last heard itself, by its own clock
-        self._young: set[bytes] = set()  # ended by executors
-        self._old: set[bytes] = set()
+        self._ended: deque[set[bytes]] = deque([set()], PIECES + 1)  # by executors
 
     def has(self, uid: bytes) -> bool:
         """Whether this query is under way here."""
@@ -130,9 +130,9 @@ class Resent:
 
     def ended(self, batch: DoneBatch) -> list[Effect]:
         """Executors have replied to these. Who has taken one from here hears of it: else it would refuse what is answered."""
-        self._young.update(batch.uids)
-        if len(self._young) >= KEPT:
-            self._old, self._young = self._young, set()
+        self._ended[-1].update(batch.uids)
+        if len(self._ended[-1]) >= KEPT // PIECES:
+            self._ended.append(set())
         effects: list[Effect] = []
         if batch.codes is not None and CANCELLED.code in batch.codes:
             for uid, code in zip(batch.uids, batch.codes, strict=True):
@@ -166,7 +166,7 @@ class Resent:
 
     def has_ended(self, uid: bytes) -> bool:
         """Whether it has ended here."""
-        return uid in self._young or uid in self._old or self.said.get((uid, 0)) is not None
+        return any(uid in piece for piece in self._ended) or self.said.get((uid, 0)) is not None
 
     def _query(self, envelope: Envelope) -> Iterable[Effect]:
         """A query arrives."""

@@ -9,17 +9,20 @@ import pytest
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, EdgeCondition, Ensemble, PipelineEdge, PipelineRecord, PipelineVertex
 from bus.messages.events import FeedbackEvent, SelectionEvent
-from bus.messages.public import Feedback, Tensor
+from bus.messages.flow import DoneBatch
+from bus.messages.public import Feedback, QueryHead, Tensor
 from bus.messages.quality import AppQuality
 from bus.subjects import Subjects
 from services.core.actor import Envelope
 from services.core.selection.policy import InfaasPolicy
 from services.core.settings import Settings
 from services.dispatcher.actor import make_dispatcher
-from services.dispatcher.answered import LABELLED
+from services.dispatcher.answered import KEPT, LABELLED, PIECES, AnsweredQueries
 from services.dispatcher.feedback import PATIENCE, UNKNOWN
 from services.dispatcher.feedback_names import LIST_S
 from services.dispatcher.metrics import DispatcherMetrics
+from services.dispatcher.needs import needs_of
+from services.dispatcher.query import Query
 from tests.support.simulated.fleet import SIGNATURE, Fleet, catalogue, refused, variant
 from tests.support.simulated.taught_dispatchers import DURABLE, INPUTS, Dispatchers
 from tests.unit.dispatcher.test_join import Several, members
@@ -41,6 +44,18 @@ def test_it_is_accepted_on_disk_with_inputs_as_their_digest() -> None:
     digests = [event.input_digest for event in system.events(FeedbackEvent)]
     assert digests[0] == digests[1] != digests[2]
     assert len(digests[0] or "") == 32
+
+
+def test_so_many_answered_queries_are_remembered_and_hardly_more() -> None:
+    answered, head = AnsweredQueries(), QueryHead()
+    ask = needs_of(head, "plain", 1, None, None, 1e9, 30.0)
+    for first in range(0, 2 * KEPT, 50):
+        uids = [number.to_bytes(16, "little") for number in range(first, first + 50)]
+        queries = [Query(uid, "plain", head, ask, "", b"", 1e9) for uid in uids]
+        answered.ended(DoneBatch("q", "w", 1, "i", "v", 50, 1.0, 2.0, 0.0, 0, uids, said=[[1]] * 50), queries)
+    known = [answered.find("plain", number.to_bytes(16, "little"), None) is not None for number in range(2 * KEPT)]
+    assert all(known[-KEPT:])
+    assert sum(known) <= KEPT + KEPT // PIECES
 
 
 @pytest.mark.parametrize(

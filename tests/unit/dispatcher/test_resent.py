@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from bus.codec import decode, encode
-from bus.messages.flow import PartsEnded, ResentSought
+from bus.messages.flow import DoneBatch, PartsEnded, ResentSought
 from bus.messages.public import RESENT, Error, QueryHead, Tensor
 from infaas.queries import DEADLINE, GRACE
 from services.core.actor import Changed, Envelope, Will
 from services.core.line import ECHO_S
 from services.core.selection.policy import Decision
-from services.dispatcher.resent import AGAIN_S, MOST_S, SAYS_S, SEEK_S
+from services.dispatcher.resent import AGAIN_S, KEPT, MOST_S, PIECES, SAYS_S, SEEK_S
 from tests.support.simulated.fleet import Fleet, refused
 from tests.unit.dispatcher.test_join import Several, members
 
@@ -426,6 +426,16 @@ def test_what_was_answered_is_not_computed_again_for_a_dispatcher_that_died_aski
     executor.answers._young.clear()  # as one that was replaced
     fleet.stage.publish(will.subject, encode(will.message), seconds=5.0)
     assert runs(fleet) == computed
+
+
+def test_so_many_queries_that_have_ended_are_known_and_hardly_more() -> None:
+    resent = ready().dispatcher("d0").resent
+    uids = [number.to_bytes(16, "little") for number in range(2 * KEPT)]
+    for first in range(0, len(uids), 64):
+        resent.ended(DoneBatch("q", "w", 1, "i", "v", 64, 1.0, 2.0, 0.0, 0, uids[first : first + 64]))
+    known = [resent.has_ended(uid) for uid in uids]
+    assert all(known[-KEPT:])
+    assert sum(known) <= KEPT + KEPT // PIECES
 
 
 # -- of several models
