@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,6 +34,8 @@ from streamlit.testing.v1 import AppTest
 from bus.codec import encode
 from bus.login import SystemAddress
 from dashboard.serve import set_system_address
+from dashboard.store import statement
+from dashboard.window import latest
 from infaas.connecting import read_endpoints
 from services.core.catalog import key_of
 from services.recorder.catalog import CatalogWriter
@@ -57,14 +59,17 @@ CHUNKS = """SELECT name, total_bytes FROM (
 ) known (name, schema, relation), LATERAL (
   SELECT sum(total_bytes)::bigint AS total_bytes FROM hypertable_detailed_size(format('%I.%I', schema, relation)::regclass)
 ) found ORDER BY 2 DESC NULLS LAST LIMIT 8"""
-INDEXES = ("query_outcomes_time", "query_outcomes_uid", "query_outcomes_buckets")
+INDEXES = ("query_outcomes_time", "query_outcomes_uid", "query_outcomes_buckets", "query_outcomes_parent")
+OF_PARTS = {"parts": "app-0", "missing": "app-2", "stages": "app-2", "visits": "app-2"}  # of pages that show one app
 OUTCOMES = """
     INSERT INTO infaas.query_outcomes (time, uid, app, outcome, model, variant, worker, hardware, latency_ms, slo_ms, accuracy,
-                                       batch, items, cached, simulated, cost, version, policy)
-    SELECT %(begin)s::timestamptz + n * %(step)s::float8 * interval '1 second', gen_random_uuid(), 'app-' || n %% 20,
+                                       batch, items, cached, simulated, cost, version, policy, parent, stage, payer, missing)
+    SELECT %(begin)s::timestamptz + n * %(step)s::float8 * interval '1 second', md5(n::text)::uuid, 'app-' || n %% 20,
            CASE WHEN n %% 50 = 0 THEN 'late' WHEN n %% 333 = 0 THEN 'refused' ELSE 'ok' END, 'mlp',
            'mlp-v1-ort-fp32-t' || 1 + n %% 3 || '-b64', 'w' || n %% 4, 'cpu', 2 + n %% 97 * 0.1, 50, 0.97, 8, 1, false, false,
-           1e-8, '1', 'infaas'
+           1e-8, '1', 'infaas', CASE WHEN n %% 20 < 2 THEN md5((n - n %% 20 + 2)::text)::uuid END,
+           CASE WHEN n %% 20 < 2 THEN 'part-' || n %% 20 ELSE '' END, CASE WHEN n %% 20 < 2 THEN 'app-2' END,
+           CASE WHEN n %% 20 = 2 THEN (n %% 5000 = 2)::int END
     FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n"""
 COSTS = """
     INSERT INTO infaas.cost_events (time, seconds, worker, hardware, app, model, variant, busy_seconds, cost)
@@ -175,6 +180,20 @@ def page(name: str, window: str) -> AppTest:
     return test.run() if name == "overview" else test.switch_page(f"views/{name}.py").run()
 
 
+def show_parts(dsn: str) -> None:
+    """What Members and Pipelines ask of an app whose queries, a twentieth of all rows, have two parts each: first and best time of five."""
+    for name, app in OF_PARTS.items():
+        for window in WINDOWS:
+            took = []
+            with closing(psycopg.connect(dsn, autocommit=True)) as connection:
+                for _ in range(5):
+                    began = time.perf_counter()
+                    values = latest(window, datetime.now(UTC)).parameters
+                    rows = len(connection.execute(statement(name), {**values, "app": app}).fetchall())
+                    took.append(time.perf_counter() - began)
+            print(f"{f'{name}, {window}':42} {rows:7,} {took[0]:8.3f} {min(took):8.3f}", flush=True)
+
+
 def show_pages(of_server: int | None) -> None:
     """Each page over each window, with nothing cached, the slowest first. of_server: the process whose CPU time is shown, with its descendants."""
     found = []
@@ -252,6 +271,7 @@ def main() -> None:
         for name, view in QUESTIONS.items():
             took_s, rows = ask(reader, view, 5)
             print(f"{name:42} {rows:7,} {took_s[0]:8.3f} {min(took_s):8.3f}", flush=True)
+        show_parts(reader)
         with rig.system(fused=True) as system:  # whose dispatcher answers what pages ask it
             set_system_address(SystemAddress(read_endpoints(system.data_dir).nats, reader))
             show_pages(pid)

@@ -42,7 +42,7 @@ PARTS = 8
 STAY_S = 30.0
 # Jobs wait for spare capacity, for ever on a machine that others use, too; here they must come and go.
 BUSY = "[jobs]\nutilisation_below = 1.0\nlatency_ratio = 1000.0\n"
-WARM = KEPT + 2 * KEPT // PIECES  # queries of each dispatcher: its tables of ended ones have been as large as they become
+WARM = KEPT + 2 * KEPT // PIECES  # queries of each dispatcher: its tables of ended ones are as large as they become
 # What grows by design: history in the database and in its stream, marks of deleted keys for a day, logs until they rotate or a week after their worker.
 KEEPS = re.compile(r"rows of |PostgreSQL: MB on disk|NATS: MB on disk|INFAAS_EVENTS: messages|KV_|.*: log, kB")
 ROWS = """SELECT relname, n_live_tup FROM pg_stat_user_tables WHERE schemaname IN ('infaas', 'infaas_internal')"""

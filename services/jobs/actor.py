@@ -199,12 +199,17 @@ class Coordinator(TableActor):
         if record.status.state == "cancelled":
             return self._stop(record)
         if record.owner != self._name:
-            self._active.pop(changed.key, None)
+            self._let_go(changed.key)
         return NOTHING
+
+    def _let_go(self, job: str) -> ActiveJob | None:
+        """Another carries it on, or nobody."""
+        self._statuses.forget(job)
+        return self._active.pop(job, None)
 
     def _stop(self, record: JobRecord) -> tuple[Effect, ...]:
         """The job was cancelled. What it leaves behind is cleared away after its command under way has ended."""
-        active = self._active.pop(record.status.job, None)
+        active = self._let_go(record.status.job)
         if active is None:
             return NOTHING
         abandon = Do(("clean", active.job), Abandon(active.route, record.checkpoint, keep=False))
@@ -244,7 +249,7 @@ class Coordinator(TableActor):
 
     def _kept(self, active: ActiveJob, *, kept: bool, now: float) -> Iterable[Effect]:
         if not kept:  # another coordinator has taken it over
-            del self._active[active.job]
+            self._let_go(active.job)
             return NOTHING
         self._records[active.job] = active.record
         effects = self._statuses.publish(active.status, now)

@@ -269,8 +269,13 @@ class JobStatuses:
             event = filled(JobEvent, status, time=now)
             effects.append(Record(event if status is kept else replace(event, reason=status.step)))
         if status.state in OVER:
-            del self._published[status.job], self._recorded[status.job]
+            self.forget(status.job)
         return effects
+
+    def forget(self, job: str) -> None:
+        """It has ended, or is another coordinator's."""
+        for last in (self._published, self._recorded):
+            last.pop(job, None)
 
 
 def _is_due(last: tuple[float, JobStatus] | None, status: JobStatus, now: float, pause: float) -> bool:

@@ -1,17 +1,42 @@
-"""Apps, models, variants and workers come and go: no actor keeps what is gone."""
+"""Apps, models, variants, jobs and workers come and go: no actor keeps what is gone."""
 
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
+from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, Ensemble, VariantRecord
+from bus.messages.jobs import Checkpoint, Chunk, JobRecord, SubmitJob
+from bus.messages.public import Tensor
+from bus.messages.scaling import DemandHistory
 from services.autoscaler.models.actor import ModelAutoscaler
 from services.core.actor import Changed
 from services.core.catalog import key_of, quality_key
-from services.core.settings import AutoscalerSettings
+from services.core.requests import TakeOver
+from services.core.settings import AutoscalerSettings, JobsSettings
+from services.gateway.actor import make_gateway
+from services.jobs.actor import Coordinator
+from services.jobs.commands import (
+    Accept,
+    Assemble,
+    Assembled,
+    ChunkRange,
+    Feed,
+    ForgetJob,
+    Keep,
+    Read,
+    Resume,
+    Resumed,
+    WasRead,
+)
+from services.jobs.runner.actor import Runner
+from services.jobs.runner.chunks import StorePart, TakeChunk
+from services.monitor.effects import MachineSample
+from services.recorder.actor import Count, Ingest, Ingested, KeepFiles, ReadDemand, make_recorder
 from tests.support.data.events import model_record
 from tests.support.simulated import registrations
-from tests.support.simulated.fleet import PRICES, SIGNATURE, variant
+from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, variant
 from tests.support.simulated.planned_fleet import ONE, PipelineFleet, plan
 from tests.support.simulated.remembered import remembered
 
@@ -30,6 +55,13 @@ def kept(role: str, actor: Any, *but: Any) -> list[str]:
     return [way for way in remembered(actor, GONE, *but) if not way.startswith(BOUNDED.get(role, ()))]
 
 
+def recorded(command: Any) -> tuple[float, Any]:
+    """The edge of a recorder to which nothing comes but the catalogue, and of a gateway that nobody calls."""
+    if isinstance(command, ReadDemand):
+        return 1.0, DemandHistory(app=command.app)
+    return 1.0, {Ingest: Ingested(0), KeepFiles: 0, Count: {}}.get(type(command))
+
+
 class Visited(PipelineFleet):
     """A fleet to which others come, and from which they go."""
 
@@ -39,6 +71,9 @@ class Visited(PipelineFleet):
             actor = ModelAutoscaler(worker, self.subjects, PRICES, AutoscalerSettings())
             self.stage.enter(f"model-{worker}", actor)
             self.follow(f"model-{worker}")
+        for name, actor in (("gateway", make_gateway(self.settings)), ("recorder", make_recorder(self.subjects))):
+            self.stage.enter(name, actor, recorded)
+            self.follow(name)
 
     def delete(self, *records: Any) -> None:
         """As the registrar deletes them from the catalogue, with what labels say of apps."""
@@ -118,3 +153,77 @@ def test_a_registrar_keeps_nothing_but_the_last_registrations() -> None:
             stage.put(registrations.SUBJECTS.catalog_bucket, key, None)
     stage.pass_time(700.0, ["w1"])
     assert kept("registrar", stage.registrar, stage) == []
+
+
+class Jobs:
+    """The edges of coordinators and of a runner: each job has one chunk, and its output is nowhere."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet, self.bucket = fleet, fleet.subjects.jobs_bucket
+        self.chunks: list[Chunk] = []
+        self.stored: set[str] = set()
+
+    def put(self, job: str, record: JobRecord | None) -> None:
+        self.fleet.stage.kernel.put(self.bucket, job, None if record is None else encode(record))
+
+    def coordinated(self, command: Any) -> tuple[float, Any]:
+        match command:
+            case Accept() | Keep():
+                self.put(command.record.status.job, command.record)
+                return 0.01, type(command) is Keep or None
+            case Read():
+                return 0.01, WasRead(4, "")
+            case Resume():
+                return 0.01, Resumed(True, frozenset({0} if command.route.job in self.stored else ()))
+            case Feed():
+                body = encode({"inputs": Tensor("FP32", [4, 2], bytes(32))})
+                self.chunks.append(Chunk(command.route.job, 0, 0, 4, msgspec.Raw(body)))
+                return 0.01, [ChunkRange(0, 0, 4, command.position, command.position)]
+            case Assemble():
+                return 0.01, Assembled(Checkpoint(chunks=1, items=4), 0.1, [])
+            case TakeOver():
+                before = decode(JobRecord, self.fleet.stage.kernel.get(self.bucket, command.work) or b"")
+                self.put(command.work, after := replace(before, owner=command.owner))
+                return 0.01, after
+            case ForgetJob():
+                self.put(command.job, None)
+        return 0.01, None
+
+    def run(self, command: Any) -> tuple[float, Any]:
+        if isinstance(command, StorePart):
+            self.stored.add(command.part.job)
+        return 0.01, self.chunks.pop() if self.chunks and isinstance(command, TakeChunk) else None
+
+
+def test_coordinators_and_runners_keep_nothing_but_the_last_jobs() -> None:
+    """Of every second job another coordinator takes hold, as after a silence."""
+    fleet = Fleet()
+    stage, jobs = fleet.stage, Jobs(fleet)
+    stage.members["w0"].edge = lambda _: (0.0, MachineSample(utilisation=0.1, memory_used_mb=500.0))
+    settings, subjects = JobsSettings(keep=1), fleet.subjects
+    stage.enter("runner", Runner("runner", "w0", subjects, PRICES, settings), jobs.run)
+    for name in ("c0", "c1"):
+        stage.enter(name, Coordinator(name, subjects, settings, PRICES, lambda: "made"), jobs.coordinated)
+    for name in ("runner", "c0", "c1"):
+        fleet.follow(name)
+    for number, app in enumerate([f"{GONE}{number}" for number in range(4)] + ["last"]):
+        models = [
+            variant(f"{app}-v1-ort-fp32-t1-b8", model=app),
+            model_record(model=app, version="1", signature=SIGNATURE),
+        ]
+        records = (*models, AppRecord(app=app, links={app: "1"}, signature=SIGNATURE))
+        fleet.add(*records)
+        job = f"{app}-job"
+        ask = SubmitJob(input=f"file:///{app}.npy", output=f"file:///{app}-out.npy", job=job)
+        stage.publish(subjects.job(app), encode(ask), f"_INBOX.test.{job}", 1.0)
+        record = decode(JobRecord, stage.kernel.get(jobs.bucket, job) or b"")
+        if number % 2:
+            jobs.put(job, replace(record, owner="c1" if record.owner == "c0" else "c0"))
+        stage.run(60.0)
+        record = decode(JobRecord, stage.kernel.get(jobs.bucket, job) or b"")
+        assert record.status.state == "done", record
+        for key in map(key_of, records):
+            for name in [name for name, one in stage.members.items() if one.actor.watches]:
+                stage.send(name, Changed(subjects.catalog_bucket, key, None))
+    stage.run(60.0)
+    assert {name: ways for name in ("runner", "c0", "c1") if (ways := kept("", stage.members[name].actor, fleet))} == {}

@@ -71,6 +71,8 @@ OF_PAGES = {
     "agreement": f"""SELECT date_bin('1 hour', time, %(start)s), count(*), avg(confidence), count(*) FILTER (WHERE missing > 0),
         count(*) FILTER (WHERE outcome = 'default') {IN_RANGE}
         AND app = 'digits' AND missing IS NOT NULL AND outcome <> 'cancelled' GROUP BY 1""",
+    "parts": f"""SELECT stage, count(*), NULL, NULL, 1000 * sum(cost) / nullif(sum(items), 0) {IN_RANGE}
+        AND app = 'digits' AND parent IS NOT NULL AND stage <> '' GROUP BY 1""",
 }
 
 Shown = dict[str, list[tuple[Any, ...]]]
