@@ -59,7 +59,13 @@ CHUNKS = """SELECT name, total_bytes FROM (
 ) known (name, schema, relation), LATERAL (
   SELECT sum(total_bytes)::bigint AS total_bytes FROM hypertable_detailed_size(format('%I.%I', schema, relation)::regclass)
 ) found ORDER BY 2 DESC NULLS LAST LIMIT 8"""
-INDEXES = ("query_outcomes_time", "query_outcomes_uid", "query_outcomes_buckets", "query_outcomes_parent", "query_outcomes_missing")
+INDEXES = (
+    "query_outcomes_time",
+    "query_outcomes_uid",
+    "query_outcomes_buckets",
+    "query_outcomes_parent",
+    "query_outcomes_missing",
+)
 OF_PARTS = {"parts": "app-0", "missing": "app-2", "stages": "app-2", "visits": "app-2"}  # of pages that show one app
 OUTCOMES = """
     INSERT INTO infaas.query_outcomes (time, uid, app, outcome, model, variant, worker, hardware, latency_ms, slo_ms, accuracy,
