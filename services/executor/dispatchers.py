@@ -154,9 +154,8 @@ class KnownDispatchers(Struct, eq=False):
             return NOTHING
         last = [done for done, _, _ in islice(reversed(dispatcher.pending), AGAIN)]
         again = (replace(done, started=done.finished, storing=None) for done in reversed(last))
-        gone = list(dispatcher.given)
-        dispatcher.given.clear()
-        return [*(self._taken(name, *each) for each in gone), *(Publish(dispatcher.subject, done) for done in again)]
+        gone = [route for route, other in dispatcher.given if not other]
+        return [*(self._taken(name, route) for route in gone), *(Publish(dispatcher.subject, done) for done in again)]
 
     def report_batch(
         self, loaded: HeldInstance, queries: list[QueuedQuery], batch: int, span: tuple[float, float], cost: float,
@@ -375,20 +374,20 @@ class KnownDispatchers(Struct, eq=False):
         for uid, (route, body) in dispatcher.parents.items():
             if route.deadline + GRACE > dispatcher.at and not self.is_over(uid):
                 other = heir(uid, adopting)
-                effects += [self.hand(other, HandBack(route, "orphaned", body)), self._taken(name, route, other)]
+                effects.append(self.hand(other, HandBack(route, "orphaned", body)))
+                dispatcher.given.append((route, other))  # that one asks it, and tells it when it begins it
         dispatcher.parents.clear()
         return effects
 
     def to_any(self, back: HandBack, headers: Any) -> list[Effect]:
         """Hand back a query of a dispatcher that is dead. It is told, as it may only have been stopped."""
-        return [Publish(self.subjects.resubmit(), back, "", headers), self._taken(back.route.dispatcher, back.route)]
-
-    def _taken(self, name: str, route: Route, other: str = "") -> Publish:
-        """Tell a dispatcher that is silent, if it only was stopped, that another one has this query now. other: which one, if it has
-        parts.
-        """
+        name = back.route.dispatcher
         if (dispatcher := self._known.get(name)) is not None:
-            dispatcher.given.append((route, other))
+            dispatcher.given.append((back.route, ""))
+        return [Publish(self.subjects.resubmit(), back, "", headers), self._taken(name, back.route)]
+
+    def _taken(self, name: str, route: Route) -> Publish:
+        """Tell a dispatcher that is silent, if it only was stopped, that another one has this query now."""
         return Publish(self.subjects.resubmit(name), HandBack(route, "taken", NO_BODY))
 
     def _outcomes(self, done: DoneBatch, routes: list[Route], loaded: HeldInstance) -> list[Effect]:

@@ -108,12 +108,12 @@ def test_a_query_with_parts_whose_heir_is_away_is_handed_on_again() -> None:
     dispatchers = with_a_part(NOW + 60)
     beats(dispatchers, "d2", NOW - 2, NOW + SILENCE)
     for later in (0.1, 0.6):
-        given, _ = dispatchers.check(NOW + SILENCE + later)
+        [given] = dispatchers.check(NOW + SILENCE + later)
         assert isinstance(given, Publish)
         assert (given.subject, given.message.reason) == (Subjects().resubmit("d2"), "orphaned")
         assert dispatchers.unheard(given.reply.removeprefix("unheard.")) == []
     beats(dispatchers, "d2", NOW + SILENCE + 1, NOW + SILENCE + 1)
-    given, _ = dispatchers.check(NOW + SILENCE + 1.1)
+    [given] = dispatchers.check(NOW + SILENCE + 1.1)
     beats(dispatchers, "d1", NOW + SILENCE + 1.2, NOW + SILENCE + 1.2)
     assert isinstance(given, Publish)
     assert handed_on(dispatchers.unheard(given.reply.removeprefix("unheard."))) == [Subjects().resubmit("d1")], (
