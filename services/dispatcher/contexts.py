@@ -32,7 +32,7 @@ from services.dispatcher.counted import MARK, MOVED, Counted, OlderMarks
 
 READ_S = 2.0  # s for one read; queries wait for it, and are then served by what no feedback has taught
 RETRIES = 100  # reads that failed and are tried again, at each check
-UNREAD = -1  # instead of a revision: the bucket could not be read
+NO_REVISION = -1  # instead of a revision: the bucket could not be read
 # labels of an app, and s, without one for a variant, which is then tried again: the world may have gone back
 FORGOTTEN, FORGOTTEN_S = 1000, 600.0
 MOST_SCORES = 200  # of an app: those are left out that have had no label for longest
@@ -230,7 +230,7 @@ class Contexts(Struct, eq=False):
             stored: StoredContext = done.result
             self._put(key, stored.value, stored.revision)
         elif key not in self._held:
-            self._put(key, None, UNREAD)
+            self._put(key, None, NO_REVISION)
             self._unread[key] = None
         return key
 

@@ -24,7 +24,7 @@ from services.core.outcomes import OutcomeLog
 from services.core.release import Arm
 from services.dispatcher.answered import Publisher, Scored
 from services.dispatcher.commands import ContextWritten, ReadContext, RunPolicy, StoredContext, WriteContext
-from services.dispatcher.contexts import COUNTS, READ_S, UNREAD, Contexts, ContextValue, Held, context_key
+from services.dispatcher.contexts import COUNTS, NO_REVISION, READ_S, Contexts, ContextValue, Held, context_key
 from services.dispatcher.counted import MARK, MOVED, NONE, OlderMarks, mark_of_bytes
 from services.dispatcher.predictions import Prediction
 from services.dispatcher.releases import Releases
@@ -177,9 +177,9 @@ class Learning(Struct, eq=False):
             self._writes.pop(writes.key, None)
             return []
         held = self.contexts.held(writes.app, writes.ensemble, writes.context)
-        if held is None or (held.revision == UNREAD and not read):
+        if held is None or (held.revision == NO_REVISION and not read):
             return list(self.contexts.read(writes.app, writes.ensemble, writes.context))
-        if held.revision == UNREAD:
+        if held.revision == NO_REVISION:
             del self._writes[writes.key]
             return self._turn_away(writes, writes.waiting)
         writes.busy = True
@@ -347,7 +347,7 @@ class Learning(Struct, eq=False):
             self.contexts.counted.put(key, writes.moving, result.revision, moved)
         else:  # they have been read, or another dispatcher has moved some
             self.contexts.counted.put(key, result.value or b"", result.revision, moved)
-        if held is None or held.revision == UNREAD:  # forgotten meanwhile
+        if held is None or held.revision == NO_REVISION:  # forgotten meanwhile
             writes.waiting.extendleft(reversed(writes.batch))
             writes.batch, writes.busy = [], False
             return self._next(writes)

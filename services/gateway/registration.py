@@ -27,7 +27,6 @@ from services.gateway.errors import BadRequest, RequestFailed
 
 MAX_REGISTRATIONS = 2  # at a time
 MAX_LABELS = 64 * 1024  # bytes of a file of labels
-FORMATS = tuple(dict.fromkeys(ENDINGS.values()))
 
 
 class BadAllowedHosts(Exception):
@@ -67,7 +66,9 @@ class ModelFiles(_of_register, frozen=True, kw_only=True):  # type: ignore[misc,
         list[str] | FileSource | None, "Names of the classes: a list, or a text in UTF-8 with one a line."
     ] = None
     format: Annotated[
-        str | None, choice(*FORMATS), "Of the model's file. Default: as its URL's ending says, else onnx."
+        str | None,
+        choice(*dict.fromkeys(ENDINGS.values())),
+        "Of the model's file. Default: as its URL's ending says, else onnx.",
     ] = None
 
 

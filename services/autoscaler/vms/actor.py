@@ -23,9 +23,9 @@ from bus.messages.scaling import (
     QueriesSampled,
 )
 from bus.subjects import Subjects
+from services.autoscaler.drift import DriftWatch
 from services.autoscaler.vms.commands import LEADER, ControllerEffects, Inventory, ProviderTraits, Turn, worker_of_key
 from services.autoscaler.vms.drain import MachineDrain
-from services.autoscaler.vms.drift import DriftWatch
 from services.autoscaler.vms.fleet import Fleet
 from services.autoscaler.vms.growth import MachineGrowth
 from services.autoscaler.vms.lease import Lease

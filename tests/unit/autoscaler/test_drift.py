@@ -11,9 +11,9 @@ from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelRecord, Signature, TensorSpec, VariantRecord
 from bus.messages.events import DriftEvent
 from bus.messages.scaling import DriftRecord, QueriesSampled
-from services.autoscaler.vms import drift
+from services.autoscaler import drift
+from services.autoscaler.drift import DriftWatch
 from services.autoscaler.vms.commands import FetchDistribution, SaveDrift, Turn
-from services.autoscaler.vms.drift import DriftWatch
 from services.core.actor import Do, Effect, Record
 from services.core.catalog import Catalog, key_of
 from services.core.drift import LEAST, Distribution, columns_of, measure
