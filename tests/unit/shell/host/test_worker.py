@@ -88,9 +88,7 @@ def test_a_worker_that_nobody_hears_is_not_waited_for(monkeypatch: pytest.Monkey
     assert not run(main())
 
 
-def test_a_machine_that_stands_still_is_no_silent_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "SILENT_S", 0.5)
-
+def test_a_machine_that_stands_still_is_no_silent_monitor() -> None:
     async def main() -> bool:
         bus, loop = MemoryBus(), asyncio.get_running_loop()
 
