@@ -71,11 +71,14 @@ class Puller:
         self._wanted = 0
         self._ended: asyncio.Future[str] | None = None
         self._ignore = jet.bus.listen(f"{self._inbox}.*", self._take)
-        self._unfollow = jet.follow(lambda: self.end("lost"))
+        jet.on_reconnect.add(self._lost)
 
     def stop(self) -> None:
         self._ignore()
-        self._unfollow()
+        self._jet.on_reconnect.discard(self._lost)
+
+    def _lost(self) -> None:
+        self.end("lost")
 
     def _take(self, delivery: Delivery) -> None:
         if delivery.status:  # these come on the request's own inbox, messages on their subject in the stream
@@ -232,8 +235,8 @@ class OrderedReader:
     _seen: int = 0  # consumer sequence
     _synced: bool = False
     _name: str = ""
-    _puller: Puller = field(init=False)
-    _reading: asyncio.Task[None] = field(init=False)
+    _puller: Puller = field(init=False, repr=False)
+    _reading: asyncio.Task[None] = field(init=False, repr=False)
 
     async def start(self) -> None:
         """Raises NotFound when there is no such stream."""
@@ -245,6 +248,10 @@ class OrderedReader:
         self._reading.cancel()
         await asyncio.wait({self._reading})
         self._puller.stop()
+        del (
+            self._reading,
+            self._puller,
+        )  # they know this reader: it and what it has read would stay until the collector comes
         await drop_consumer(self.jet, self.stream, self._name)
 
     async def _make(self) -> None:

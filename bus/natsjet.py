@@ -194,23 +194,18 @@ class JetStream:
         self.bus = bus
         self.streams = Streams(self, clustered)
         self.closed = False
-        self._on_reconnect: set[Callable[[], None]] = set()
+        self.on_reconnect: set[Callable[[], None]] = set()  # called then, and when the connection is closed
 
     # ---- life: what waits for a consumer's messages hears of a reconnect, and of the end
 
     def close(self) -> None:
         self.closed = True
         self.reconnected()
-        self._on_reconnect.clear()
+        self.on_reconnect.clear()
 
     def reconnected(self) -> None:
-        for callback in list(self._on_reconnect):
+        for callback in list(self.on_reconnect):
             callback()
-
-    def follow(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after every reconnect, and when the connection is closed. Returns a function that ends this."""
-        self._on_reconnect.add(callback)
-        return lambda: self._on_reconnect.discard(callback)
 
     # ---- requests
 

@@ -1,6 +1,7 @@
 """What every bus promises of key-value and object buckets."""
 
 import asyncio
+import gc
 import os
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bus.natsbus import NatsBus
+from bus.natsconsumers import OrderedReader
 from bus.port import BusError, KeyValueEntry, NotFound, WrongRevision
 from tests.support.clients.responders import until
 from tests.support.servers.buses import Buses, Connects
@@ -98,12 +100,16 @@ async def test_a_watch_of_an_empty_bucket_is_complete_at_once(buses: Buses, conn
     assert got == [None, KeyValueEntry("a", b"1", revision)]
 
 
-async def test_a_look_into_a_bucket_leaves_no_subscription(nats_url: str, prefix: str) -> None:
-    """Neither one that finds something nor one that finds nothing, which ends before its reader has begun."""
+async def test_a_look_into_a_bucket_leaves_no_subscription_and_no_reader(nats_url: str, prefix: str) -> None:
+    """Neither one that finds something nor one that finds nothing, which ends before its reader has begun. A reader holds all that it has read,
+    and the collector comes seldom to a process that serves.
+    """
     bus = await NatsBus.connect(nats_url, name="test")
     try:
         bucket = await bus.key_value(f"{prefix}-test")
         before = len(bus._client._subs)
+        gc.collect()
+        gc.disable()
         for _ in range(3):
             await bucket.keys()
             await bucket.put("a", b"1")
@@ -111,7 +117,9 @@ async def test_a_look_into_a_bucket_leaves_no_subscription(nats_url: str, prefix
             await bucket.delete("a")
             await (await bus.object_store(f"{prefix}-objects")).keys()
         assert len(bus._client._subs) == before
+        assert not [one for one in gc.get_objects() if isinstance(one, OrderedReader)]
     finally:
+        gc.enable()
         await bus.close()
 
 

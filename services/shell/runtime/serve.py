@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 Wire = Callable[[Settings, Bus], Awaitable[list[Runtime]]]
 NESTED = {"model-autoscaler": "autoscaler.models", "vm-autoscaler": "autoscaler.vms", "offline": "jobs.runner"}
 FAILED = 70  # exit code: an actor kept failing; the supervisor starts the process again
-# far above the number of objects in use at a time: few live long enough for a second collection
-COLLECT = (100_000, 20, 50)
+# Far above the number of objects in use at a time: few live long enough for a second collection. Of what is in circles, so many wait for one.
+COLLECT = (20_000, 20, 50)
 PATIENCE = 60.0  # s to wait for the bus at the start
 STREAMS_S = 120.0  # s to wait at the start for streams that other services make
 LIFT_S = 30.0  # s between checks whether streams can have more replicas
